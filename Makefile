@@ -1,0 +1,43 @@
+# Everything runs in .venv, which `make` sets up by itself. PYTHON chooses the interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help setup setup-test walk test test-all lint format clean
+
+help:            ## this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/ —/'
+
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.installed-test: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@
+
+setup: .venv/.installed  ## install into .venv
+
+setup-test: .venv/.installed-test
+
+walk: setup      ## a small network, every number of its forward and backward pass
+	$(BIN)/onfoot walk
+
+test: setup-test ## the tests that every change must pass
+	$(BIN)/pytest -m "not slow" -n auto
+
+test-all: setup-test ## the slower proofs as well
+	$(BIN)/pytest -n auto
+
+lint: setup-test ## ruff and mypy
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+format: setup-test
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+clean:
+	rm -rf .venv build dist
+	find . -name __pycache__ -o -name "*.egg-info" | xargs rm -rf

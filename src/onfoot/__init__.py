@@ -1,0 +1,8 @@
+"""onfoot: transformers whose every gradient is a formula you can read."""
+
+from onfoot.config import PRESETS, GPT2Config, preset
+from onfoot.models.model import Model, create
+
+__version__ = "0.1.0"
+
+__all__ = ["PRESETS", "GPT2Config", "Model", "__version__", "create", "preset"]

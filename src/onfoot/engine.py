@@ -1,0 +1,70 @@
+"""Engines: tables of forward/backward pairs that the models are written against.
+
+`"numpy"` and `"torch"` are the formulas of `ops/` on NumPy arrays and on PyTorch tensors. An engine is passed
+explicitly; nothing is swapped behind anyone's back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from onfoot import ops
+from onfoot.arrays import Array, to_numpy
+
+ENGINES = ("numpy", "torch")
+DTYPES = ("float32", "float64")
+
+OPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {name: getattr(ops, name) for name in ops.__all__ if name.endswith(("_forward", "_backward"))}
+)
+
+
+class Engine:
+    """A table of pairs, reached as attributes (`eng.linear_forward`), and the arrays they work on."""
+
+    def __init__(self, name: str, table: Mapping[str, Callable[..., Any]], asarray: Callable[..., Array]) -> None:
+        self.name = name
+        self.table = table
+        self._asarray = asarray
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        try:
+            return self.__dict__["table"][name]
+        except KeyError:
+            raise AttributeError(f"the engine {self.__dict__.get('name')!r} has no pair {name!r}") from None
+
+    def floats(self, x: Any, dtype: str) -> Array:
+        """`x` as this engine's array of the given floating dtype."""
+        return self._asarray(to_numpy(x).astype(dtype, copy=False))
+
+    def integers(self, x: Any) -> Array:
+        """`x` as this engine's array of 64-bit integers."""
+        return self._asarray(to_numpy(x).astype(np.int64, copy=False))
+
+    def __repr__(self) -> str:
+        return f"Engine({self.name!r})"
+
+
+def get_engine(name: str = "auto") -> Engine:
+    """The engine of that name; "auto" is the fastest that is installed."""
+    if name in ("auto", "numpy"):
+        return Engine("numpy", OPS, np.asarray)
+    if name == "torch":
+        try:
+            import torch
+        except ImportError:
+            raise ValueError('the engine "torch" needs PyTorch: pip install "onfoot[torch]"') from None
+        return Engine("torch", OPS, torch.from_numpy)
+    raise ValueError(f"unknown engine {name!r}; known are auto, {', '.join(ENGINES)}")
+
+
+def check_dtype(dtype: str) -> str:
+    """`dtype` as a name, or a ValueError."""
+    name = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    return name

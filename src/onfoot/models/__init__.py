@@ -1,0 +1,1 @@
+"""Networks built from the pairs, and the object users hold."""

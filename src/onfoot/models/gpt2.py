@@ -1,0 +1,151 @@
+"""GPT-2, the network of the paper's Table 2 with any number of blocks, written once against an engine.
+
+The steps and their numbers are the paper's: a_1 is the input of a block, a_10 its output, a_12 the logits; Δ_i is the
+gradient of the loss with respect to a_i. `run.note` hears each of them, for `trace`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from onfoot.arrays import Array, namespace
+from onfoot.config import GPT2Config
+from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
+from onfoot.models.run import Run
+from onfoot.ops.activation import ACTIVATIONS
+
+
+class Layout(NamedTuple):
+    """Where the tokens stand: their positions, and the first token that each may see (None: the first of all)."""
+
+    positions: Array  # (T,) or (B, T)
+    start: Array | None = None  # (B, T)
+
+
+def split_heads(x: Array, n_head: int) -> Array:
+    """(B, T, H D) -> (B, H, T, D). The transpose matters: a mere reshape would mix tokens and features."""
+    b, t, width = x.shape
+    return namespace(x).swapaxes(x.reshape(b, t, n_head, width // n_head), 1, 2)
+
+
+def merge_heads(x: Array) -> Array:
+    """(B, H, T, D) -> (B, T, H D)."""
+    b, h, t, d = x.shape
+    return namespace(x).swapaxes(x, 1, 2).reshape(b, t, h * d)
+
+
+def block_forward(
+    run: Run, config: GPT2Config, b: int, a1: Array, layout: Layout, cache: Any = None
+) -> tuple[Array, Any]:
+    """a_1 -> a_10: attention, then expand-and-contract, each behind a layer norm and beside a skip."""
+    eng, name, heads = run.engine, f"transformer.h.{b}", config.n_head
+    qk = heads * config.key_width
+    activation_forward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_forward")
+
+    a2, s_norm1 = run.layer_norm(f"{name}.ln_1", a1, config.layer_norm_epsilon)
+    qkv, s_qkv = run.linear(f"{name}.attn.c_attn", a2)  # (B, T, H (2 d_ρ + d_h)): q | k | v
+    q = split_heads(qkv[..., :qk], heads)  # (B, H, T, d_ρ)
+    k = split_heads(qkv[..., qk : 2 * qk], heads)  # (B, H, T, d_ρ)
+    v = split_heads(qkv[..., 2 * qk :], heads)  # (B, H, T, d_h)
+    run.note(f"{b}.q", q), run.note(f"{b}.k", k), run.note(f"{b}.v", v)
+    if cache is not None:
+        k, v = cache.extend(b, k, v)
+    keep = run.dropout_keep(f"{name}.attn", (*q.shape[:-1], k.shape[-2]), config.attn_pdrop)
+    start = None if layout.start is None else layout.start[:, None]  # (B, 1, T): the same for all heads
+    heads_out, s_attention = eng.attention_forward(q, k, v, config.causal, start, keep)
+    a3 = merge_heads(heads_out)  # (B, T, H d_h)
+    a4, s_proj = run.linear(f"{name}.attn.c_proj", a3)
+    a4, s_drop1 = run.dropout(f"{name}.attn.c_proj", a4, config.resid_pdrop)
+    a5 = a1 + a4
+
+    a6, s_norm2 = run.layer_norm(f"{name}.ln_2", a5, config.layer_norm_epsilon)
+    a7, s_expand = run.linear(f"{name}.mlp.c_fc", a6)  # (B, T, inner)
+    a8, s_activation = activation_forward(a7)
+    a9, s_contract = run.linear(f"{name}.mlp.c_proj", a8)
+    a9, s_drop2 = run.dropout(f"{name}.mlp.c_proj", a9, config.resid_pdrop)
+    a10 = a5 + a9
+
+    for i, a in enumerate((a1, a2, a3, a4, a5, a6, a7, a8, a9, a10), start=1):
+        run.note(f"{b}.a_{i}", a)
+    saved = (s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2)
+    return a10, saved if run.keep_saved else None
+
+
+def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any) -> Array:
+    """Δ_10 -> Δ_1, and the gradients of the block's parameters."""
+    eng, name, heads = run.engine, f"transformer.h.{b}", config.n_head
+    qk = heads * config.key_width
+    s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2 = saved
+    activation_backward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_backward")
+
+    d9 = run.dropout_backward(d10, s_drop2)  # the sum sends Δ_10 to both its terms
+    d8 = run.linear_backward(f"{name}.mlp.c_proj", d9, s_contract)
+    d7 = activation_backward(d8, s_activation)
+    d6 = run.linear_backward(f"{name}.mlp.c_fc", d7, s_expand)
+    d5 = d10 + run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2)  # eq NET.1
+
+    d4 = run.dropout_backward(d5, s_drop1)
+    d3 = run.linear_backward(f"{name}.attn.c_proj", d4, s_proj)
+    dq, dk, dv = eng.attention_backward(split_heads(d3, heads), s_attention)
+    dqkv = namespace(d3).concatenate([merge_heads(dq), merge_heads(dk), merge_heads(dv)], axis=-1)
+    dead = slice(qk, 2 * qk)  # eq 29: the keys' biases shift every score of a row alike
+    d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead)
+    d1 = d5 + run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1)  # eq NET.2
+
+    for i, d in enumerate((d1, d2, d3, d5, d5, d6, d7, d8, d10, d10), start=1):
+        run.note(f"{b}.Δ_{i}", d)
+    return d1
+
+
+def features_forward(
+    run: Run, config: GPT2Config, tokens: Array, layout: Layout, cache: Any = None
+) -> tuple[Array, Any]:
+    """a_0 -> a_11: the features that the logits are read from, (B, T, C)."""
+    a_tok, s_tok = run.engine.embedding_forward(tokens, run.params[TOKEN_TABLE])
+    a_pos, s_pos = run.engine.embedding_forward(layout.positions, run.params[POSITION_TABLE])
+    run.note("a_0", tokens), run.note("a_tok", a_tok), run.note("a_pos", a_pos)
+    x, s_drop = run.dropout("transformer.drop", a_tok + a_pos, config.embd_pdrop)  # a_1
+    blocks = []
+    for b in range(config.n_layer):
+        x, saved = block_forward(run, config, b, x, layout, cache)
+        blocks.append(saved)
+    a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
+    run.note("a_11", a11)
+    return a11, (s_tok, s_pos, s_drop, blocks, s_norm) if run.keep_saved else None
+
+
+def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> None:
+    """Δ_11 -> Δ_1, down to the lowest layer that trains."""
+    s_tok, s_pos, s_drop, blocks, s_norm = saved
+    run.note("Δ_11", d11)
+    if not run.trains("transformer."):
+        return
+    d = run.layer_norm_backward("transformer.ln_f", d11, s_norm)
+    embeddings_train = run.trains("transformer.wte.") or run.trains("transformer.wpe.")
+    for b in reversed(range(config.n_layer)):
+        if not embeddings_train and not any(run.trains(f"transformer.h.{i}.") for i in range(b + 1)):
+            return
+        d = block_backward(run, config, b, d, blocks[b])
+        blocks[b] = None  # its activations are not needed again
+    d = run.dropout_backward(d, s_drop)
+    if embeddings_train:
+        run.add(TOKEN_TABLE, run.engine.embedding_backward(d, s_tok))  # eq 3
+        d_pos = d if s_pos.ids.ndim == 2 else d.sum(axis=0)  # every sequence of the batch shares the positions
+        run.add(POSITION_TABLE, run.engine.embedding_backward(d_pos, s_pos))  # eq 3
+
+
+def head_forward(run: Run, config: GPT2Config, a11: Array) -> tuple[Array, Any]:
+    """a_11 -> a_12: the logits, (B, T, V). Tied, the head's weight is the token table: w_11 = w_tokᵗ."""
+    table = run.params[TOKEN_TABLE if config.tie_word_embeddings else f"{HEAD}.weight"]
+    a12, saved = run.engine.linear_forward(a11, table.T, run.params.get(f"{HEAD}.bias"))
+    run.note("a_12", a12)
+    return a12, saved
+
+
+def head_backward(run: Run, config: GPT2Config, d12: Array, saved: Any) -> Array:
+    """Δ_12 -> Δ_11, and the gradients of the head."""
+    run.note("Δ_12", d12)
+    d11, dweight, dbias = run.engine.linear_backward(d12, saved)
+    run.add(TOKEN_TABLE if config.tie_word_embeddings else f"{HEAD}.weight", dweight.T)  # eq TIE.1: one of two paths
+    run.add(f"{HEAD}.bias", dbias)
+    return d11

@@ -1,0 +1,135 @@
+"""The object users hold: a configuration, parameters, an engine, and what can be asked of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onfoot.arrays import Array
+from onfoot.config import GPT2Config
+from onfoot.engine import Engine, check_dtype, get_engine
+from onfoot.models import gpt2, inputs
+from onfoot.models.params import initialise, shapes
+from onfoot.models.run import Note, Run
+from onfoot.models.trace import Recorder, Trace, build_trace
+
+
+class Model:
+    """A transformer whose gradients are formulas.
+
+    `params` is a plain dict from Hugging Face's tensor names to the engine's arrays. Tokens and targets are integer
+    arrays (B, T); a target of −100 does not count, and no targets at all means each token's successor.
+    """
+
+    def __init__(
+        self, config: GPT2Config, params: dict[str, Any], dtype: str = "float32", engine: str | Engine = "auto"
+    ) -> None:
+        self.config = config
+        self.dtype = check_dtype(dtype)
+        self.engine = engine if isinstance(engine, Engine) else get_engine(engine)
+        self.params: dict[str, Array] = {}
+        for name, shape in shapes(config).items():
+            if name not in params:
+                raise ValueError(f"the parameter {name!r} is missing")
+            value = self.engine.floats(params[name], self.dtype)
+            if tuple(value.shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}; the configuration asks for {shape}")
+            self.params[name] = value
+        unknown = sorted(set(params) - set(self.params))
+        if unknown:
+            raise ValueError(
+                f"unknown parameter {unknown[0]!r} (of {len(unknown)}): the configuration has no place for it"
+            )
+        self.trainable: set[str] = set(self.params)
+
+    @property
+    def n_params(self) -> int:
+        """The number of parameters."""
+        return sum(int(np.prod(p.shape)) for p in self.params.values())
+
+    def logits(self, tokens: Any) -> Array:
+        """The scores of every possible next token, (B, T, V)."""
+        checked = inputs.check_tokens(tokens, self.config.vocab_size, self.config.n_positions)
+        run = self._run(keep_saved=False)
+        a11, _ = gpt2.features_forward(run, self.config, self.engine.integers(checked), self._layout(checked, None))
+        return gpt2.head_forward(run, self.config, a11)[0]
+
+    def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
+        """The cross-entropy: the mean over the targets that count, or their sum over `divisor`."""
+        return self._forward(self._run(keep_saved=False), tokens, targets, divisor, segments)[0]
+
+    def loss_and_grads(
+        self,
+        tokens: Any,
+        targets: Any = None,
+        *,
+        divisor: float | None = None,
+        segments: Any = None,
+        dropout_seed: int | None = None,
+    ) -> tuple[float, dict[str, Array]]:
+        """The loss and the gradient of every trainable parameter, by name.
+
+        `divisor`: what the summed loss is divided by; where a step is split into parts, the number of targets of the
+        whole step, and the parts' gradients add up exactly. `segments` (B, T) numbers packed examples: no token sees
+        another example, positions begin anew. `dropout_seed` turns the configuration's dropout on, reproducibly.
+        """
+        run = self._run(dropout_seed=dropout_seed)
+        loss, _ = self._forward_backward(run, tokens, targets, divisor, segments)
+        return loss, run.grads
+
+    def trace(
+        self,
+        tokens: Any,
+        targets: Any = None,
+        *,
+        divisor: float | None = None,
+        segments: Any = None,
+        input_gradient: bool = False,
+    ) -> Trace:
+        """Every activation and error signal, by the paper's names; with `input_gradient` Δ_0 too, (B, T, V)."""
+        recorder = Recorder(self.config.n_layer)
+        run = self._run(note=recorder)
+        loss, layout = self._forward_backward(run, tokens, targets, divisor, segments)
+        return build_trace(recorder, self.config, self.params, loss, run.grads, layout, input_gradient)
+
+    def _run(self, keep_saved: bool = True, dropout_seed: int | None = None, note: Note | None = None) -> Run:
+        return Run(self.engine, self.params, self.trainable, self.dtype, dropout_seed, keep_saved, note)
+
+    def _layout(self, tokens: np.ndarray, segments: Any) -> gpt2.Layout:
+        if segments is None:
+            return gpt2.Layout(self.engine.integers(np.arange(tokens.shape[1])))
+        positions, start = inputs.check_segments(segments, tokens)
+        return gpt2.Layout(self.engine.integers(positions), self.engine.integers(start))
+
+    def _forward(self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> tuple[float, Any]:
+        config = self.config
+        checked = inputs.check_tokens(tokens, config.vocab_size, config.n_positions)
+        checked_targets = inputs.check_targets(targets, checked, config.vocab_size)
+        if divisor is None:
+            divisor = inputs.count_targets(checked_targets)
+        elif not divisor > 0:
+            raise ValueError(f"divisor={divisor} must be above 0: it is the number of targets of the whole step")
+        layout = self._layout(checked, segments)
+        a11, s_features = gpt2.features_forward(run, config, self.engine.integers(checked), layout)
+        a12, s_head = gpt2.head_forward(run, config, a11)
+        loss, s_loss = self.engine.cross_entropy_forward(a12, self.engine.integers(checked_targets), divisor)
+        return float(loss), (s_features, s_head, s_loss, layout)
+
+    def _forward_backward(
+        self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any
+    ) -> tuple[float, gpt2.Layout]:
+        loss, (s_features, s_head, s_loss, layout) = self._forward(run, tokens, targets, divisor, segments)
+        d12 = self.engine.cross_entropy_backward(1.0, s_loss)
+        d11 = gpt2.head_backward(run, self.config, d12, s_head)
+        gpt2.features_backward(run, self.config, d11, s_features)
+        return loss, layout
+
+
+def create(config: GPT2Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:
+    """A model with GPT-2's initial values, the same for the same seed."""
+    if not isinstance(config, GPT2Config):
+        raise ValueError(
+            f"a GPT2Config is needed, not {type(config).__name__}; onfoot.preset('gpt2') gives one by name"
+        )
+    return Model(config, initialise(config, seed, check_dtype(dtype)), dtype, engine)

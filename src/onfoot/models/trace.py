@@ -1,0 +1,116 @@
+"""Trace: every activation and every error signal of one pass, by the paper's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from onfoot.arrays import Array, namespace
+from onfoot.config import GPT2Config
+from onfoot.models import gpt2
+from onfoot.models.params import TOKEN_TABLE
+from onfoot.ops.attention import attention_weights, softmax, softmax_backward
+from onfoot.ops.embedding import embedding_input_gradient
+
+
+@dataclass
+class BlockTrace:
+    """One block: a[1] ... a[10], delta[1] ... delta[10], and its heads' inside, all (B, H, ...)."""
+
+    a: dict[int, Array] = field(default_factory=dict)
+    delta: dict[int, Array] = field(default_factory=dict)
+    q: Array = None  # (B, H, T, d_ρ)
+    k: Array = None  # (B, H, T, d_ρ)
+    v: Array = None  # (B, H, T, d_h)
+    rho: Array = None  # (B, H, T, T)
+    delta_causal: Array = None  # (B, H, T, T)
+
+
+@dataclass
+class Trace:
+    """The whole network. `trace["a_5", 0]` is a_5 of the first block; `trace["Δ_12"]` needs no block."""
+
+    loss: float
+    a: dict[int | str, Array]  # 0, "tok", "pos", 11, 12, "pred"
+    delta: dict[int, Array]  # 11, 12, and 0 where it was asked for
+    blocks: list[BlockTrace]
+    grads: dict[str, Array]
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Array:
+        name, block = (key, None) if isinstance(key, str) else key
+        for found, found_block, value in self.items():
+            if found == name and found_block == block:
+                return value
+        raise KeyError(f"{name!r} of block {block}; there are: " + ", ".join(sorted({n for n, _, _ in self.items()})))
+
+    def items(self) -> Iterator[tuple[str, int | None, Array]]:
+        """(name, block or None, array): down the forward pass, then up the backward pass."""
+        for index, value in self.a.items():
+            if index not in (11, 12, "pred"):
+                yield f"a_{index}", None, value
+        for b, block in enumerate(self.blocks):
+            for i, value in block.a.items():
+                yield f"a_{i}", b, value
+                if i == 2:
+                    yield from (("q", b, block.q), ("k", b, block.k), ("v", b, block.v), ("ρ", b, block.rho))
+        yield "a_11", None, self.a[11]
+        yield "a_12", None, self.a[12]
+        yield "y_pred", None, self.a["pred"]
+        yield "Δ_12", None, self.delta[12]
+        yield "Δ_11", None, self.delta[11]
+        for b in reversed(range(len(self.blocks))):
+            for i in reversed(self.blocks[b].delta):
+                yield f"Δ_{i}", b, self.blocks[b].delta[i]
+                if i == 3:
+                    yield "Δ_causal", b, self.blocks[b].delta_causal
+        if 0 in self.delta:
+            yield "Δ_0", None, self.delta[0]
+
+
+class Recorder:
+    """Hears what a pass notes down, and sorts it."""
+
+    def __init__(self, n_blocks: int) -> None:
+        self.network: dict[str, Array] = {}
+        self.blocks: list[dict[str, Array]] = [{} for _ in range(n_blocks)]
+
+    def __call__(self, name: str, value: Array) -> None:
+        head, _, rest = name.partition(".")
+        if rest:
+            self.blocks[int(head)][rest] = value
+        else:
+            self.network[name] = value
+
+
+def build_trace(
+    recorder: Recorder,
+    config: GPT2Config,
+    params: dict[str, Array],
+    loss: float,
+    grads: dict[str, Array],
+    layout: gpt2.Layout,
+    input_gradient: bool,
+) -> Trace:
+    """Sorts the notes of a pass, and opens up each head with the formulas that the pass used."""
+    noted: dict[str, Any] = recorder.network
+    start = None if layout.start is None else layout.start[:, None]
+    blocks = []
+    for n in recorder.blocks:
+        a = {i: n[f"a_{i}"] for i in range(1, 11)}
+        delta = {i: n[f"Δ_{i}"] for i in range(1, 11)}
+        rho = attention_weights(n["q"], n["k"], config.causal, start)
+        d3 = gpt2.split_heads(delta[3], config.n_head)  # (B, H, T, d_h)
+        delta_causal = softmax_backward(d3 @ namespace(d3).swapaxes(n["v"], -1, -2), rho)  # eq 25
+        blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal))
+    trace = Trace(
+        loss=loss,
+        a={0: noted["a_0"], "tok": noted["a_tok"], "pos": noted["a_pos"], 11: noted["a_11"], 12: noted["a_12"]},
+        delta={12: noted["Δ_12"], 11: noted["Δ_11"]},
+        blocks=blocks,
+        grads=grads,
+    )
+    trace.a["pred"] = softmax(noted["a_12"])
+    if input_gradient:
+        trace.delta[0] = embedding_input_gradient(blocks[0].delta[1], params[TOKEN_TABLE])  # eq EMB.1
+    return trace

@@ -1,0 +1,63 @@
+"""Activations: ReLU, GELU in its tanh form (GPT-2's `gelu_new`) and GELU in its exact form with erf (`gelu`).
+
+The derivative must belong to the same form as the function: one of the other is off by about 1e-3.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from onfoot.arrays import Array, erf, namespace
+
+ROOT_2_OVER_PI = math.sqrt(2 / math.pi)
+CUBIC = 0.044715  # the coefficient of x³ in the tanh form
+
+
+class Saved(NamedTuple):
+    x: Array
+
+
+def relu_forward(x: Array) -> tuple[Array, Saved]:
+    """y = max(x, 0)."""
+    return namespace(x).where(x > 0, x, 0), Saved(x)  # eq G.1
+
+
+def relu_backward(dy: Array, saved: Saved) -> Array:
+    """dx = dy where x > 0."""
+    return namespace(dy).where(saved.x > 0, dy, 0)  # eq G.2
+
+
+def gelu_tanh_forward(x: Array) -> tuple[Array, Saved]:
+    """y = x/2 (1 + tanh u) with u = √(2/π) (x + 0.044715 x³)."""
+    xp = namespace(x)
+    u = ROOT_2_OVER_PI * (x + CUBIC * (x * x * x))
+    return 0.5 * x * (1 + xp.tanh(u)), Saved(x)  # eq G.3
+
+
+def gelu_tanh_backward(dy: Array, saved: Saved) -> Array:
+    """dx = dy ∘ [ (1 + tanh u)/2 + x/2 (1 − tanh² u) u' ]."""
+    (x,) = saved
+    xp = namespace(x)
+    x2 = x * x
+    tanh = xp.tanh(ROOT_2_OVER_PI * (x + CUBIC * (x2 * x)))
+    du = ROOT_2_OVER_PI * (1 + 3 * CUBIC * x2)
+    return dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * du)  # eq G.4
+
+
+def gelu_erf_forward(x: Array) -> tuple[Array, Saved]:
+    """y = x Φ(x), with Φ the normal distribution's cumulative function."""
+    return 0.5 * x * (1 + erf(x / math.sqrt(2))), Saved(x)  # eq G.5
+
+
+def gelu_erf_backward(dy: Array, saved: Saved) -> Array:
+    """dx = dy ∘ [ Φ(x) + x φ(x) ]."""
+    (x,) = saved
+    xp = namespace(x)
+    cumulative = 0.5 * (1 + erf(x / math.sqrt(2)))
+    density = xp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return dy * (cumulative + x * density)  # eq G.6
+
+
+# Hugging Face's name of an activation -> the name of its pair in an engine's table
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu": "gelu_erf", "relu": "relu"}

@@ -1,0 +1,35 @@
+"""Dropout: features set to 0 at random, the rest scaled up so that the mean stays.
+
+The pattern is drawn apart from the pair, from a seed alone: it is the same on every engine, and can be drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from onfoot.arrays import Array, Shape
+
+
+class Saved(NamedTuple):
+    keep: Array
+
+
+def dropout_pattern(shape: Shape, p: float, seed: int | Sequence[int], dtype: str = "float32") -> np.ndarray:
+    """0 with probability p, 1/(1 − p) otherwise."""
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout probability {p} is not in [0, 1)")
+    kept = np.random.default_rng(seed).random(shape, dtype=np.float32) >= p
+    return kept.astype(dtype) / np.asarray(1 - p, dtype=dtype)
+
+
+def dropout_forward(x: Array, keep: Array) -> tuple[Array, Saved]:
+    """y = x ∘ keep."""
+    return x * keep, Saved(keep)  # eq DO.1
+
+
+def dropout_backward(dy: Array, saved: Saved) -> Array:
+    """dx = dy ∘ keep: what was dropped gets no gradient."""
+    return dy * saved.keep  # eq DO.2

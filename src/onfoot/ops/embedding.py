@@ -1,0 +1,28 @@
+"""Embedding: one row of a table for each id."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onfoot.arrays import Array, scatter_add
+
+
+class Saved(NamedTuple):
+    ids: Array
+    n_rows: int
+
+
+def embedding_forward(ids: Array, weight: Array) -> tuple[Array, Saved]:
+    """y = ohe(ids) w: the row of `weight` that each id names."""
+    y = weight[ids]  # eq 2  (..., C); the product with the one-hot matrix picks rows
+    return y, Saved(ids, weight.shape[0])
+
+
+def embedding_backward(dy: Array, saved: Saved) -> Array:
+    """The gradient of weight. An id that occurs twice receives both its rows."""
+    return scatter_add(saved.n_rows, saved.ids, dy)  # eq 3  oheᵗ dy, (V, C)
+
+
+def embedding_input_gradient(dy: Array, weight: Array) -> Array:
+    """The gradient of ohe(ids), (..., V): what each token of the vocabulary would do to the loss, to first order."""
+    return dy @ weight.T  # eq EMB.1  Δ_0 = Δ_1 w_embᵗ

@@ -1,0 +1,65 @@
+"""LoRA: a low-rank layer x d u beside a frozen one.
+
+d (in, r) goes down, u (r, out) goes up. `scale` is the paper's α; PEFT's scale is alpha/r. The products are taken in
+the cheap order: (dy uᵗ) dᵗ costs r (in + out) a token, dy (d u)ᵗ costs in × out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onfoot.arrays import Array
+
+
+class Saved(NamedTuple):
+    x: Array
+    down: Array
+    up: Array
+    scale: float
+    low: Array  # x d, (..., r)
+
+
+def _rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def lora_forward(x: Array, down: Array, up: Array, scale: float) -> tuple[Array, Saved]:
+    """y = α x d u."""
+    low = x @ down  # (..., r)
+    return scale * (low @ up), Saved(x, down, up, scale, low)  # eq 43
+
+
+def lora_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
+    """Gradients of x, down and up."""
+    x, down, up, scale, low = saved
+    dlow = scale * (dy @ up.T)  # (..., r)
+    dx = dlow @ down.T  # eq 44  α Δ (d u)ᵗ, (..., in)
+    ddown = _rows(x).T @ _rows(dlow)  # eq 45  α xᵗ Δ uᵗ, (in, r)
+    dup = scale * (_rows(low).T @ _rows(dy))  # eq 46  α (x d)ᵗ Δ, (r, out)
+    return dx, ddown, dup
+
+
+class BesideSaved(NamedTuple):
+    weight: Array
+    keep: Array | None
+    lora: Saved
+
+
+def lora_linear_forward(
+    x: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float, keep: Array | None = None
+) -> tuple[Array, BesideSaved]:
+    """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
+    y = x @ weight  # eq FC.1
+    if bias is not None:
+        y = y + bias
+    companion, saved = lora_forward(x if keep is None else x * keep, down, up, scale)
+    return y + companion, BesideSaved(weight, keep, saved)  # eq LORA.1
+
+
+def lora_linear_backward(dy: Array, saved: BesideSaved) -> tuple[Array, Array, Array]:
+    """Gradients of x, down and up. The error signal passes through BOTH paths, the frozen one too."""
+    dx_companion, ddown, dup = lora_backward(dy, saved.lora)
+    if saved.keep is not None:
+        dx_companion = dx_companion * saved.keep
+    dx = dy @ saved.weight.T + dx_companion  # eq LORA.2  Δ wᵗ + α Δ (d u)ᵗ
+    return dx, ddown, dup
