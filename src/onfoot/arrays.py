@@ -52,7 +52,7 @@ def erf(x: Array) -> Array:
     """The error function, 2/√π ∫₀ˣ exp(−t²) dt."""
     if is_torch(x):
         return namespace(x).erf(x)
-    return _erf(x).astype(x.dtype)
+    return np.asarray(_erf(x), dtype=x.dtype)
 
 
 def scatter_add(n_rows: int, ids: Array, rows: Array) -> Array:
