@@ -29,6 +29,11 @@ def namespace(x: Array) -> Any:
     return np
 
 
+def rows(x: Array) -> Array:
+    """(..., C) -> (N, C): all tokens of the batch in one column of rows."""
+    return x.reshape(-1, x.shape[-1])
+
+
 def zeros_like_shape(shape: Shape, like: Array) -> Array:
     """Zeros of the given shape, with the dtype and the device of `like`."""
     if is_torch(like):
@@ -55,13 +60,13 @@ def erf(x: Array) -> Array:
     return np.asarray(_erf(x), dtype=x.dtype)
 
 
-def scatter_add(n_rows: int, ids: Array, rows: Array) -> Array:
-    """out[id] = the sum of all rows whose id it is, (n_rows, C): repeated ids accumulate."""
-    rows = rows.reshape(-1, rows.shape[-1])  # (N, C)
-    out = zeros_like_shape((n_rows, rows.shape[-1]), rows)
-    if is_torch(rows):
-        return out.index_add_(0, ids.reshape(-1), rows)
-    np.add.at(out, ids.reshape(-1), rows)
+def scatter_add(n_rows: int, ids: Array, values: Array) -> Array:
+    """out[id] = the sum of all values whose id it is, (n_rows, C): repeated ids accumulate."""
+    flat = rows(values)  # (N, C)
+    out = zeros_like_shape((n_rows, flat.shape[-1]), flat)
+    if is_torch(flat):
+        return out.index_add_(0, ids.reshape(-1), flat)
+    np.add.at(out, ids.reshape(-1), flat)
     return out
 
 

@@ -1,7 +1,8 @@
 """GPT-2, the network of the paper's Table 2 with any number of blocks, written once against an engine.
 
 The steps and their numbers are the paper's: a_1 is the input of a block, a_10 its output, a_12 the logits; Δ_i is the
-gradient of the loss with respect to a_i. `run.note` hears each of them, for `trace`.
+gradient of the loss with respect to a_i. `run.note` hears each of them, for `trace`; it hears a_i as soon as it is made,
+before anything is computed from it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def block_forward(
     qk = heads * config.key_width
     activation_forward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_forward")
 
+    run.note(f"{b}.a_1", a1)
     a2, s_norm1 = run.layer_norm(f"{name}.ln_1", a1, config.layer_norm_epsilon)
+    run.note(f"{b}.a_2", a2)
     qkv, s_qkv = run.linear(f"{name}.attn.c_attn", a2)  # (B, T, H (2 d_ρ + d_h)): q | k | v
     q = split_heads(qkv[..., :qk], heads)  # (B, H, T, d_ρ)
     k = split_heads(qkv[..., qk : 2 * qk], heads)  # (B, H, T, d_ρ)
@@ -54,19 +57,25 @@ def block_forward(
     start = None if layout.start is None else layout.start[:, None]  # (B, 1, T): the same for all heads
     heads_out, s_attention = eng.attention_forward(q, k, v, config.causal, start, keep)
     a3 = merge_heads(heads_out)  # (B, T, H d_h)
+    run.note(f"{b}.a_3", a3)
     a4, s_proj = run.linear(f"{name}.attn.c_proj", a3)
     a4, s_drop1 = run.dropout(f"{name}.attn.c_proj", a4, config.resid_pdrop)
+    run.note(f"{b}.a_4", a4)
     a5 = a1 + a4
+    run.note(f"{b}.a_5", a5)
 
     a6, s_norm2 = run.layer_norm(f"{name}.ln_2", a5, config.layer_norm_epsilon)
+    run.note(f"{b}.a_6", a6)
     a7, s_expand = run.linear(f"{name}.mlp.c_fc", a6)  # (B, T, inner)
+    run.note(f"{b}.a_7", a7)
     a8, s_activation = activation_forward(a7)
+    run.note(f"{b}.a_8", a8)
     a9, s_contract = run.linear(f"{name}.mlp.c_proj", a8)
     a9, s_drop2 = run.dropout(f"{name}.mlp.c_proj", a9, config.resid_pdrop)
+    run.note(f"{b}.a_9", a9)
     a10 = a5 + a9
+    run.note(f"{b}.a_10", a10)
 
-    for i, a in enumerate((a1, a2, a3, a4, a5, a6, a7, a8, a9, a10), start=1):
-        run.note(f"{b}.a_{i}", a)
     saved = (s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2)
     return a10, saved if run.keep_saved else None
 

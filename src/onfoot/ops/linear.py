@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onfoot.arrays import Array
+from onfoot.arrays import Array, rows
 
 
 class Saved(NamedTuple):
@@ -18,19 +18,15 @@ class Saved(NamedTuple):
 
 def linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, Saved]:
     """y = x w + b~, the bias broadcast over the tokens."""
-    y = x @ weight  # eq FC.1  (..., in) (in, out) -> (..., out)
-    if bias is not None:
-        y = y + bias
-    return y, Saved(x, weight, bias is not None)
+    return _affine(x, weight, bias), Saved(x, weight, bias is not None)
 
 
 def linear_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array | None]:
     """Gradients of x, weight and bias (None where there is no bias)."""
     x, weight, has_bias = saved
-    dx = dy @ weight.T  # eq FC.2  (..., in)
-    dy2 = dy.reshape(-1, dy.shape[-1])  # (N, out): all tokens of the batch in one column of rows
-    dweight = x.reshape(-1, x.shape[-1]).T @ dy2  # eq FC.3  (in, out)
-    dbias = dy2.sum(axis=0) if has_bias else None  # eq FC.4  (out,)
+    dx = _through(dy, weight)
+    dweight = rows(x).T @ rows(dy)  # eq FC.3  (in, out)
+    dbias = rows(dy).sum(axis=0) if has_bias else None  # eq FC.4  (out,)
     return dx, dweight, dbias
 
 
@@ -40,12 +36,21 @@ class FrozenSaved(NamedTuple):
 
 def frozen_linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, FrozenSaved]:
     """The same layer with weights that do not train: x need not be kept."""
-    y = x @ weight  # eq FC.1
-    if bias is not None:
-        y = y + bias
-    return y, FrozenSaved(weight)
+    return _affine(x, weight, bias), FrozenSaved(weight)
 
 
 def frozen_linear_backward(dy: Array, saved: FrozenSaved) -> Array:
     """The gradient of x alone: the error signal passes through a frozen layer."""
-    return dy @ saved.weight.T  # eq FC.2  (..., in)
+    return _through(dy, saved.weight)
+
+
+def _affine(x: Array, weight: Array, bias: Array | None) -> Array:
+    y = rows(x) @ weight  # eq FC.1  (N, in) (in, out) -> (N, out), one product for all tokens
+    if bias is not None:
+        y += bias
+    return y.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def _through(dy: Array, weight: Array) -> Array:
+    dx = rows(dy) @ weight.T  # eq FC.2  (N, out) (out, in) -> (N, in)
+    return dx.reshape(*dy.shape[:-1], weight.shape[0])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onfoot.arrays import Array
+from onfoot.arrays import Array, rows
+from onfoot.ops.linear import FrozenSaved, frozen_linear_backward, frozen_linear_forward
 
 
 class Saved(NamedTuple):
@@ -17,10 +18,6 @@ class Saved(NamedTuple):
     up: Array
     scale: float
     low: Array  # x d, (..., r)
-
-
-def _rows(x: Array) -> Array:
-    return x.reshape(-1, x.shape[-1])
 
 
 def lora_forward(x: Array, down: Array, up: Array, scale: float) -> tuple[Array, Saved]:
@@ -34,13 +31,13 @@ def lora_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
     x, down, up, scale, low = saved
     dlow = scale * (dy @ up.T)  # (..., r)
     dx = dlow @ down.T  # eq 44  α Δ (d u)ᵗ, (..., in)
-    ddown = _rows(x).T @ _rows(dlow)  # eq 45  α xᵗ Δ uᵗ, (in, r)
-    dup = scale * (_rows(low).T @ _rows(dy))  # eq 46  α (x d)ᵗ Δ, (r, out)
+    ddown = rows(x).T @ rows(dlow)  # eq 45  α xᵗ Δ uᵗ, (in, r)
+    dup = scale * (rows(low).T @ rows(dy))  # eq 46  α (x d)ᵗ Δ, (r, out)
     return dx, ddown, dup
 
 
 class BesideSaved(NamedTuple):
-    weight: Array
+    frozen: FrozenSaved
     keep: Array | None
     lora: Saved
 
@@ -49,11 +46,9 @@ def lora_linear_forward(
     x: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float, keep: Array | None = None
 ) -> tuple[Array, BesideSaved]:
     """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
-    y = x @ weight  # eq FC.1
-    if bias is not None:
-        y = y + bias
+    y, frozen = frozen_linear_forward(x, weight, bias)
     companion, saved = lora_forward(x if keep is None else x * keep, down, up, scale)
-    return y + companion, BesideSaved(weight, keep, saved)  # eq LORA.1
+    return y + companion, BesideSaved(frozen, keep, saved)  # eq LORA.1
 
 
 def lora_linear_backward(dy: Array, saved: BesideSaved) -> tuple[Array, Array, Array]:
@@ -61,5 +56,5 @@ def lora_linear_backward(dy: Array, saved: BesideSaved) -> tuple[Array, Array, A
     dx_companion, ddown, dup = lora_backward(dy, saved.lora)
     if saved.keep is not None:
         dx_companion = dx_companion * saved.keep
-    dx = dy @ saved.weight.T + dx_companion  # eq LORA.2  Δ wᵗ + α Δ (d u)ᵗ
+    dx = frozen_linear_backward(dy, saved.frozen) + dx_companion  # eq LORA.2  Δ wᵗ + α Δ (d u)ᵗ
     return dx, ddown, dup
