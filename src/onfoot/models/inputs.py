@@ -34,10 +34,16 @@ def check_tokens(tokens: Any, vocab_size: int, n_positions: int) -> np.ndarray:
     return array.astype(np.int64, copy=False)
 
 
-def check_targets(targets: Any, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """`targets` as an integer array of the tokens' shape, or a ValueError; None means each next token."""
+def check_targets(targets: Any, tokens: np.ndarray, vocab_size: int, positions: np.ndarray | None) -> np.ndarray:
+    """`targets` as an integer array of the tokens' shape, or a ValueError; None means each next token.
+
+    `positions` are those of packed examples, where there are any: the first of an example is no token's successor.
+    """
     if targets is None:
-        return next_token_targets(tokens)
+        successors = next_token_targets(tokens)
+        if positions is not None:
+            successors[:, :-1][positions[:, 1:] == 0] = IGNORE
+        return successors
     array = to_numpy(targets)
     if array.dtype.kind not in "iu":
         raise ValueError(

@@ -20,12 +20,12 @@ class Saved(NamedTuple):
 
 def relu_forward(x: Array) -> tuple[Array, Saved]:
     """y = max(x, 0)."""
-    return namespace(x).where(x > 0, x, 0), Saved(x)  # eq G.1
+    return namespace(x).where(x <= 0, 0, x), Saved(x)  # eq G.1
 
 
 def relu_backward(dy: Array, saved: Saved) -> Array:
     """dx = dy where x > 0."""
-    return namespace(dy).where(saved.x > 0, dy, 0)  # eq G.2
+    return namespace(dy).where(saved.x <= 0, 0, dy)  # eq G.2
 
 
 def gelu_tanh_forward(x: Array) -> tuple[Array, Saved]:

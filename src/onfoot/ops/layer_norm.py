@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onfoot.arrays import Array, namespace
+from onfoot.arrays import Array, namespace, rows
 
 
 class Saved(NamedTuple):
@@ -31,7 +31,6 @@ def layer_norm_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
     mean = dnormed.mean(axis=-1, keepdims=True)
     along = (normed * dnormed).mean(axis=-1, keepdims=True)
     dx = (dnormed - mean - normed * along) * rstd  # eq 40
-    axes = tuple(range(dy.ndim - 1))  # all tokens
-    dweight = (normed * dy).sum(axis=axes)  # eq 41  (C,)
-    dbias = dy.sum(axis=axes)  # eq 42  (C,)
+    dweight = rows(normed * dy).sum(axis=0)  # eq 41  (C,)
+    dbias = rows(dy).sum(axis=0)  # eq 42  (C,)
     return dx, dweight, dbias
