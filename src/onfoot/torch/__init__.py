@@ -1,0 +1,96 @@
+"""The formulas inside PyTorch models: every pair as a function that autograd can differentiate.
+
+    import onfoot.torch
+
+    y = onfoot.torch.attention(q, k, v, causal=True)
+    y.sum().backward()  # q.grad, k.grad and v.grad come from onfoot.ops.attention_backward
+
+Arguments are those of the pairs in `onfoot.ops`: weights are (in, out), leading axes are free. First derivatives only.
+With fewer queries than keys, causal means that the last query stands beside the last key; PyTorch's `is_causal=True`
+puts the first beside the first.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError('onfoot.torch needs PyTorch: pip install "onfoot[torch]"') from error
+
+from onfoot import ops
+from onfoot.ops import Head
+from onfoot.ops.cross_entropy import IGNORE
+from onfoot.torch.function import Tensor, differentiable
+
+attention = differentiable(ops.attention_forward, ops.attention_backward, wrt=["q", "k", "v"])
+dropout = differentiable(ops.dropout_forward, ops.dropout_backward, wrt=["x"])
+gelu_erf = differentiable(ops.gelu_erf_forward, ops.gelu_erf_backward, wrt=["x"])
+gelu_tanh = differentiable(ops.gelu_tanh_forward, ops.gelu_tanh_backward, wrt=["x"])
+head = differentiable(ops.head_forward, ops.head_backward, wrt=["a", "head"])
+layer_norm = differentiable(ops.layer_norm_forward, ops.layer_norm_backward, wrt=["x", "weight", "bias"])
+lora = differentiable(ops.lora_forward, ops.lora_backward, wrt=["x", "down", "up"])
+lora_linear = differentiable(ops.lora_linear_forward, ops.lora_linear_backward, wrt=["x", "down", "up"])
+multi_head = differentiable(ops.multi_head_forward, ops.multi_head_backward, wrt=["a", "heads"])
+relu = differentiable(ops.relu_forward, ops.relu_backward, wrt=["x"])
+
+_cross_entropy = differentiable(ops.cross_entropy_forward, ops.cross_entropy_backward, wrt=["logits"])
+_embedding = differentiable(ops.embedding_forward, ops.embedding_backward, wrt=["weight"])
+_frozen_linear = differentiable(ops.frozen_linear_forward, ops.frozen_linear_backward, wrt=["x"])
+_linear = differentiable(ops.linear_forward, ops.linear_backward, wrt=["x", "weight", "bias"])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x w + b, weight (in, out). Where neither weight nor bias trains, x is not kept for the backward pass."""
+    trains = weight.requires_grad or (bias is not None and bias.requires_grad)
+    return (_linear if trains else _frozen_linear)(x, weight, bias)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """The row of `weight` that each id names."""
+    _check_ids(ids, weight.shape[0], "id")
+    return _embedding(ids, weight)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
+    """The cross-entropy of logits (..., V) and targets (...): the mean over targets that are not −100.
+
+    With a `divisor`, their sum over it: the number of targets of a whole step, where the step is split into parts.
+    """
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(f"targets have shape {tuple(targets.shape)}; {tuple(logits.shape[:-1])} is needed")
+    counting = targets[targets != IGNORE]
+    _check_ids(counting, logits.shape[-1], "target")
+    if divisor is None:
+        if counting.numel() == 0:
+            raise ValueError(f"no target counts: all {targets.numel()} are {IGNORE}; a mean over nothing has no value")
+        divisor = counting.numel()
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()  # a sum over the vocabulary; PyTorch's own loss does so under autocast
+    return _cross_entropy(logits, targets, divisor)
+
+
+def _check_ids(ids: Tensor, n: int, what: str) -> None:
+    """Refuses what indexing would accept in silence: a mask of bytes, and −1 for the last row."""
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{what}s have dtype {ids.dtype}; int32 or int64 is needed")
+    if ids.numel() and (ids.min() < 0 or ids.max() >= n):
+        bad = ids.min() if ids.min() < 0 else ids.max()
+        raise ValueError(f"{what} {int(bad)} is outside 0 ... {n - 1}")
+
+
+__all__ = [
+    "Head",
+    "attention",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu_erf",
+    "gelu_tanh",
+    "head",
+    "layer_norm",
+    "linear",
+    "lora",
+    "lora_linear",
+    "multi_head",
+    "relu",
+]
