@@ -1,0 +1,166 @@
+"""Attention: the paper's formulas as printed, and the traps beside them (E1 to E19).
+
+q, k, v and dout are (batch, heads, tokens, width); a is (tokens, features).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from errata.core import Array, core_with, scaled_scores, t
+from onfoot.ops import attention_backward, attention_forward
+from onfoot.ops.attention import attention_weights, softmax
+
+
+def lower(n: int) -> Array:
+    """The paper's m: 1 on and below the diagonal, 0 above."""
+    return np.tril(np.ones((n, n)))
+
+
+# E1, E2: the mask as a Hadamard product before softmax
+
+
+def weights_masked_by_product(q: Array, k: Array) -> Array:
+    """ρ = softmax(m ∘ q kᵗ/√d_ρ): what is masked has the score 0, hence the weight exp(0)."""
+    return softmax(lower(q.shape[-2]) * scaled_scores(q, k))
+
+
+def attention_masked_by_product(q: Array, k: Array, v: Array) -> Array:
+    return weights_masked_by_product(q, k) @ v
+
+
+def masked_by_product_backward(q: Array, k: Array, v: Array, dout: Array) -> tuple[Array, Array, Array]:
+    """The backward pass printed for that forward pass: Δ_scaled = Δ_causal, as if ρ held the mask."""
+    rho = weights_masked_by_product(q, k)
+    draw = _softmax_backward(dout @ t(v), rho) / math.sqrt(q.shape[-1])
+    return draw @ k, t(draw) @ q, t(rho) @ dout
+
+
+def masked_by_product_backward_with_the_mask(q: Array, k: Array, v: Array, dout: Array) -> tuple[Array, Array, Array]:
+    """What that forward pass would need: Δ_scaled = m ∘ Δ_causal."""
+    rho = weights_masked_by_product(q, k)
+    draw = lower(q.shape[-2]) * _softmax_backward(dout @ t(v), rho) / math.sqrt(q.shape[-1])
+    return draw @ k, t(draw) @ q, t(rho) @ dout
+
+
+def _softmax_backward(drho: Array, rho: Array) -> Array:
+    return (drho - (drho * rho).sum(axis=-1, keepdims=True)) * rho
+
+
+# E3, E4: other ways to mask
+
+
+def attention_masked_after_softmax(q: Array, k: Array, v: Array) -> Array:
+    """y = (m ∘ softmax(q kᵗ/√d_ρ)) v: the rows no longer sum to 1, and the normaliser has seen the future."""
+    return (lower(q.shape[-2]) * softmax(scaled_scores(q, k))) @ v
+
+
+def value_bias_gradient(dout: Array) -> Array:
+    """∂b_v = Σ_tokens Δ (eq 24), which needs the rows of ρ to sum to 1 (E3, E11)."""
+    return dout.sum(axis=-2)
+
+
+def plain_softmax(scores: Array) -> Array:
+    """exp over its sum, the maximum taken off first: enough for finite scores."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def masked_by_adding_a_product(scores: Array, mask: Array) -> Array:
+    """s + (1 − m)(−inf): 0 · inf is nan, so what should stay visible is lost."""
+    return scores + (1 - mask) * -math.inf
+
+
+def masked_by_a_large_number(scores: Array, mask: Array) -> Array:
+    """−1e9 where masked: −inf all the same in float16."""
+    return scores + np.where(mask, 0, -1e9).astype(scores.dtype)
+
+
+# E6, E7: the gradient of softmax, (25)
+
+
+def softmax_backward_without_keepdims(drho: Array, rho: Array) -> Array:
+    """The row sums of a square matrix, broadcast as NumPy broadcasts a vector: along the wrong axis."""
+    return (drho - (drho * rho).sum(axis=-1)[..., None, :]) * rho
+
+
+def softmax_backward_over_tokens(drho: Array, rho: Array) -> Array:
+    """The sums taken down the columns."""
+    return (drho - (drho * rho).sum(axis=-2, keepdims=True)) * rho
+
+
+def softmax_backward_with_hadamard(drho: Array, rho: Array) -> Array:
+    """[dρ − dρ ∘ ρ] ∘ ρ: the derivation's ~∘ taken at its word, nothing is summed."""
+    return (drho - drho * rho) * rho
+
+
+without_keepdims = core_with(softmax_backward_without_keepdims)
+over_tokens = core_with(softmax_backward_over_tokens)
+with_hadamard = core_with(softmax_backward_with_hadamard)
+
+
+# E9: two layers in one formula, (20)
+
+
+def two_layers_elementwise_square(rho_2: Array, rho_1: Array, a: Array, w_v: Array) -> Array:
+    return rho_2 @ rho_1 @ a @ (w_v**2)
+
+
+def two_layers_matrix_square(rho_2: Array, rho_1: Array, a: Array, w_v: Array) -> Array:
+    """ρ^(i) ρ^(i−1) a w_v²: right where both layers have the same w_v."""
+    return rho_2 @ rho_1 @ a @ (w_v @ w_v)
+
+
+def two_layers(rho_2: Array, rho_1: Array, a: Array, w_1: Array, w_2: Array) -> Array:
+    """ρ^(i) ρ^(i−1) a w^(i−1) w^(i): the first layer's weights come first."""
+    return rho_2 @ rho_1 @ a @ w_1 @ w_2
+
+
+# E13: the gradient of the keys' bias, (29), summed up although it vanishes
+
+
+def key_bias_gradient_summed(q: Array, k: Array, v: Array, dout: Array) -> Array:
+    """Σ_tokens Δ_rawᵗ q: 0 in mathematics, noise in floating point."""
+    _, dk, _ = attention_backward(dout, attention_forward(q, k, v)[1])
+    return dk.sum(axis=-2)
+
+
+# E14, E16: the KV cache
+
+
+def cached_weights_without_scale(q_next: Array, k: Array) -> Array:
+    """softmax(q_next kᵗ), as printed: no 1/√d_ρ."""
+    return softmax(q_next @ t(k))
+
+
+def chunk_without_offset(q: Array, k: Array, v: Array) -> Array:
+    """The last queries against all keys, under the mask of a sequence that begins with them."""
+    mask = np.arange(k.shape[-2]) <= np.arange(q.shape[-2])[:, None]
+    return softmax(scaled_scores(q, k), mask) @ v
+
+
+def step_multiplications(n_tokens: int, d_rho: int, d_h: int) -> int:
+    """One row of q kᵗ and one row of ρ v, over n_tokens keys and values."""
+    return n_tokens * (d_rho + d_h)
+
+
+# E17, E18, E19
+
+
+def delta_q(a: Array, w_q: Array, w_k: Array, v: Array, dout: Array) -> Array:
+    """Δ_q = Δ_raw k w_qᵗ (30): named after q, but a gradient of a."""
+    dq, _, _ = attention_backward(dout, attention_forward(a @ w_q, a @ w_k, v)[1])
+    return dq @ w_q.T
+
+
+def weights_of_queries_alone(q: Array) -> Array:
+    """softmax(q qᵗ/√d_ρ), without a mask: symmetric before softmax only."""
+    return attention_weights(q, q, causal=False)
+
+
+def split_heads_by_reshape(x: Array, n_head: int) -> Array:
+    """(B, T, H D) -> (B, H, T, D) by reshape alone: the right shape, with tokens and features mixed."""
+    b, n, width = x.shape
+    return x.reshape(b, n_head, n, width // n_head)

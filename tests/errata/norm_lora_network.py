@@ -1,0 +1,108 @@
+"""Layer norm, LoRA, the network and its counts: formulas as printed, and the traps beside them (E28 to E32)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onfoot.ops import gelu_erf_backward, gelu_tanh_forward
+from onfoot.ops.attention import softmax
+
+Array = np.ndarray
+
+
+# E28: layer norm, eqs 36 to 41
+
+
+def _norm_backward(x: Array, weight: Array, dy: Array, sigma: Array, axis: int = -1) -> Array:
+    """(40) with a given σ, its two sums taken along a given axis."""
+    normed = (x - x.mean(axis=-1, keepdims=True)) / sigma
+    dnormed = dy * weight
+    mean = dnormed.mean(axis=axis, keepdims=True)
+    along = (normed * dnormed).mean(axis=axis, keepdims=True)
+    return (dnormed - mean - normed * along) / sigma
+
+
+def layer_norm_without_eps(x: Array, weight: Array, dy: Array) -> Array:
+    """As printed: a token whose features are all alike divides 0 by 0."""
+    return _norm_backward(x, weight, dy, x.std(axis=-1, keepdims=True))
+
+
+def layer_norm_eps_outside_root(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
+    return _norm_backward(x, weight, dy, x.std(axis=-1, keepdims=True) + eps)
+
+
+def layer_norm_unbiased(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
+    """The variance divided by d − 1, as `std` has it in some libraries."""
+    return _norm_backward(x, weight, dy, np.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + eps))
+
+
+def layer_norm_over_tokens(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
+    """The sums of (40) left where batch norm has them: over the tokens."""
+    return _norm_backward(x, weight, dy, np.sqrt(x.var(axis=-1, keepdims=True) + eps), axis=0)
+
+
+def weight_gradient_diag_builds(normed: Array, dy: Array) -> Array:
+    """diag in (41) read as in (37), as a maker of diagonal matrices."""
+    return np.diag(np.diag(normed.T @ dy))
+
+
+# E29, E30, E31: LoRA
+
+
+def lora_input_gradient_without_frozen_path(dy: Array, down: Array, up: Array, alpha: float) -> Array:
+    """Δ_11 = α Δ_12 (d u)ᵗ, as printed for FC_frozen + LoRA."""
+    return alpha * dy @ (down @ up).T
+
+
+def lora_scaled_by_alpha(x: Array, down: Array, up: Array, alpha: float) -> Array:
+    """α x d u, the paper's convention; adapter files mean α/r."""
+    return alpha * (x @ down @ up)
+
+
+def lora_parameters_as_printed(d: int, n_vocab: int, n_blocks: int, rank: int) -> int:
+    """The logits' adapter inside the bracket: counted once for each block."""
+    return n_blocks * (4 * rank * (d + d) + rank * (d + 4 * d) + rank * (4 * d + d) + rank * (d + n_vocab))
+
+
+def lora_parameters(d: int, n_vocab: int, n_blocks: int, rank: int) -> int:
+    """r (in + out) for every layer that has an adapter, each listed once."""
+    block = [(d, d)] * 4 + [(d, 4 * d), (4 * d, d)]
+    return sum(rank * (n_in + n_out) for n_in, n_out in block * n_blocks + [(d, n_vocab)])
+
+
+def multiplications_as_printed(n_tokens: int, n_in: int, n_out: int, rank: int) -> int:
+    """Δ (d u)ᵗ: the product d u first."""
+    return n_in * rank * n_out + n_tokens * n_out * n_in
+
+
+def multiplications_low_rank_first(n_tokens: int, n_in: int, n_out: int, rank: int) -> int:
+    """(Δ uᵗ) dᵗ."""
+    return n_tokens * n_out * rank + n_tokens * rank * n_in
+
+
+# E32
+
+
+def input_gradient_after_update(dy: Array, x: Array, weight: Array, learning_rate: float) -> Array:
+    """Δ w'ᵗ with w' = w − η ∂w: the weight has moved before the error signal has passed it."""
+    return dy @ (weight - learning_rate * x.T @ dy).T
+
+
+def gelu_mixed_backward(dy: Array, x: Array) -> Array:
+    """The tanh form forward, the derivative of the erf form backward."""
+    return gelu_erf_backward(dy, gelu_tanh_forward(x)[1])
+
+
+def attention_scaled_by_width(q: Array, k: Array, v: Array) -> Array:
+    """softmax(q kᵗ/d_ρ) v: the division by d_ρ itself, under a causal mask."""
+    mask = np.tril(np.ones((q.shape[-2], k.shape[-2]))) > 0
+    return softmax(q @ np.swapaxes(k, -1, -2) / q.shape[-1], mask) @ v
+
+
+def product_variance_for_zero_means(variance_x: float, variance_y: float) -> float:
+    return variance_x * variance_y
+
+
+def product_variance(mean_x: float, variance_x: float, mean_y: float, variance_y: float) -> float:
+    """Var(XY) of independent X and Y."""
+    return variance_x * variance_y + variance_x * mean_y**2 + variance_y * mean_x**2

@@ -1,0 +1,89 @@
+"""The note with NumPy listings for self-attention: its formulas, realised anew (E33 to E40).
+
+q, k, v and dout are (batch, heads, tokens, width), as in the note's own arrays; it has no mask.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from errata.core import Array, core_with, t
+from onfoot.models.gpt2 import merge_heads, split_heads
+from onfoot.ops.attention import attention_weights, softmax_backward
+
+# E34 to E37: four ways to the gradient of the scores
+
+
+def softmax_backward_minus_mean(da: Array, a: Array) -> Array:
+    """dS = dA ∘ A − mean(dA ∘ A) of each row: its rows sum to 0, yet it is not the gradient."""
+    ds = da * a
+    return ds - ds.mean(axis=-1, keepdims=True)
+
+
+def softmax_backward_matrix_products(da: Array, a: Array) -> Array:
+    """dS = dA ⊙ A − A dAᵗ A, the last term as two matrix products."""
+    return da * a - a @ t(da) @ a
+
+
+def softmax_backward_row_index(da: Array, a: Array) -> Array:
+    """A ∘ (dA − Σ_i A_i dA_i) with i running over the rows, as A_i does in the rest of the note."""
+    return a * (da - (a * da).sum(axis=-2, keepdims=True))
+
+
+def softmax_jacobian_without_outer_product(row: Array) -> Array:
+    """A_i (I − A_iᵗ) on a one-dimensional array, whose transpose is itself: A_k (δ_jk − A_k)."""
+    return row * (np.eye(len(row)) - row.T)
+
+
+def softmax_jacobian(row: Array) -> Array:
+    """diag(A_i) − A_iᵗ A_i, with the outer product of the row with itself."""
+    return np.diag(row) - np.outer(row, row)
+
+
+minus_mean = core_with(softmax_backward_minus_mean)
+matrix_products = core_with(softmax_backward_matrix_products)
+row_index = core_with(softmax_backward_row_index)
+
+
+# E38, E39: transposes
+
+
+def key_gradient_transposed(q: Array, ds: Array) -> Array:
+    """Qᵗ dS/√d_k: the transpose of the gradient, (d_k, n)."""
+    return t(q) @ ds / math.sqrt(q.shape[-1])
+
+
+def keys_transposed(q: Array, k: Array, v: Array, dout: Array, causal: bool = False) -> tuple[Array, Array, Array]:
+    """Attention's backward pass with that dK; its shape is right only where n = d_k."""
+    a = attention_weights(q, k, causal)
+    ds = softmax_backward(dout @ t(v), a)
+    return ds @ k / math.sqrt(q.shape[-1]), key_gradient_transposed(q, ds), t(a) @ dout
+
+
+def value_gradient_without_transpose(a: Array, dout: Array) -> Array:
+    """A dO: the axes "transposed" into the order they had."""
+    return np.transpose(a, (0, 1, 2, 3)) @ dout
+
+
+# E33, E40: the whole layer
+
+
+def layer_backward(
+    dout: Array, query: Array, key: Array, value: Array, weights: tuple[Array, Array, Array], n_head: int
+) -> tuple[list[Array], list[Array]]:
+    """The gradients of the three weights and of the three inputs, with the note's dS and dV."""
+    inputs = (query, key, value)
+    q, k, v = (split_heads(x @ w, n_head) for x, w in zip(inputs, weights, strict=True))
+    do = split_heads(dout, n_head)
+    dq, dk, _ = minus_mean(q, k, v, do, causal=False)
+    dv = value_gradient_without_transpose(attention_weights(q, k, causal=False), do)
+    merged = [merge_heads(d) for d in (dq, dk, dv)]
+    dweights = [np.einsum("btc,btf->cf", x, d) for x, d in zip(inputs, merged, strict=True)]
+    return dweights, [d @ w.T for d, w in zip(merged, weights, strict=True)]
+
+
+def split_heads_unchecked(x: Array, n_head: int) -> Array:
+    """Heads of width ⌊d/H⌋, the number of tokens left to reshape: it takes a width that the heads do not divide."""
+    return np.swapaxes(x.reshape(len(x), -1, n_head, x.shape[-1] // n_head), 1, 2)
