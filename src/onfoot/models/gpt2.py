@@ -1,7 +1,7 @@
 """GPT-2, the network of the paper's Table 2 with any number of blocks, written once against an engine.
 
 The steps and their numbers are the paper's: a_1 is the input of a block, a_10 its output, a_12 the logits; Δ_i is the
-gradient of the loss with respect to a_i. `run.note` hears each of them, for `trace`; it hears a_i as soon as it is made,
+gradient of the loss with respect to a_i. `run.note` hears each of them, for `trace`; an a_i as soon as it is made,
 before anything is computed from it.
 """
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.arrays import Array
+from onfoot.arrays import Array, to_numpy
 from onfoot.config import GPT2Config
 from onfoot.engine import Engine, check_dtype, get_engine
 from onfoot.models import gpt2, inputs
 from onfoot.models.params import initialise, shapes
 from onfoot.models.run import Note, Run
 from onfoot.models.trace import Recorder, Trace, build_trace
+
+if TYPE_CHECKING:
+    from onfoot.formats.tokenizer import Tokenizer
+    from onfoot.train.optimizer import AdamW
 
 
 class Model:
@@ -32,7 +38,7 @@ class Model:
         for name, shape in shapes(config).items():
             if name not in params:
                 raise ValueError(f"the parameter {name!r} is missing")
-            value = self.engine.floats(params[name], self.dtype)
+            value = self.engine.floats(np.array(to_numpy(params[name])), self.dtype)  # a copy: training writes into it
             if tuple(value.shape) != shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}; the configuration asks for {shape}")
             self.params[name] = value
@@ -42,6 +48,7 @@ class Model:
                 f"unknown parameter {unknown[0]!r} (of {len(unknown)}): the configuration has no place for it"
             )
         self.trainable: set[str] = set(self.params)
+        self.tokenizer: Tokenizer | None = None  # where the model was loaded with one, or given one
 
     @property
     def n_params(self) -> int:
@@ -51,13 +58,13 @@ class Model:
     def logits(self, tokens: Any) -> Array:
         """The scores of every possible next token, (B, T, V)."""
         checked = inputs.check_tokens(tokens, self.config.vocab_size, self.config.n_positions)
-        run = self._run(keep_saved=False)
-        a11, _ = gpt2.features_forward(run, self.config, self.engine.integers(checked), self._layout(checked, None))
+        run = self.new_run(keep_saved=False)
+        a11, _ = gpt2.features_forward(run, self.config, self.engine.integers(checked), self._layout(checked, None)[0])
         return gpt2.head_forward(run, self.config, a11)[0]
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
         """The cross-entropy: the mean over the targets that count, or their sum over `divisor`."""
-        return self._forward(self._run(keep_saved=False), tokens, targets, divisor, segments)[0]
+        return self._forward(self.new_run(keep_saved=False), tokens, targets, divisor, segments)[0]
 
     def loss_and_grads(
         self,
@@ -74,7 +81,7 @@ class Model:
         whole step, and the parts' gradients add up exactly. `segments` (B, T) numbers packed examples: no token sees
         another example, positions begin anew. `dropout_seed` turns the configuration's dropout on, reproducibly.
         """
-        run = self._run(dropout_seed=dropout_seed)
+        run = self.new_run(dropout_seed=dropout_seed)
         loss, _ = self._forward_backward(run, tokens, targets, divisor, segments)
         return loss, run.grads
 
@@ -89,28 +96,79 @@ class Model:
     ) -> Trace:
         """Every activation and error signal, by the paper's names; with `input_gradient` Δ_0 too, (B, T, V)."""
         recorder = Recorder(self.config.n_layer)
-        run = self._run(note=recorder)
+        run = self.new_run(note=recorder)
         loss, layout = self._forward_backward(run, tokens, targets, divisor, segments)
         return build_trace(recorder, self.config, self.params, loss, run.grads, layout, input_gradient)
 
-    def _run(self, keep_saved: bool = True, dropout_seed: int | None = None, note: Note | None = None) -> Run:
+    def train_step(
+        self,
+        optimizer: AdamW,
+        tokens: Any,
+        targets: Any = None,
+        *,
+        segments: Any = None,
+        dropout_seed: int | None = None,
+    ) -> float:
+        """One step of the optimizer on one batch; returns the loss before it."""
+        loss, grads = self.loss_and_grads(tokens, targets, segments=segments, dropout_seed=dropout_seed)
+        optimizer.step(grads)
+        return loss
+
+    def generate(
+        self,
+        tokens: Any,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        *,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        stop_ids: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        slide: bool = False,
+    ) -> Any:
+        """The prompts continued: an array (B, T) gives (B, T + new), a list of prompts of any lengths gives a list.
+
+        A temperature of 0 always takes the likeliest token. Without `stop_ids`, the model's own end token stops a row.
+        A continuation beyond n_positions is refused, unless `slide` lets it go on with the last half of the context.
+        """
+        from onfoot.generate.loop import generate
+        from onfoot.generate.sampling import Sampling
+
+        if stop_ids is None:
+            stop_ids = () if self.config.eos_token_id is None else (self.config.eos_token_id,)
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` loads as it is."""
+        from onfoot.formats.huggingface import save_folder
+
+        save_folder(self, folder)
+
+    def new_run(self, keep_saved: bool = True, dropout_seed: int | None = None, note: Note | None = None) -> Run:
         return Run(self.engine, self.params, self.trainable, self.dtype, dropout_seed, keep_saved, note)
 
-    def _layout(self, tokens: np.ndarray, segments: Any) -> gpt2.Layout:
+    def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[gpt2.Layout, np.ndarray | None]:
+        """Where the tokens stand, and the positions within their examples where there are several."""
         if segments is None:
-            return gpt2.Layout(self.engine.integers(np.arange(tokens.shape[1])))
+            return gpt2.Layout(self.engine.integers(np.arange(tokens.shape[1]))), None
+        if not self.config.causal:
+            raise ValueError("segments need causal=True: without the mask a token would see the examples behind its own")
         positions, start = inputs.check_segments(segments, tokens)
-        return gpt2.Layout(self.engine.integers(positions), self.engine.integers(start))
+        return gpt2.Layout(self.engine.integers(positions), self.engine.integers(start)), positions
 
     def _forward(self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> tuple[float, Any]:
         config = self.config
         checked = inputs.check_tokens(tokens, config.vocab_size, config.n_positions)
-        checked_targets = inputs.check_targets(targets, checked, config.vocab_size)
+        layout, positions = self._layout(checked, segments)
+        checked_targets = inputs.check_targets(targets, checked, config.vocab_size, positions)
         if divisor is None:
             divisor = inputs.count_targets(checked_targets)
         elif not divisor > 0:
             raise ValueError(f"divisor={divisor} must be above 0: it is the number of targets of the whole step")
-        layout = self._layout(checked, segments)
         a11, s_features = gpt2.features_forward(run, config, self.engine.integers(checked), layout)
         a12, s_head = gpt2.head_forward(run, config, a11)
         loss, s_loss = self.engine.cross_entropy_forward(a12, self.engine.integers(checked_targets), divisor)
@@ -124,6 +182,14 @@ class Model:
         d11 = gpt2.head_backward(run, self.config, d12, s_head)
         gpt2.features_backward(run, self.config, d11, s_features)
         return loss, layout
+
+
+def load(path: str | Path, dtype: str = "float32", engine: str = "auto") -> Model:
+    """The model in a Hugging Face folder, or the best checkpoint of a run of `onfoot train`."""
+    from onfoot.formats.huggingface import load_folder
+    from onfoot.train.checkpoint import resolve
+
+    return load_folder(resolve(Path(path)), check_dtype(dtype), engine)
 
 
 def create(config: GPT2Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:

@@ -1,0 +1,45 @@
+"""Command-line options made from the fields of a dataclass, so that a run's options are written down once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from click.core import ParameterSource
+
+
+def options_from(cls: type, leave_out: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command one option for each field of the dataclass; it gets their values as keyword arguments."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        hints = get_type_hints(cls)
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        own_hints = get_type_hints(command, include_extras=True)
+        parameters = [p.replace(annotation=own_hints[p.name], kind=p.KEYWORD_ONLY) for p in own]
+        for f in fields(cls):
+            if f.name in leave_out:
+                continue
+            default = f.default if f.default is not MISSING else None
+            info = typer.Option(help=f.metadata["help"], show_default=default is not None)
+            annotation = _annotated(hints[f.name], info)
+            parameters.append(
+                inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            )
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def given(context: typer.Context) -> list[str]:
+    """The names of the options that were typed, not left at their defaults."""
+    typed = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    return [name for name in context.params if context.get_parameter_source(name) in typed]
+
+
+def _annotated(hint: Any, info: Any) -> Any:
+    return Annotated[hint, info]

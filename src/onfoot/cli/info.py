@@ -1,0 +1,80 @@
+"""`onfoot info`: what a model folder or a run holds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onfoot.cli.console import Sheet, show_sheet, show_text
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, or the folder of a run.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+) -> None:
+    """Show what a model folder or a run holds."""
+    from onfoot.formats.huggingface import load_config, load_params, tensor_summary
+    from onfoot.formats.tokenizer import Tokenizer
+    from onfoot.models.params import count, shapes
+    from onfoot.train.checkpoint import resolve
+
+    if (folder / "run.json").is_file():
+        _show_run(folder)
+    model = resolve(folder)
+    config = load_config(model)
+    load_params(model, config)  # refuses what does not fit
+    listed = tensor_summary(model)
+    dtypes = sorted({dtype for _, _, dtype in listed})
+    cache = 2 * config.n_layer * config.n_head * (config.key_width + config.value_width) // 2
+    tokenizer = Tokenizer.find(model)
+    rows: list[tuple[str, ...]] = [
+        ("folder", str(model)),
+        ("parameters", f"{count(shapes(config)):,}"),
+        ("blocks", str(config.n_layer)),
+        ("width", str(config.n_embd)),
+        ("heads", f"{config.n_head} of {config.value_width}"),
+        ("between expand and contract", f"{config.inner_width}, {config.activation_function}"),
+        ("positions", f"{config.n_positions:,}"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("logits", "tied to the token table" if config.tie_word_embeddings else "with their own weight"),
+        ("tensors", f"{len(listed)}, {', '.join(dtypes)}, {sum(math.prod(s) for _, s, _ in listed):,} numbers"),
+        (
+            "KV cache",
+            f"{cache:,} numbers a token, {4 * cache * config.n_positions / 2**20:,.1f} MiB when full (float32)",
+        ),
+        ("tokenizer", "none" if tokenizer is None else f"{tokenizer.size:,} tokens, end {tokenizer.end!r}"),
+    ]
+    show_sheet(Sheet("Model", ["", ""], rows))
+    if tensors:
+        rows = [(name, " × ".join(map(str, shape)), dtype) for name, shape, dtype in listed]
+        show_sheet(Sheet("Tensors", ["name", ">shape", "dtype"], rows))
+
+
+def _show_run(folder: Path) -> None:
+    from onfoot.train.checkpoint import checkpoints, problem, read_state
+    from onfoot.train.log import Log
+    from onfoot.train.options import TrainOptions
+
+    options = TrainOptions.load(folder / "run.json")
+    records = Log(folder / "log.jsonl").read()
+    losses = [r for r in records if "loss" in r]
+    validation = [r for r in records if "val_loss" in r]
+    done = losses[-1]["step"] if losses else 0
+    rows: list[tuple[str, ...]] = [
+        ("steps", f"{done:,} of {options.steps:,}"),
+        ("texts", ", ".join(options.texts) or "pydoc_data.topics"),
+    ]
+    if validation:
+        best = min(validation, key=lambda r: r["val_loss"])
+        rows.append(
+            ("validation loss", f"{validation[-1]['val_loss']:.4f}, best {best['val_loss']:.4f} at {best['step']}")
+        )
+    for checkpoint in checkpoints(folder):
+        wrong = problem(checkpoint)
+        rows.append((checkpoint.name, f"step {read_state(checkpoint)['step']}, sound" if wrong is None else wrong))
+    show_sheet(Sheet(f"Run {folder}", ["", ""], rows))
+    if done < options.steps:
+        show_text(f"  go on with: onfoot train --resume {folder}", "dim")

@@ -1,0 +1,89 @@
+"""Safetensors files: named arrays behind a JSON header, with nothing in them that could run.
+
+Reading is lazy (a memory map), knows bfloat16, which NumPy does not, and says what is wrong with a damaged file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_DTYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
+    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+
+
+class TensorFile(Mapping[str, np.ndarray]):
+    """The arrays of one file by name, each read when it is asked for."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise ValueError(f"{self.path} is not a safetensors file, or is truncated ({size:,} bytes)")
+            try:
+                header: dict[str, Any] = json.loads(file.read(length))
+            except ValueError:
+                raise ValueError(f"{self.path} is not a safetensors file: its header is not JSON") from None
+        self.metadata: dict[str, str] = header.pop("__metadata__", {})
+        self._entries = header
+        self._start = 8 + length
+        end = self._start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if size < end:
+            raise ValueError(f"{self.path} is truncated: {size:,} bytes of {end:,}")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        entry = self._entries[name]
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"{self.path}: {name} has dtype {entry['dtype']}; known are {', '.join(_DTYPES)}")
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        dtype = np.dtype(_DTYPES[entry["dtype"]])
+        if end - begin != dtype.itemsize * int(np.prod(shape)):
+            raise ValueError(f"{self.path}: {name} has {end - begin} bytes, not those of {entry['dtype']} {shape}")
+        if end == begin:  # an empty array cannot be mapped
+            return np.zeros(shape, dtype)
+        raw = np.memmap(self.path, dtype=dtype, mode="r", offset=self._start + begin, shape=shape)
+        if entry["dtype"] == "BF16":  # the upper half of a float32
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw
+
+    def dtype(self, name: str) -> str:
+        """The dtype in the file, by its safetensors name: F32, BF16 ..."""
+        return self._entries[name]["dtype"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._entries[name]["shape"])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def write_tensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes named arrays. The metadata entry is what Hugging Face's loaders look for."""
+    names = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if name != "BF16"}
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each stays aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name in ordered:
+        array = arrays[name]
+        header[name] = {
+            "dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [place, place + array.nbytes],
+        }  # fmt: skip
+        place += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with Path(path).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in ordered:
+            file.write(np.ascontiguousarray(arrays[name]).data)

@@ -1,0 +1,119 @@
+"""The autoregressive loop: sample a token, append it, go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onfoot.arrays import to_numpy
+from onfoot.generate.cache import KVCache
+from onfoot.generate.sampling import Sampling, next_token
+from onfoot.models import gpt2, inputs
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+
+
+def stream(
+    model: Model,
+    prompts: Sequence[np.ndarray],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int = 0,
+    slide: bool = False,
+) -> Iterator[np.ndarray]:
+    """Yields one new token for every prompt, (B,), max_new_tokens times.
+
+    The prompts go through the model in one pass; after that each step computes one row. Shorter prompts are padded on
+    the left, where no token sees the padding. Each row has a random generator of its own: what is sampled for a prompt
+    does not depend on the prompts beside it. With `slide`, a full context goes on with its last half alone.
+    """
+    lengths = np.array([len(p) for p in prompts])
+    longest = int(lengths.max())
+    limit = model.config.n_positions
+    if longest + max_new_tokens > limit and not slide:
+        raise ValueError(
+            f"a prompt of {longest} tokens and {max_new_tokens} new ones exceed n_positions={limit}; shorten "
+            f"the prompt, ask for at most {limit - longest} new tokens, or slide (go on with the context's last half)"
+        )
+    pad = longest - lengths  # (B,)
+    tokens = np.zeros((len(prompts), longest + max_new_tokens), dtype=np.int64)
+    for row, prompt in enumerate(prompts):
+        tokens[row, pad[row] : longest] = prompt
+    generators = [np.random.default_rng([seed, row]) for row in range(len(prompts))]
+    origin = fresh = 0  # where the context begins, and the tokens that are not in the cache yet
+    cache = KVCache(min(longest + max_new_tokens, limit))
+    for end in range(longest, longest + max_new_tokens):
+        if end - origin > limit:
+            origin = fresh = end - max(limit // 2, 1)
+            cache = KVCache(limit)
+        logits = to_numpy(step(model, tokens[:, fresh:end], np.maximum(pad - origin, 0), cache))  # (B, V)
+        for row, rng in enumerate(generators):
+            tokens[row, end] = next_token(logits[row], tokens[row, pad[row] : end], sampling, rng)
+        yield tokens[:, end].copy()
+        fresh = end
+
+
+def step(model: Model, tokens: np.ndarray, pad: np.ndarray, cache: KVCache) -> Any:
+    """The logits of the last token of each row, (B, V); the tokens before stand in the cache, these are added."""
+    engine, b, t = model.engine, *tokens.shape
+    index = cache.length + np.arange(t)
+    positions = np.maximum(index - pad[:, None], 0)  # (B, T): a row's own first token has position 0
+    start = None if not pad.any() else engine.integers(np.broadcast_to(pad[:, None], (b, t)))
+    layout = gpt2.Layout(engine.integers(positions), start)
+    run = model.new_run(keep_saved=False)
+    features, _ = gpt2.features_forward(run, model.config, engine.integers(tokens), layout, cache)
+    cache.length += t
+    return gpt2.head_forward(run, model.config, features[:, -1:])[0][:, 0]
+
+
+def generate(
+    model: Model,
+    tokens: Any,
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    stop_ids: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    slide: bool = False,
+) -> Any:
+    """Prompts with their continuations: an array (B, T + new) for an array, a list of arrays for a list.
+
+    A row is done after a token of `stop_ids` or when its new text contains a string of `stop`; in an array, the place
+    behind its end is filled with its last token.
+    """
+    if not model.config.causal:
+        raise ValueError("causal=False: a model whose tokens see their successors cannot generate")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: at least 1 is needed")
+    if stop and model.tokenizer is None:
+        raise ValueError("stop strings need a tokenizer; this model has none (use stop_ids)")
+    as_list = isinstance(tokens, list | tuple) and bool(tokens) and not np.isscalar(tokens[0])
+    rows = tokens if as_list else to_numpy(tokens)
+    prompts = [
+        inputs.check_tokens(np.asarray(row)[None], model.config.vocab_size, model.config.n_positions)[0] for row in rows
+    ]
+    if not prompts:
+        raise ValueError("no prompts were given; at least one is needed")
+    new: list[list[int]] = [[] for _ in prompts]
+    done = [False] * len(prompts)
+    for column in stream(model, prompts, max_new_tokens, sampling, seed, slide):
+        for row, token in enumerate(column.tolist()):
+            if not done[row]:
+                new[row].append(token)
+                done[row] = token in stop_ids or (
+                    bool(stop) and any(s in model.tokenizer.decode(new[row]) for s in stop)  # type: ignore[union-attr]
+                )
+        if all(done):
+            break
+    if as_list:
+        return [np.concatenate([prompt, row]) for prompt, row in zip(prompts, new, strict=True)]
+    width = max(map(len, new))
+    return np.stack(
+        [
+            np.concatenate([p, row, [row[-1]] * (width - len(row))]).astype(np.int64)
+            for p, row in zip(prompts, new, strict=True)
+        ]
+    )

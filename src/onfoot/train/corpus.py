@@ -1,0 +1,175 @@
+"""From text files to one memory-mapped file of token ids, so that a corpus may be larger than memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onfoot.formats.tokenizer import Tokenizer
+
+PIECE = 1 << 20  # bytes of text that are tokenised at a time
+SUFFIXES = (".txt", ".jsonl")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file, or a text that a program carries with it."""
+
+    name: str
+    path: Path | None = None
+    text: str | None = None
+
+
+def builtin_text() -> Text:
+    """The Python language reference, which every Python installation carries: about 0.46 MB."""
+    from pydoc_data.topics import topics
+
+    return Text("pydoc_data.topics", text="\n\n".join(topics[key] for key in sorted(topics)))
+
+
+def find_texts(paths: Sequence[Path]) -> list[Text]:
+    """The files that the given files and folders name, in a fixed order."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+            if not inside:
+                raise ValueError(f"the folder {path} holds no {' or '.join(SUFFIXES)} file")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ValueError(f"{path} does not exist")
+    for path in found:
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path} is empty")
+    return [Text(str(path), path=path) for path in found]
+
+
+def documents(text: Text) -> Iterator[Iterator[str]]:
+    """The documents of a file, each as an iterator over pieces: a .txt is one, a .jsonl has one a line."""
+    if text.text is not None:
+        yield iter([text.text])
+    elif text.path is not None and text.path.suffix == ".jsonl":
+        for document in _json_lines(text.path):
+            yield iter([document])
+    elif text.path is not None:
+        yield _pieces(text.path)
+
+
+def _json_lines(path: Path) -> Iterator[str]:
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
+        if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+            raise ValueError(f'{path}, line {number}: no "text" field with a string in it')
+        yield value["text"]
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines, without line ends that only Unicode knows: they may stand inside a JSON string."""
+    place = 0
+    with path.open("rb") as file:
+        for line in file:
+            yield _decode(line, path, place)
+            place += len(line)
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    """The text in pieces that end at line ends where possible, so that no token is cut without need."""
+    rest, place = b"", 0
+    with path.open("rb") as file:
+        while block := file.read(PIECE):
+            block = rest + block
+            cut = block.rfind(b"\n") + 1
+            if cut == 0 and len(block) < 16 * PIECE:  # no line end yet
+                rest = block
+                continue
+            if cut == 0:
+                cut = len(block) - next((i for i in range(1, 5) if block[-i] & 0xC0 != 0x80), 0)
+            yield _decode(block[:cut], path, place)
+            rest, place = block[cut:], place + cut
+    if rest:
+        yield _decode(rest, path, place)
+
+
+def _decode(data: bytes, path: Path, place: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not valid UTF-8: byte 0x{data[error.start]:02x} at position {place + error.start:,}; "
+            f"convert it first, for example with: iconv -f latin1 -t utf-8"
+        ) from None
+
+
+def all_pieces(texts: Iterable[Text]) -> Iterator[str]:
+    for text in texts:
+        for document in documents(text):
+            yield from document
+
+
+def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> np.ndarray:
+    """Tokenises once into folder/tokens.bin and returns it memory-mapped. Documents are parted by the end token."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    several = len(texts) > 1 or any(t.path is not None and t.path.suffix == ".jsonl" for t in texts)
+    count, digest = 0, hashlib.sha256()
+    partial = folder / "tokens.bin.partial"
+    with partial.open("wb") as file:
+        for text in texts:
+            for document in documents(text):
+                for piece in document:
+                    ids = np.asarray(tokenizer.encode(piece), dtype=dtype)
+                    file.write(ids.tobytes())
+                    digest.update(ids.tobytes())
+                    count += ids.size
+                if several and tokenizer.end_id is not None:
+                    end = np.asarray([tokenizer.end_id], dtype=dtype)
+                    file.write(end.tobytes())
+                    digest.update(end.tobytes())
+                    count += 1
+    meta = {
+        "tokens": count, "dtype": dtype.name, "sha256": digest.hexdigest(), "sources": [t.name for t in texts],
+    }  # fmt: skip
+    (folder / "tokens.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / "tokens.bin")
+    return open_tokens(folder)
+
+
+def open_tokens(folder: Path) -> np.ndarray:
+    """The token ids of a run, memory-mapped."""
+    if not (folder / "tokens.bin").is_file() or not (folder / "tokens.json").is_file():
+        raise ValueError(f"{folder} holds no tokens.bin; start the run anew")
+    meta = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
+    path, dtype = folder / "tokens.bin", np.dtype(meta["dtype"])
+    if path.stat().st_size != meta["tokens"] * dtype.itemsize:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes, not those of {meta['tokens']:,} tokens: truncated?"
+        )
+    if meta["tokens"] == 0:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def bigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
+    """H(next | current) of the tokens' own pairs, in nats: no model that sees one token only can do better on them."""
+    pairs: dict[int, int] = {}
+    for begin in range(0, len(tokens) - 1, PIECE):
+        part = np.asarray(tokens[begin : begin + PIECE + 1], dtype=np.int64)
+        codes, counts = np.unique(part[:-1] * vocab_size + part[1:], return_counts=True)
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            pairs[code] = pairs.get(code, 0) + count
+    codes = np.fromiter(pairs, dtype=np.int64)
+    counts = np.fromiter(pairs.values(), dtype=np.float64)
+    first = np.bincount(codes // vocab_size, weights=counts)
+    return float(-(counts * np.log(counts / first[codes // vocab_size])).sum() / counts.sum())

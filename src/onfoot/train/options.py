@@ -1,0 +1,94 @@
+"""What a training run can be told. Each field's help text is what the command line shows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from onfoot.engine import DTYPES, ENGINES
+from onfoot.formats.huggingface import read_json, write_json
+from onfoot.train.schedule import SCHEDULES
+
+
+def option(default: Any, text: str) -> Any:
+    """A field with its default and its help text."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """What the loop itself can be told, whatever it trains."""
+
+    steps: int = option(1200, "Number of optimizer steps.")
+    batch_size: int = option(12, "Sequences a microbatch.")
+    accumulate: int = option(1, "Microbatches a step; their gradients add up to that of one big batch.")
+    lr: float = option(2e-3, "Peak learning rate. Small models take large steps; 124M parameters want about 6e-4.")
+    warmup: int = option(50, "Steps over which the learning rate rises to its peak.")
+    schedule: str = option("cosine", f"How the rate falls after that: {', '.join(SCHEDULES)}.")
+    betas: tuple[float, float] = option((0.9, 0.99), "AdamW's decay of the mean gradient and of the mean square.")
+    weight_decay: float = option(0.1, "AdamW's decay of weights; biases and norms are not decayed.")
+    clip: float = option(1.0, "Largest global norm of the gradients; 0 means no clipping.")
+    dropout: float = option(0.0, "Share of features dropped at random. Small models on enough text need none.")
+    eval_every: int = option(200, "Steps between evaluations.")
+    eval_windows: int = option(192, "At most so many validation sequences an evaluation.")
+    save_every: int = option(200, "Steps between checkpoints; the best evaluation is always saved.")
+    keep: int = option(2, "Newest checkpoints that are kept, the best one besides.")
+    sample_tokens: int = option(160, "Length of the sample text at each evaluation; 0 means none.")
+    watch: bool = option(False, "Measure the invariants of the mathematics at each evaluation.")
+    seed: int = option(0, "Determines initial values, the order of the data, dropout and samples.")
+    dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
+    engine: str = option("auto", f"auto, {', '.join(ENGINES)}.")
+
+    def __post_init__(self) -> None:
+        self.check_at_least(
+            steps=1, batch_size=1, accumulate=1, lr=0, warmup=0, weight_decay=0, clip=0, eval_every=1, eval_windows=1,
+            save_every=1, keep=1, sample_tokens=0, seed=0,
+        )  # fmt: skip
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} is not in [0, 1)")
+        for name, known in (("schedule", SCHEDULES), ("dtype", DTYPES), ("engine", ("auto", *ENGINES))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(known)}")
+
+    def check_at_least(self, **limits: float) -> None:
+        for name, limit in limits.items():
+            if not getattr(self, name) >= limit:
+                raise ValueError(f"{name}={getattr(self, name)}: at least {limit} is needed")
+
+    def save(self, path: Path) -> None:
+        """Written in one step: the file is either whole or not there."""
+        temporary = path.with_suffix(".new")
+        write_json(temporary, asdict(self))
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Any:
+        values = read_json(path)
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        if unknown:
+            raise ValueError(f"{path}: the option {unknown[0]!r} is not known to this version")
+        values["betas"] = tuple(values["betas"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class TrainOptions(LoopOptions):
+    """A run of `onfoot train`. The defaults train a small model on a small text in about two minutes on two cores."""
+
+    texts: list[str] = field(default_factory=list)  # files and folders; none: the text that Python carries
+    tokenizer: str = option("byte", "byte, char, bpe (trained on the spot), or a tokenizer's file or folder.")
+    vocab_size: int = option(4096, "Vocabulary of a bpe that is trained on the spot.")
+    init: str | None = option(None, "A model folder to go on from, instead of a new model.")
+    n_layer: int = option(4, "Number of blocks.")
+    n_head: int = option(4, "Number of attention heads.")
+    n_embd: int = option(128, "Width of the network.")
+    context: int = option(128, "Tokens a window, and the longest sequence of a new model.")
+    validation: float = option(0.1, "Share of the text, at its end, that is kept for validation.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_at_least(vocab_size=257, n_layer=1, n_head=1, n_embd=1, context=1)
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation={self.validation}: a share between 0 and 1 is needed")

@@ -1,0 +1,148 @@
+"""`onfoot train`: a new model, or one to go on with, on plain text."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onfoot.config import GPT2Config
+from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
+from onfoot.models.model import Model, create, load
+from onfoot.train import corpus
+from onfoot.train.checkpoint import newest_sound, read_state, restore_optimizer
+from onfoot.train.data import Windows, split
+from onfoot.train.log import Log
+from onfoot.train.loop import Batch, State, Trainer
+from onfoot.train.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Batches of windows for training, all windows in order for validation."""
+
+    train: Windows
+    held_out: Windows
+    batch_size: int
+    accumulate: int
+    eval_windows: int
+
+    def microbatches(self, step: int) -> list[Batch]:
+        first = step * self.batch_size * self.accumulate
+        return [Batch(*self.train.sample(first + i * self.batch_size, self.batch_size)) for i in range(self.accumulate)]
+
+    def validation(self) -> Iterable[Batch]:
+        n = min(len(self.held_out), self.eval_windows)
+        for begin in range(0, n, self.batch_size):
+            pairs = [self.held_out.window(i) for i in range(begin, min(begin + self.batch_size, n))]
+            yield Batch(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]))
+
+    def prompt(self) -> np.ndarray:
+        return np.asarray(self.held_out.tokens[: max(1, self.held_out.context // 8)], dtype=np.int64)
+
+
+def make_tokenizer(options: TrainOptions, texts: list[corpus.Text]) -> Tokenizer:
+    if options.tokenizer == "byte":
+        return byte_tokenizer()
+    if options.tokenizer == "char":
+        return char_tokenizer(corpus.all_pieces(texts))
+    if options.tokenizer == "bpe":
+        return bpe_tokenizer(corpus.all_pieces(texts), options.vocab_size)
+    return Tokenizer.load(options.tokenizer)
+
+
+def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarray]:
+    """The tokenizer and the token stream of a run: made once, found again when it is resumed."""
+    folder = run / "data"
+    if (folder / "tokens.bin").is_file():
+        return Tokenizer.load(folder), corpus.open_tokens(folder)
+    texts = corpus.find_texts([Path(p) for p in options.texts]) if options.texts else [corpus.builtin_text()]
+    if options.init is not None:
+        tokenizer = load(options.init).tokenizer
+        if tokenizer is None:
+            raise ValueError(f"{options.init} has no tokenizer; put its tokenizer.json beside its config.json")
+    else:
+        tokenizer = make_tokenizer(options, texts)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder, options.context)
+    return tokenizer, corpus.write_tokens(texts, tokenizer, folder)
+
+
+def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
+    """The model before the first step."""
+    if options.init is not None:
+        model = load(options.init, options.dtype, options.engine)
+        if options.context > model.config.n_positions:
+            raise ValueError(
+                f"a context of {options.context} exceeds n_positions={model.config.n_positions} of {options.init}; "
+                f"pass --context {model.config.n_positions} or less"
+            )
+        return model
+    config = GPT2Config(
+        vocab_size=tokenizer.size,
+        n_positions=options.context,
+        n_embd=options.n_embd,
+        n_layer=options.n_layer,
+        n_head=options.n_head,
+        embd_pdrop=options.dropout,
+        attn_pdrop=options.dropout,
+        resid_pdrop=options.dropout,
+        bos_token_id=tokenizer.end_id,
+        eos_token_id=tokenizer.end_id,
+    )
+    model = create(config, options.seed, options.dtype, options.engine)
+    model.tokenizer = tokenizer
+    return model
+
+
+def start(run: Path, options: TrainOptions) -> Trainer:
+    """A run in a new folder. Nothing is written before the texts have been read and found good."""
+    if (run / "run.json").exists():
+        raise ValueError(f"{run} holds a run already; resume it with --resume {run}, or choose another --out")
+    if run.exists() and any(run.iterdir()):
+        raise ValueError(f"{run} is not empty; choose another --out")
+    if options.texts:
+        corpus.find_texts([Path(p) for p in options.texts])
+    GPT2Config(n_embd=options.n_embd, n_head=options.n_head)  # refuses sizes that do not fit, before any work
+    run.mkdir(parents=True, exist_ok=True)
+    options.save(run / "run.json")
+    try:
+        return _trainer(run, options, None)
+    except ValueError:
+        shutil.rmtree(run, ignore_errors=True)  # a run that could not begin leaves nothing behind
+        raise
+
+
+def resume(run: Path) -> tuple[Trainer, list[str]]:
+    """A run where its newest sound checkpoint left it, and what is to be said about unsound ones."""
+    if not (run / "run.json").is_file():
+        raise ValueError(f"{run} is not a run of onfoot train: it has no run.json")
+    options = TrainOptions.load(run / "run.json")
+    checkpoint, complaints = newest_sound(run)
+    return _trainer(run, options, checkpoint), complaints
+
+
+def _trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
+    tokenizer, tokens = prepare_data(run, options)
+    train, held_out = split(tokens, options.validation, options.context)
+    model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
+    source = TextSource(
+        Windows(train, options.context, options.seed),
+        Windows(held_out, options.context, options.seed),
+        options.batch_size,
+        options.accumulate,
+        options.eval_windows,
+    )
+    bigram = corpus.bigram_entropy(tokens, model.config.vocab_size)
+    trainer = Trainer(run, options, model, source, model.save, bigram)
+    if checkpoint is not None:
+        restore_optimizer(checkpoint, trainer.optimizer)
+        saved = read_state(checkpoint)
+        trainer.state = State(**{k: saved[k] for k in vars(State()) if k in saved})
+        Log(run / "log.jsonl").resume(trainer.state.step)
+    else:
+        (run / "log.jsonl").unlink(missing_ok=True)
+    return trainer

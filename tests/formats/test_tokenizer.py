@@ -1,0 +1,79 @@
+"""Tokenizers: made on the spot or read, text comes back as it went in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+BYTES = byte_tokenizer()
+BPE = bpe_tokenizer(iter([TEXT]), 300)
+
+
+@given(st.text())
+def test_bytes_and_bpe_give_any_text_back(text: str) -> None:
+    for tokenizer in (BYTES, BPE):
+        if tokenizer.end not in text:
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_one_token_a_byte() -> None:
+    assert BYTES.size == 257
+    assert len(BYTES.encode("héllo")) == len("héllo".encode())
+
+
+def test_bpe_learns_frequent_pieces() -> None:
+    assert BPE.size <= 300
+    assert len(BPE.encode(TEXT)) < len(TEXT) / 3
+    with pytest.raises(ValueError, match="256 bytes and the end token need 257"):
+        bpe_tokenizer(iter([TEXT]), 100)
+
+
+def test_one_token_a_character_and_unknown_ones_are_named() -> None:
+    tokenizer = char_tokenizer(["héllo\nworld"])
+    assert tokenizer.decode(tokenizer.encode("wör\n".replace("ö", "o"))) == "wor\n"
+    assert len(tokenizer.encode("héllo")) == 5
+    with pytest.raises(ValueError, match="the character 'z' is not in this character tokenizer's alphabet"):
+        tokenizer.encode("héllz")
+
+
+def test_the_end_token_is_one_token_and_is_not_shown() -> None:
+    for tokenizer in (BYTES, BPE, char_tokenizer(["ab"])):
+        assert tokenizer.end_id is not None
+        assert tokenizer.decode([*tokenizer.encode("ab"), tokenizer.end_id]) == "ab"
+
+
+def test_saved_tokenizers_come_back(tmp_path: Path) -> None:
+    for tokenizer in (BYTES, BPE, char_tokenizer([TEXT])):
+        tokenizer.save(tmp_path, 64)
+        again = Tokenizer.load(tmp_path)
+        assert again.encode(TEXT) == tokenizer.encode(TEXT)
+        assert again.end_id == tokenizer.end_id
+
+
+def test_gpt2s_vocabulary_and_merges_are_read(tmp_path: Path) -> None:
+    state = json.loads(BPE.backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(state["vocab"]))
+    merges = [" ".join(m) if isinstance(m, list) else m for m in state["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    for path in (tmp_path, tmp_path / "vocab.json"):
+        assert Tokenizer.load(path).encode(TEXT) == BPE.encode(TEXT)
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing does not exist; known names are byte, char, bpe"):
+        Tokenizer.load(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"needs merges\.txt beside it"):
+        Tokenizer.load(tmp_path / "vocab.json")

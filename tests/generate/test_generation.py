@@ -1,0 +1,174 @@
+"""Generation: cached and uncached logits agree, and every strategy does what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+import onfoot
+from onfoot.arrays import to_numpy
+from onfoot.formats.tokenizer import byte_tokenizer
+from onfoot.generate.cache import KVCache
+from onfoot.generate.loop import step
+from onfoot.generate.sampling import Sampling, next_token, penalise, probabilities
+from onfoot.models.model import Model
+from oracles import assert_close, scrambled
+
+CONFIG = onfoot.GPT2Config(vocab_size=31, n_positions=24, n_embd=12, n_layer=2, n_head=2, qk_head_dim=5)
+PLAIN = onfoot.GPT2Config(vocab_size=31, n_positions=24, n_embd=12, n_layer=2, n_head=2)
+
+
+def model(config: onfoot.GPT2Config = CONFIG, engine: str = "numpy") -> Model:
+    return Model(config, scrambled(onfoot.create(config).params, 0, scale=0.5), "float64", engine)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+@pytest.mark.parametrize("pieces", [[11], [1] * 11, [4, 1, 1, 5], [10, 1]], ids=str)
+def test_cached_logits_equal_uncached_ones_whatever_the_pieces(pieces: list[int], engine: str) -> None:
+    m = model(engine=engine)
+    tokens = np.random.default_rng(0).integers(0, 31, (3, 11))
+    full = to_numpy(m.logits(tokens))
+    cache, place = KVCache(11), 0
+    for n in pieces:
+        logits = to_numpy(step(m, tokens[:, place : place + n], np.zeros(3, int), cache))
+        place += n
+        assert_close(logits, full[:, place - 1], 1e-12)
+
+
+def test_the_cache_holds_72_mib_for_gpt2_small() -> None:
+    config = onfoot.preset("gpt2", vocab_size=3)
+    cache = KVCache(config.n_positions)
+    row = np.zeros((1, config.n_head, 1, config.value_width), np.float32)
+    for block in range(config.n_layer):
+        cache.extend(block, row, row)
+    assert cache.n_numbers == 18_874_368
+    assert cache.n_numbers * 4 == 72 * 2**20
+
+
+def test_prompts_of_different_lengths_continue_as_they_would_alone() -> None:
+    m = model()
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, 31, n).tolist() for n in (3, 9, 1)]
+    together = m.generate(prompts, 8, temperature=0)
+    for prompt, out in zip(prompts, together, strict=True):
+        alone = m.generate(np.array([prompt]), 8, temperature=0)
+        assert (out == alone[0]).all()
+    sampled = m.generate(prompts, 8, seed=4)
+    assert (sampled[0] == m.generate(prompts[:1], 8, seed=4)[0]).all()  # a row's own generator
+
+
+def test_greedy_text_equals_transformers(tmp_path: Any) -> None:
+    m = model(PLAIN)
+    m.save(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    prompt = np.array([[1, 2, 3], [9, 8, 7]])
+    out = theirs.generate(torch.tensor(prompt), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert (m.generate(prompt, 12, temperature=0) == out.numpy()).all()
+
+
+def test_the_distribution_equals_transformers_warpers() -> None:
+    rng = np.random.default_rng(3)
+    ids = torch.zeros((1, 1), dtype=torch.long)
+    for _ in range(20):
+        logits = rng.normal(0, 3, 50)
+        scores = torch.tensor(logits)[None]
+        cases = [
+            (Sampling(top_k=7), TopKLogitsWarper(7)),
+            (Sampling(top_p=0.6), TopPLogitsWarper(0.6)),
+            (Sampling(min_p=0.1), MinPLogitsWarper(0.1)),
+        ]
+        for sampling, warper in cases:
+            expected = warper(ids, scores.clone()).softmax(-1)[0].numpy()
+            assert_close(probabilities(logits, sampling), expected, 1e-12, str(sampling))
+        assert_close(probabilities(logits, Sampling(temperature=0.5)), (scores / 0.5).softmax(-1)[0].numpy(), 1e-12)
+        seen = rng.integers(0, 50, 9)
+        penalty = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(seen)[None], scores.clone())[0].numpy()
+        assert_close(penalise(logits, seen, 1.3), penalty, 1e-12)
+
+
+def test_samples_follow_the_distribution_and_the_seed() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05]))
+    rng = np.random.default_rng(0)
+    seen = np.array([0])
+    draws = np.array([next_token(logits, seen, Sampling(), rng) for _ in range(8000)])
+    assert np.abs(np.bincount(draws, minlength=4) / 8000 - np.exp(logits)).max() < 0.02
+    few = {next_token(logits, seen, Sampling(top_k=2), rng) for _ in range(200)}
+    assert few == {0, 1}
+    m = model()
+    prompt = np.array([[1, 2, 3]])
+    assert (m.generate(prompt, 12, seed=1) == m.generate(prompt, 12, seed=1)).all()
+    assert (m.generate(prompt, 12, seed=1) != m.generate(prompt, 12, seed=2)).any()
+
+
+def test_a_row_ends_at_a_stop_id_and_the_others_go_on() -> None:
+    m = model()
+    free = m.generate([[1, 2, 3], [4, 5]], 10, temperature=0)
+    stop = int(free[0][5])
+    first = int(np.flatnonzero(free[0][3:] == stop)[0])
+    out = m.generate([[1, 2, 3], [4, 5]], 10, temperature=0, stop_ids=[stop])
+    assert (out[0] == free[0][: 3 + first + 1]).all()
+    if stop not in free[1][2:]:
+        assert (out[1] == free[1]).all()
+
+
+def test_a_stop_string_ends_the_text() -> None:
+    tokenizer = byte_tokenizer()
+    config = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=40, n_embd=8, n_layer=1, n_head=2)
+    m = model(config)
+    m.tokenizer = tokenizer
+    prompt = [tokenizer.encode("ab")]
+    free = m.generate(prompt, 30, seed=2)[0]
+    text = tokenizer.decode(free[2:].tolist())
+    stop = text[4:6]
+    out = tokenizer.decode(m.generate(prompt, 30, seed=2, stop=[stop])[0][2:].tolist())
+    assert out == text[: text.index(stop) + 2]
+
+
+def test_sliding_goes_beyond_the_context_and_agrees_before_it() -> None:
+    m = model()
+    prompt = np.arange(5)[None]
+    within = m.generate(prompt, 19, temperature=0)
+    beyond = m.generate(prompt, 60, temperature=0, slide=True)
+    assert beyond.shape == (1, 65)
+    assert (beyond[:, :24] == within).all()
+    # behind the first slide, the context is the last half: tokens 13 ... 24 predict token 25
+    assert beyond[0, 25] == np.argmax(m.logits(beyond[:, 13:25])[0, -1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": np.zeros((1, 25), int)}, "a sequence of 25 tokens exceeds n_positions=24"),
+        ({"max_new_tokens": 30}, "3 tokens and 30 new ones exceed n_positions=24; .* at most 21 new tokens, or slide"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0: at least 1"),
+        ({"tokens": []}, "no prompts|empty"),
+        ({"tokens": [[1], []]}, "empty batch|dtype"),
+        ({"tokens": [[31]]}, "token id 31 is outside"),
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"min_p": 2.0}, "min_p=2.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0"),
+        ({"stop": ["x"]}, "stop strings need a tokenizer"),
+    ],
+    ids=str,
+)
+def test_bad_requests_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model().generate(**{"tokens": np.array([[1, 2, 3]]), "max_new_tokens": 3, **arguments})
+
+
+def test_a_model_that_sees_the_future_cannot_generate() -> None:
+    m = onfoot.create(onfoot.GPT2Config(vocab_size=5, n_positions=4, n_embd=4, n_layer=1, n_head=1, causal=False))
+    with pytest.raises(ValueError, match="causal=False"):
+        m.generate(np.array([[1]]), 1)

@@ -1,0 +1,121 @@
+"""Data: every token is a target once an epoch, the order is fixed, and bad files are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onfoot.formats.tokenizer import byte_tokenizer
+from onfoot.train import corpus
+from onfoot.train.data import Windows, split
+
+TOKENIZER = byte_tokenizer()
+
+
+@given(st.integers(2, 200), st.integers(1, 30), st.integers(0, 100), st.integers(1, 7))
+def test_an_epoch_has_every_token_but_the_first_as_a_target_once(n: int, context: int, seed: int, batch: int) -> None:
+    windows = Windows(np.arange(n), context, seed)
+    seen: list[int] = []
+    for first in range(0, len(windows), batch):
+        tokens, targets = windows.sample(first, min(batch, len(windows) - first))
+        counts = targets != -100
+        assert (targets[counts] == tokens[counts] + 1).all()
+        seen += targets[counts].tolist()
+    assert sorted(seen) == list(range(1, n))
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    windows = Windows(np.arange(1000), 10, seed=3)
+    whole = windows.sample(0, 250)[0]
+    apart = np.concatenate([Windows(np.arange(1000), 10, seed=3).sample(i, 25)[0] for i in range(0, 250, 25)])
+    assert (whole == apart).all()
+    assert (whole[:100] != whole[100:200]).any()  # another order in the second epoch
+    assert sorted(whole[:100, 0]) == sorted(whole[100:200, 0])
+    assert (Windows(np.arange(1000), 10, seed=4).sample(0, 100)[0] != whole[:100]).any()
+
+
+def test_the_split_leaves_nothing_out_and_refuses_short_texts() -> None:
+    train, held_out = split(np.arange(100), 0.2, 9)
+    assert (np.concatenate([train, held_out]) == np.arange(100)).all() and len(held_out) == 20
+    with pytest.raises(ValueError, match="100 tokens, which leaves 20 for validation: less than one window of 20"):
+        split(np.arange(100), 0.2, 20)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_text_files_folders_and_jsonl_are_tokenised_into_one_mapped_file(tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    write(tmp_path / "in" / "b.txt", "second")
+    write(tmp_path / "in" / "deep" / "c.jsonl", '{"text": "third"}\n\n{"text": "four\\u2028th"}\n')
+    write(tmp_path / "in" / "ignored.csv", "x")
+    first = write(tmp_path / "a.txt", "first")
+    texts = corpus.find_texts([first, tmp_path / "in"])
+    tokens = corpus.write_tokens(texts, TOKENIZER, tmp_path / "data")
+    assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16
+    end = TOKENIZER.end_id
+    expected = [i for text in ("first", "second", "third", "four\u2028th") for i in [*TOKENIZER.encode(text), end]]
+    assert tokens.tolist() == expected
+    assert (corpus.open_tokens(tmp_path / "data") == tokens).all()
+
+
+def test_long_files_are_read_in_pieces_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "PIECE", 64)
+    for text in ("zeile äöü\n" * 100, "äöü€𝄞" * 700):  # with line ends, and without any
+        path = write(tmp_path / "x.txt", text)
+        pieces = list(corpus.all_pieces(corpus.find_texts([path])))
+        assert len(pieces) > 3 and "".join(pieces) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", r"a\.txt is empty"),
+        ("a.txt", b"good\n\xff bad", r"a\.txt is not valid UTF-8: byte 0xff at position 5"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", b'{"txt": "x"}\n', r'a\.jsonl, line 1: no "text" field'),
+        ("a.jsonl", b'["x"]\n', r'a\.jsonl, line 1: no "text" field'),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(ValueError, match=message):
+        corpus.write_tokens(corpus.find_texts([path]), TOKENIZER, tmp_path / "data")
+
+
+def test_missing_files_and_empty_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing\.txt does not exist"):
+        corpus.find_texts([tmp_path / "nothing.txt"])
+    with pytest.raises(ValueError, match=r"holds no \.txt or \.jsonl file"):
+        corpus.find_texts([tmp_path])
+
+
+def test_a_truncated_token_file_is_recognised(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "some text")
+    corpus.write_tokens(corpus.find_texts([path]), TOKENIZER, tmp_path)
+    (tmp_path / "tokens.bin").write_bytes((tmp_path / "tokens.bin").read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"tokens\.bin has 15 bytes, not those of 9 tokens"):
+        corpus.open_tokens(tmp_path)
+    assert json.loads((tmp_path / "tokens.json").read_text())["tokens"] == 9
+
+
+def test_the_bigram_entropy_is_that_of_the_pairs() -> None:
+    assert corpus.bigram_entropy(np.array([0, 1] * 50), 2) == 0  # the next token is certain
+    rng = np.random.default_rng(0)
+    assert corpus.bigram_entropy(rng.integers(0, 4, 200_000), 4) == pytest.approx(np.log(4), rel=1e-3)
+    chain = [0, 0, 1, 0, 0, 1, 1, 0]
+    # from 0: 0→0 twice, 0→1 twice; from 1: 1→0 twice, 1→1 once
+    expected = (4 * np.log(2) - 2 * np.log(2 / 3) - np.log(1 / 3)) / 7
+    assert corpus.bigram_entropy(np.array(chain), 2) == pytest.approx(expected)
+
+
+def test_python_carries_half_a_megabyte_to_train_on() -> None:
+    text = corpus.builtin_text().text
+    assert text is not None and 300_000 < len(text) < 1_000_000

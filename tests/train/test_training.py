@@ -1,0 +1,350 @@
+"""Runs: accumulation, checkpoints, kill and resume, and what a run refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onfoot
+from onfoot.formats.tensors import TensorFile
+from onfoot.models.model import Model
+from onfoot.train import pretrain
+from onfoot.train.checkpoint import checkpoints, newest_sound, problem, resolve
+from onfoot.train.log import Log
+from onfoot.train.loop import Batch, Outcome, Trainer
+from onfoot.train.options import TrainOptions
+from oracles import assert_close, scrambled
+
+TEXT = "the quick brown fox jumps over the lazy dog while the cat looks on. " * 60
+SMALL: dict[str, Any] = {
+    "n_layer": 2, "n_head": 2, "n_embd": 16, "context": 16, "batch_size": 2, "accumulate": 2, "steps": 12,
+    "warmup": 2, "eval_every": 4, "save_every": 3, "eval_windows": 4, "keep": 10, "sample_tokens": 5, "dropout": 0.1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def options(text: Path, **changes: Any) -> TrainOptions:
+    return TrainOptions(texts=[str(text)], **{**SMALL, **changes})
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in TensorFile(folder / "model.safetensors").items()}
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    a, b = weights(one), weights(other)
+    assert set(a) == set(b)
+    for name in a:
+        assert (a[name] == b[name]).all(), name
+
+
+def test_microbatches_of_unequal_target_counts_equal_one_big_batch(tmp_path: Path) -> None:
+    config = onfoot.GPT2Config(vocab_size=13, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    params = scrambled(onfoot.create(config).params, 0)
+    rng = np.random.default_rng(0)
+    tokens, targets = rng.integers(0, 13, (8, 8)), rng.integers(0, 13, (8, 8))
+    for row, hidden in enumerate((0, 7, 3, 5, 1, 6, 2, 4)):
+        targets[row, :hidden] = -100
+    model = Model(config, params, "float64")
+    loss, grads = model.loss_and_grads(tokens, targets)
+    total: dict[str, np.ndarray] = {}
+    summed = 0.0
+    divisor = int((targets != -100).sum())
+    for rows in np.array_split(np.arange(8), [1, 4, 6]):
+        part, part_grads = model.loss_and_grads(tokens[rows], targets[rows], divisor=divisor)
+        summed += part
+        total = {k: total.get(k, 0) + g for k, g in part_grads.items()}
+    assert summed == pytest.approx(loss, rel=1e-12)
+    for name, grad in grads.items():
+        assert_close(total[name], grad, 1e-12, name)
+
+    class Source:
+        def __init__(self, parts: list[np.ndarray]) -> None:
+            self.parts = parts
+
+        def microbatches(self, step: int) -> list[Batch]:
+            return [Batch(tokens[rows], targets[rows]) for rows in self.parts]
+
+        def validation(self) -> list[Batch]:
+            return [Batch(tokens, targets)]
+
+        def prompt(self) -> None:
+            return None
+
+    results = []
+    for i, parts in enumerate(([np.arange(8)], np.array_split(np.arange(8), [1, 4, 6]))):
+        model = Model(config, params, "float64")
+        run = tmp_path / str(i)
+        run.mkdir()
+        Trainer(run, TrainOptions(steps=3, dtype="float64"), model, Source(parts), model.save).train()
+        results.append(model.params)
+    for name in params:
+        assert_close(results[1][name], results[0][name], 1e-11, name)
+
+
+def test_a_run_writes_its_log_its_curve_and_checkpoints_that_load(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    outcome = pretrain.start(run, options(text, watch=True)).train()
+    assert outcome.state.step == 12 and not outcome.interrupted
+    records = Log(run / "log.jsonl").read()
+    losses = [r["loss"] for r in records if "loss" in r]
+    assert len(losses) == 12 and losses[-1] < losses[0]
+    evaluations = [r for r in records if "val_loss" in r]
+    assert [r["step"] for r in evaluations] == [4, 8, 12]
+    for record in evaluations:
+        assert record["invariants"]["gradient_of_b_k"] == 0
+        assert record["invariants"]["rows_of_delta_causal"] < 1e-5
+        assert record["invariants"]["features_of_layer_norm"] < 1e-5
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in checkpoints(run)][-1] == "step-0000012"
+    assert (run / "last").resolve() == checkpoints(run)[-1]
+    model = onfoot.load(run)
+    assert resolve(run) == run / "best"
+    best = min(evaluations, key=lambda r: r["val_loss"])
+    assert json.loads((run / "best" / "trainer" / "state.json").read_text())["step"] == best["step"]
+    assert model.tokenizer is not None and model.tokenizer.encode("fox")
+
+
+def test_old_checkpoints_are_removed_but_never_the_best(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text, keep=1, lr=0.5, clip=0.0, warmup=0, steps=9, eval_every=3)).train()
+    steps = {int(p.name[5:]) for p in checkpoints(run)}
+    best = json.loads((run / "last" / "trainer" / "state.json").read_text())["best_step"]
+    assert steps == {9, best}
+
+
+def interrupted_run(run: Path, settings: TrainOptions, at: int) -> Outcome:
+    """A run that gets a Ctrl-C during step number `at`."""
+    trainer = pretrain.start(run, settings)
+    step = trainer.step
+
+    def step_then_interrupt(lr: float) -> Any:
+        result = step(lr)
+        if trainer.state.step + 1 == at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    trainer.step = step_then_interrupt  # type: ignore[method-assign]
+    return trainer.train()
+
+
+@pytest.mark.parametrize("interrupted_at", [1, 3, 7, 11])
+def test_an_interrupted_run_resumes_to_bit_identical_weights(tmp_path: Path, text: Path, interrupted_at: int) -> None:
+    whole = pretrain.start(tmp_path / "whole", options(text))
+    whole.train()
+
+    run = tmp_path / "cut"
+    outcome = interrupted_run(run, options(text), interrupted_at)
+    assert outcome.interrupted and outcome.state.step == interrupted_at
+    resumed, complaints = pretrain.resume(run)
+    assert complaints == [] and resumed.state.step == interrupted_at
+    resumed.train()
+    assert_same_weights(tmp_path / "whole" / "last", run / "last")
+    steps = [r["step"] for r in Log(run / "log.jsonl").read() if "loss" in r]
+    assert steps == list(range(1, 13))
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "onfoot", *arguments]
+
+
+def arguments(text: Path, run: Path) -> list[str]:
+    out = ["train", str(text), "--out", str(run)]
+    for name, value in {**SMALL, "steps": 40, "save_every": 2}.items():
+        out += [f"--{name.replace('_', '-')}", str(value)]
+    return out
+
+
+def kill_and_resume(tmp_path: Path, text: Path, moments: list[float]) -> None:
+    subprocess.run(command(*arguments(text, tmp_path / "whole")), check=True, capture_output=True, timeout=120)
+    for i, moment in enumerate(moments):
+        run = tmp_path / f"killed-{i}"
+        process = subprocess.Popen(command(*arguments(text, run)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while not (run / "log.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(moment)
+        process.kill()
+        process.communicate()
+        result = subprocess.run(command("train", "--resume", str(run)), capture_output=True, text=True, timeout=120)
+        assert result.returncode == 0, result.stderr
+        assert_same_weights(tmp_path / "whole" / "last", run / "last")
+        assert [r["step"] for r in Log(run / "log.jsonl").read() if "loss" in r] == list(range(1, 41))
+        shutil.rmtree(run)
+
+
+def test_a_killed_run_resumes_to_bit_identical_weights(tmp_path: Path, text: Path) -> None:
+    kill_and_resume(tmp_path, text, np.random.default_rng(0).uniform(0, 1.0, 3).tolist())
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_all_resume_to_bit_identical_weights(tmp_path: Path, text: Path) -> None:
+    kill_and_resume(tmp_path, text, np.random.default_rng().uniform(0, 1.5, 10).tolist())
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path, text: Path) -> None:
+    whole = pretrain.start(tmp_path / "whole", options(text))
+    whole.train()
+    run = tmp_path / "run"
+    pretrain.start(run, options(text))  # prepared, but never trained
+    shutil.rmtree(run / "data")  # not even its tokens were ready
+    resumed, _ = pretrain.resume(run)
+    resumed.train()
+    assert_same_weights(tmp_path / "whole" / "last", run / "last")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, text: Path, damage: str) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text)).train()
+    reference = weights(run / "last")
+    newest, before = checkpoints(run)[-1], checkpoints(run)[-2]
+    path = newest / ("trainer/manifest.json" if damage == "manifest" else "model.safetensors")
+    content = path.read_bytes()
+    if damage == "remove":
+        path.unlink()
+    elif damage == "flip":
+        path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    else:
+        path.write_bytes(content[:-20])
+    found, complaints = newest_sound(run)
+    assert found == before
+    assert len(complaints) == 1 and str(newest) in complaints[0]
+    if damage != "manifest":
+        assert "model.safetensors" in complaints[0]
+    resumed, said = pretrain.resume(run)
+    assert said == complaints
+    resumed.train()
+    assert problem(newest) is None  # written again
+    assert all((weights(run / "last")[k] == reference[k]).all() for k in reference)
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_intact(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    interrupted_run(run, options(text), 4)
+    sound = checkpoints(run)
+    assert sound and all(problem(p) is None for p in sound)
+
+    resumed, _ = pretrain.resume(run)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing beyond the limit then fails as on a full disk
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(ValueError, match=r"could not be written .*; the ones before it are intact"):
+            resumed.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert checkpoints(run) == sound and all(problem(p) is None for p in sound)
+    assert not list((run / "checkpoints").glob(".writing-*"))
+    again, _ = pretrain.resume(run)
+    again.train()
+    whole = pretrain.start(tmp_path / "whole", options(text))
+    whole.train()
+    assert_same_weights(tmp_path / "whole" / "last", run / "last")
+
+
+def test_a_non_finite_loss_names_the_step_and_overwrites_nothing(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    trainer = pretrain.start(run, options(text))
+    step = trainer.step
+
+    def poisoned(lr: float) -> Any:
+        if trainer.state.step == 7:
+            trainer.model.params["transformer.ln_f.weight"][0] = np.nan
+        return step(lr)
+
+    trainer.step = poisoned  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"step 8: the loss is nan .* nothing was overwritten"):
+        trainer.train()
+    found, complaints = newest_sound(run)
+    assert found is not None and found.name == "step-0000006" and complaints == []
+    assert all(np.isfinite(w).all() for w in weights(found).values())
+
+
+def test_a_model_can_be_trained_further_on_other_text(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "first", options(text)).train()
+    start = weights(tmp_path / "first" / "best")
+    other = tmp_path / "other.txt"
+    other.write_text("lorem ipsum dolor sit amet " * 80)
+    trainer = pretrain.start(tmp_path / "second", options(other, init=str(tmp_path / "first"), context=8))
+    assert all((trainer.model.params[k] == start[k]).all() for k in start)
+    trainer.train()
+    assert any((trainer.model.params[k] != start[k]).any() for k in start)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context": 4000}, "less than one window of 4000"),
+        ({"n_embd": 15}, "n_embd=15 is not divisible by n_head=2"),
+        ({"tokenizer": "nope"}, "the tokenizer nope does not exist; known names are byte, char, bpe"),
+        ({"texts": ["missing.txt"]}, "missing.txt does not exist"),
+        ({"init": "missing"}, "missing is not a folder"),
+    ],
+    ids=str,
+)
+def test_a_run_that_cannot_begin_leaves_nothing_behind(
+    tmp_path: Path, text: Path, changes: dict[str, Any], message: str
+) -> None:
+    settings = {"texts": [str(text)], **SMALL, **changes}
+    with pytest.raises(ValueError, match=message):
+        pretrain.start(tmp_path / "run", TrainOptions(**settings))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps=0: at least 1"),
+        ({"lr": -0.1}, "lr=-0.1: at least 0"),
+        ({"validation": 1.0}, "validation=1.0: a share between 0 and 1"),
+        ({"schedule": "step"}, "unknown schedule 'step'"),
+        ({"engine": "gpu"}, "unknown engine 'gpu'"),
+        ({"dropout": 1.0}, r"dropout=1.0 is not in \[0, 1\)"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainOptions(**changes)
+
+
+def test_folders_that_are_taken_or_are_no_runs_are_refused(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "run", options(text))
+    with pytest.raises(ValueError, match="holds a run already; resume it with --resume"):
+        pretrain.start(tmp_path / "run", options(text))
+    with pytest.raises(ValueError, match="is not empty"):
+        pretrain.start(tmp_path, options(text))
+    with pytest.raises(ValueError, match=r"it has no run\.json"):
+        pretrain.resume(tmp_path)
+    with pytest.raises(ValueError, match="has no sound checkpoint yet"):
+        (tmp_path / "run" / "checkpoints").mkdir()
+        onfoot.load(tmp_path / "run")
+
+
+def test_a_context_longer_than_the_model_is_refused(tmp_path: Path, text: Path) -> None:
+    onfoot_model = onfoot.create(onfoot.GPT2Config(vocab_size=257, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    from onfoot.formats.tokenizer import byte_tokenizer
+
+    onfoot_model.tokenizer = byte_tokenizer()
+    onfoot_model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"a context of 16 exceeds n_positions=8 of .*; pass --context 8"):
+        pretrain.start(tmp_path / "run", options(text, init=str(tmp_path / "model")))
