@@ -1,0 +1,59 @@
+"""Attribution: what each token of a text does to the loss, read from Δ_0, the gradient of the one-hot tokens.
+
+Δ_0 = Δ_1 w_tokᵗ has a column for every token of the vocabulary. Its entry at the token that stands there is gradient ×
+input; the difference of two entries is what a swap would do to the loss, to first order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onfoot.arrays import to_numpy
+from onfoot.models.inputs import check_tokens, next_token_targets
+from onfoot.models.model import Model
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One token replaced by another; the targets stay those of the original text."""
+
+    position: int
+    old: int
+    new: int
+    predicted: float  # Δ_0[t, new] − Δ_0[t, old], the change of the loss to first order
+    actual: float  # the loss with the swap made, minus the loss without
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The loss of a text, gradient × input of each token, and the swaps that promise the lowest loss."""
+
+    loss: float
+    tokens: np.ndarray  # (T,)
+    contributions: np.ndarray  # (T,)
+    swaps: list[Swap]  # most promising first
+
+
+def attribute(model: Model, tokens: Any, targets: Any = None, n_swaps: int = 10) -> Attribution:
+    """Attributes the loss of one sequence (T,) to its tokens, and tries the `n_swaps` best first-order swaps."""
+    if n_swaps < 0:
+        raise ValueError(f"n_swaps={n_swaps}: a number of at least 0 is needed")
+    ids = check_tokens(to_numpy(tokens)[None], model.config.vocab_size, model.config.n_positions)  # (1, T)
+    goals = next_token_targets(ids) if targets is None else to_numpy(targets)[None]  # (1, T), kept in every swap
+    trace = model.trace(ids, goals, input_gradient=True)
+    delta_0 = to_numpy(trace.delta[0])[0]  # (T, V)
+    contributions = np.take_along_axis(delta_0, ids[0][:, None], axis=1)  # (T, 1)
+    scores = delta_0 - contributions  # (T, V)
+    scores[np.arange(ids.shape[1]), ids[0]] = np.inf  # no swap at all
+    n = min(n_swaps, scores.size - ids.shape[1])
+    swaps = []
+    for flat in np.argsort(scores, axis=None, kind="stable")[:n]:
+        position, new = (int(i) for i in np.unravel_index(flat, scores.shape))
+        swapped = ids.copy()
+        swapped[0, position] = new
+        actual = model.loss(swapped, goals) - trace.loss
+        swaps.append(Swap(position, int(ids[0, position]), new, float(scores[position, new]), actual))
+    return Attribution(trace.loss, ids[0], contributions[:, 0], swaps)

@@ -1,0 +1,75 @@
+"""The command line: `onfoot <command>`, one file a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from onfoot.cli import attribute, generate, info, table, train, walk
+
+
+class _Group(TyperGroup):
+    """Turns what users can mend (a wrong value, a missing file) into one line on stderr and exit status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # the reader has seen enough, as in `onfoot walk | head`
+            raise
+        except (ValueError, OSError) as error:
+            if os.environ.get("ONFOOT_DEBUG"):
+                raise
+            print(f"error: {_one_line(error)}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # joins the lines of a paragraph, and leaves [brackets] alone
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("table")(table.table)
+app.command("walk")(walk.walk)
+app.command("attribute")(attribute.attribute)
+app.command("train")(train.train)
+app.command("generate")(generate.generate)
+app.command("info")(info.info)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from onfoot import __version__
+
+        print(f"onfoot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def onfoot(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Transformers whose every gradient is a formula you can read."""
+
+
+def main() -> None:
+    """Runs the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure") and "utf" not in (stream.encoding or "").lower():
+            # Δ and ρ must reach a pipe intact, and must not stop a terminal that cannot show them
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
+    app()

@@ -1,0 +1,107 @@
+"""`onfoot attribute`: what each token does to the loss, and which token in its place would lower it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onfoot.cli import options
+from onfoot.config import GPT2Config, preset
+
+if TYPE_CHECKING:
+    from onfoot.attribution import Attribution
+
+BYTES = 256  # the vocabulary of a byte-level model
+SMALL = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=BYTES, n_positions=256)
+
+
+def attribute(
+    tokens: Annotated[str | None, typer.Option("--tokens", help="Token ids; each one's target is the next.")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="A text for a byte-level model, one token a byte.")] = None,
+    top: Annotated[int, typer.Option("--top", help="How many swaps to try.")] = 10,
+    preset_name: Annotated[
+        str | None, typer.Option("--preset", help="A configuration by name; by default a small byte-level model.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the model's initial values.")] = 0,
+    output: Annotated[options.Format, typer.Option("--format", help="How to write the result.")] = options.Format.rich,
+    n_layer: options.NLayer = None,
+    n_embd: options.NEmbd = None,
+    n_head: options.NHead = None,
+    vocab_size: options.VocabSize = None,
+    n_positions: options.NPositions = None,
+) -> None:
+    """What each token does to the loss, and the swaps that would lower it.
+
+    Gradient × input of each token, Δ_0[t, id], and the swaps with the most negative Δ_0[t, new] − Δ_0[t, old], beside
+    the true change of the loss when the swap is made. The targets stay those of the original text.
+    """
+    from onfoot.attribution import attribute as attribute_tokens
+    from onfoot.models.model import create
+
+    if (tokens is None) == (text is None):
+        raise ValueError('give either --tokens "3 1 4 1 5" or --text "…"')
+    config = options.configure(
+        SMALL if preset_name is None else preset(preset_name),
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
+        vocab_size=vocab_size,
+        n_positions=n_positions,
+    )
+    if text is not None and config.vocab_size != BYTES:
+        raise ValueError(
+            f"--text is read as bytes and needs vocab_size={BYTES}, not {config.vocab_size}; give --tokens instead"
+        )
+    ids = list(text.encode()) if text is not None else options.parse_tokens(tokens or "")
+    if len(ids) < 2:
+        raise ValueError(f"{len(ids)} token{'' if len(ids) == 1 else 's'}: at least 2 are needed to have a target")
+    dtype = "float64" if preset_name is None else "float32"  # a preset may be large: half the memory
+    result = attribute_tokens(create(config, seed, dtype), ids, n_swaps=top)
+    if output is options.Format.json:
+        from onfoot.cli.console import show_json
+
+        lists = {"tokens": result.tokens.tolist(), "contributions": result.contributions.tolist()}
+        show_json({**asdict(result), **lists})
+    else:
+        _show(result, as_bytes=text is not None)
+
+
+def _show(result: Attribution, as_bytes: bool) -> None:
+    from onfoot.cli.console import Sheet, show_sheet, show_text
+
+    def shown(token: int) -> str:
+        return f"{token}  {_byte(token)}" if as_bytes else str(token)
+
+    largest = max(abs(result.contributions).max(), 1e-300)
+    show_text(f"loss {result.loss:.6f}", "bold")
+    show_sheet(
+        Sheet(
+            "Gradient × input: Δ_0[t, id]",
+            [">t", "token", ">Δ_0[t, id]", "raises the loss (+), lowers it (−)"],
+            [
+                (str(t), shown(int(token)), f"{value:+.6f}", _bar(value / largest))
+                for t, (token, value) in enumerate(zip(result.tokens, result.contributions, strict=True))
+            ],
+        )
+    )
+    show_sheet(
+        Sheet(
+            "The best swaps to first order: Δ_0[t, new] − Δ_0[t, id]",
+            [">t", "token", "new", ">first order", ">true change of the loss"],
+            [
+                (str(s.position), shown(s.old), shown(s.new), f"{s.predicted:+.6f}", f"{s.actual:+.6f}")
+                for s in result.swaps
+            ],
+            ["Each swap is made alone; the targets stay those of the original text."],
+        )
+    )
+
+
+def _byte(token: int) -> str:
+    return repr(chr(token)) if 32 <= token < 127 else f"0x{token:02x}"
+
+
+def _bar(share: float, width: int = 24) -> str:
+    return ("+" if share > 0 else "−") * round(abs(share) * width)

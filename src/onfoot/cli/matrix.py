@@ -1,0 +1,42 @@
+"""Small matrices as text: four decimals, an exact 0 as `0`, the middle of large ones left out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def matrix_lines(
+    x: np.ndarray, margin: tuple[str, np.ndarray] | None = None, most_rows: int = 12, most_columns: int = 12
+) -> list[str]:
+    """The rows of a matrix (a vector is one row), with `margin` beside them: a label and a number a row."""
+    table = np.atleast_2d(x)
+    rows, columns = _kept(table.shape[0], most_rows), _kept(table.shape[1], most_columns)
+    cells = [["⋮" if i is None else "…" if j is None else _number(table[i, j]) for j in columns] for i in rows]
+    width = max(len(cell) for line in cells for cell in line)
+    lines = ["  ".join(cell.rjust(width) for cell in line) for line in cells]
+    if margin is None:
+        return lines
+    label, values = margin
+    return [
+        line if i is None else f"{line}  │ {label} {_number(np.atleast_1d(values)[i])}"
+        for line, i in zip(lines, rows, strict=True)
+    ]
+
+
+def _kept(n: int, most: int) -> list[int | None]:
+    """The indices to show; None stands for those left out."""
+    if n <= most:
+        return list(range(n))
+    tail = 2
+    return [*range(most - tail - 1), None, *range(n - tail, n)]
+
+
+def _number(value: float) -> str:
+    if isinstance(value, np.integer):
+        return str(value)
+    if value == 0:
+        return "0"
+    if np.isinf(value):
+        return "−∞" if value < 0 else "∞"
+    text = f"{value:.4f}"
+    return text.removeprefix("-") if text == "-0.0000" else text

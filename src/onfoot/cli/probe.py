@@ -1,0 +1,132 @@
+"""Finite differences through the whole network: what the loss does when one array inside it is moved.
+
+An activation is moved in place the moment the forward pass notes it, before anything is computed from it; the rest of
+the network then runs on. A parameter is moved in the model's dict. The scores of a head are moved by an attention pair
+that adds to them before softmax.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onfoot.engine import Engine
+from onfoot.models import gpt2
+from onfoot.models.model import Model
+from onfoot.models.run import Run
+from onfoot.ops.attention import softmax, visible
+
+TOLERANCE = 1e-6
+SMALLEST = 1e-4  # derivatives below it are compared absolutely, to SMALLEST × TOLERANCE
+
+Move = Callable[[np.ndarray], np.ndarray]
+
+
+def itself(direction: np.ndarray) -> np.ndarray:
+    """The plain move: along the direction."""
+    return direction
+
+
+class Check(NamedTuple):
+    """A gradient's derivative along a direction, by the formula and by a finite difference."""
+
+    formula: float
+    difference: float
+
+    @property
+    def error(self) -> float:
+        scale = max(abs(self.formula), abs(self.difference), SMALLEST)
+        return abs(self.formula - self.difference) / scale
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= TOLERANCE  # nan does not pass
+
+
+def derivative(f: Callable[[float], float]) -> float:
+    """f'(0) by central differences of fourth order: the largest step that a ten times smaller one confirms.
+
+    A large step has the least rounding; a kink of ReLU inside it shows as disagreement, and asks for a smaller one.
+    """
+    coarse = math.nan
+    for h in (1e-3, 1e-4, 1e-5, 1e-6):
+        fine = (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h)
+        if abs(fine - coarse) <= 1e-8 * max(abs(fine), 1e-2):
+            return coarse
+        coarse = fine
+    return coarse
+
+
+class Probe:
+    """The loss of one text under a model, as a function of any array inside the network."""
+
+    def __init__(self, model: Model, tokens: np.ndarray, targets: np.ndarray, divisor: float, seed: int) -> None:
+        self.model = model
+        self.tokens = tokens  # (1, T)
+        self.targets = targets  # (1, T)
+        self.divisor = divisor
+        self.rng = np.random.default_rng(seed)
+
+    def activation(self, gradient: np.ndarray, moves: dict[str, Move]) -> Check:
+        """Checks a gradient by moving noted activations, each by its own linear map of one direction."""
+
+        def loss(direction: np.ndarray, eps: float) -> float:
+            def note(noted: str, value: np.ndarray) -> None:
+                if noted in moves:
+                    value += eps * moves[noted](direction)
+
+            return self._loss(self.model.engine, note)
+
+        return self._check(gradient, loss)
+
+    def scores(self, gradient: np.ndarray, block: int, head: int, move: Move = itself) -> Check:
+        """Checks a gradient (T, T) by moving the scores of one head just before the mask and softmax."""
+
+        def loss(direction: np.ndarray, eps: float) -> float:
+            return self._loss(self._moved_scores(block, head, eps * move(direction)), None)
+
+        return self._check(gradient, loss)
+
+    def parameter(self, gradient: np.ndarray, name: str, where: Any = ...) -> Check:
+        """Checks the gradient of (a part of) a parameter through `model.loss`."""
+        params, original = self.model.params, self.model.params[name]
+
+        def loss(direction: np.ndarray, eps: float) -> float:
+            params[name] = original.copy()
+            params[name][where] += eps * direction
+            try:
+                return self.model.loss(self.tokens, self.targets, divisor=self.divisor)
+            finally:
+                params[name] = original
+
+        return self._check(gradient, loss)
+
+    def _check(self, gradient: np.ndarray, loss: Callable[[np.ndarray, float], float]) -> Check:
+        direction = self.rng.standard_normal(gradient.shape)
+        direction /= np.linalg.norm(direction)
+        return Check(float((gradient * direction).sum()), derivative(lambda eps: loss(direction, eps)))
+
+    def _loss(self, engine: Engine, note: Any) -> float:
+        model = self.model
+        run = Run(engine, model.params, model.trainable, model.dtype, keep_saved=False, note=note)
+        layout = gpt2.Layout(np.arange(self.tokens.shape[1]))
+        a11, _ = gpt2.features_forward(run, model.config, self.tokens, layout)
+        a12, _ = gpt2.head_forward(run, model.config, a11)
+        return float(engine.cross_entropy_forward(a12, self.targets, self.divisor)[0])
+
+    def _moved_scores(self, block: int, head: int, by: np.ndarray) -> Engine:
+        """The model's engine, with an attention that adds `by` (T, T) to the scores of one head of one block."""
+        engine, calls = self.model.engine, itertools.count()
+
+        def attention_forward(q: Any, k: Any, v: Any, causal: bool, start: Any, keep: Any) -> tuple[Any, Any]:
+            if next(calls) != block:
+                return engine.attention_forward(q, k, v, causal, start, keep)
+            scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])  # (1, H, T, T)
+            scores[:, head] += by
+            return softmax(scores, visible(q.shape[-2], k.shape[-2], causal, start, q)) @ v, None
+
+        return Engine(engine.name, {**engine.table, "attention_forward": attention_forward}, np.asarray)

@@ -1,0 +1,229 @@
+"""`onfoot walk`: one small network in numbers, forward down and backward up, every gradient checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onfoot.cli import options
+from onfoot.config import GPT2Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from rich.text import Text
+
+    from onfoot.cli.steps import Section, Step
+    from onfoot.models.model import Model
+
+SMALL = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=10, n_positions=8, tie_word_embeddings=True)
+
+
+def walk(
+    tokens: Annotated[str, typer.Option("--tokens", help="Token ids; each one's target is the next.")] = "3 1 4 1 5",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the parameters and of the checks' directions.")] = 0,
+    summed: Annotated[
+        bool, typer.Option("--sum", help="The paper's loss: the sum over targets, not the mean.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print large matrices in full.")] = False,
+    output: Annotated[options.Format, typer.Option("--format", help="How to write the walk.")] = options.Format.rich,
+    n_layer: options.NLayer = None,
+    n_embd: options.NEmbd = None,
+    n_head: options.NHead = None,
+    vocab_size: options.VocabSize = None,
+    n_positions: options.NPositions = None,
+    n_inner: options.NInner = None,
+    head_dim: options.HeadDim = None,
+    qk_head_dim: options.QkHeadDim = None,
+    tied: options.Tied = None,
+    lm_head_bias: options.LmHeadBias = None,
+    causal: options.Causal = None,
+    activation: options.Activation = None,
+) -> None:
+    """A small network in numbers: every variable down, every gradient up.
+
+    Each gradient is checked against a finite difference of the loss along a random direction: an error signal Δ_i by
+    moving a_i and running the rest of the network, a parameter's gradient by moving the parameter. All in float64.
+    By default one block of width 8 with 2 heads, 10 tokens and 8 positions. Exit status 1 if a check fails.
+    """
+    import numpy as np
+
+    ids = np.array([options.parse_tokens(tokens)])
+    config = options.configure(
+        SMALL,
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
+        vocab_size=vocab_size,
+        n_positions=n_positions,
+        n_inner=n_inner,
+        head_dim=head_dim,
+        qk_head_dim=qk_head_dim,
+        tie_word_embeddings=tied,
+        lm_head_bias=lm_head_bias,
+        causal=causal,
+        activation_function=activation,
+    )
+    walked = Walked(config, ids, seed, summed)
+    if output is options.Format.json:
+        _show_json(walked)
+    else:
+        _show(walked, most=10**9 if full else 12)
+    if walked.failed:
+        raise typer.Exit(1)
+
+
+def small_model(config: GPT2Config, seed: int) -> Model:
+    """A float64 model away from its initial values: numbers of visible size, no bias 0, no norm's weight 1."""
+    import numpy as np
+
+    from onfoot.models.model import Model
+    from onfoot.models.params import shapes
+
+    rng = np.random.default_rng(seed)
+    params = {}
+    for name, shape in shapes(config).items():
+        value = rng.normal(0, 0.5 if len(shape) == 2 else 0.2, shape)
+        is_norm = len(shape) == 1 and name.endswith(".weight")
+        params[name] = value + 1 if is_norm else value
+    return Model(config, params, "float64", "numpy")
+
+
+class Walked:
+    """One walk: the loss at once, the sections as they are checked, and what the checks said."""
+
+    def __init__(self, config: GPT2Config, tokens: np.ndarray, seed: int, summed: bool) -> None:
+        from onfoot.cli.probe import Probe
+        from onfoot.cli.steps import Walk
+        from onfoot.models.inputs import check_tokens, count_targets, next_token_targets
+
+        self.config, self.seed = config, seed
+        self.tokens = check_tokens(tokens, config.vocab_size, config.n_positions)
+        if self.tokens.shape[1] < 2:
+            raise ValueError('1 token has no target; give at least 2, as in --tokens "3 1 4 1 5"')
+        targets = next_token_targets(self.tokens)
+        self.divisor = 1 if summed else count_targets(targets)
+        model = small_model(config, seed)
+        trace = model.trace(self.tokens, targets, divisor=self.divisor, input_gradient=True)
+        self.loss = trace.loss
+        self._walk = Walk(model, trace, Probe(model, self.tokens, targets, self.divisor, seed + 1))
+        self.errors: list[float] = []
+        self.failed: list[str] = []
+
+    def sections(self) -> Iterator[Section]:
+        for section in self._walk.sections():
+            for step in section.steps:
+                if step.check is not None:
+                    self.errors.append(step.check.error)
+                    if not step.check.passed:
+                        self.failed.append(f"{step.symbol} ({section.title})")
+            yield section
+
+
+def _show(walked: Walked, most: int) -> None:
+    from rich.text import Text
+
+    from onfoot.cli.console import show_text
+
+    c = walked.config
+    n_tokens = walked.tokens.shape[1]
+    blocks, heads = (f"{n} {what}{'s' if n != 1 else ''}" for n, what in ((c.n_layer, "block"), (c.n_head, "head")))
+    logits = "tied logits" if c.tie_word_embeddings else "untied logits" + (" with a bias" if c.lm_head_bias else "")
+    show_text(
+        f"{blocks}, width d = {c.n_embd}, {heads} with d_ρ = {c.key_width} and d_h = {c.value_width}, "
+        f"vocabulary {c.vocab_size}, {logits}; {n_tokens} tokens, n = {walked.divisor}; float64, seed {walked.seed}"
+    )
+    show_text(
+        "~ broadcasts over tokens, ∘ multiplies elementwise, ⊖ is the dot product of rows, ᵗ transposes; "
+        "0 is exactly 0\n"
+        "✓ the formula and a finite difference of the loss along a random direction agree, to this relative error",
+        "dim",
+    )
+    for section in walked.sections():
+        arrow, style = ("↓", "bold cyan") if section.direction == "forward" else ("↑", "bold magenta")
+        show_text(f"\n{arrow} {section.direction} · {section.title} ".ljust(100, "─"), style)
+        text = Text()
+        for step in section.steps:
+            _write(step, text, most)
+        show_text(text)
+    n = len(walked.errors)
+    show_text(f"loss {walked.loss:.6f}", "bold")
+    if walked.failed:
+        show_text(f"✗ {len(walked.failed)} of {n} checks failed: {', '.join(walked.failed)}", "bold red")
+    else:
+        show_text(f"✓ all {n} checks passed; largest relative error {max(walked.errors):.0e}", "bold green")
+
+
+def _write(step: Step, text: Text, most: int) -> None:
+    """A line that says what the array is, then its numbers."""
+    from onfoot.cli.matrix import matrix_lines
+
+    shape = " × ".join(str(n) for n in step.value.shape)
+    equations = f"eq {', '.join(step.formula.equations)}" if step.formula.equations else ""
+    text.append("\n")
+    text.append(f"{step.formula.text:<47}", "bold")
+    text.append(f"  {equations:<15} {shape:>8}", "dim")
+    if step.check is not None:
+        mark, style = ("✓", "green") if step.check.passed else ("✗", "bold red")
+        text.append(f"  {mark} {f'{step.check.error:.0e}' if step.check.error else '0':<5}", style)
+        if not step.check.passed:
+            text.append(f"  formula {step.check.formula:.8g}, difference {step.check.difference:.8g}", style)
+    if step.parameter is not None:
+        text.append(f"  {step.parameter}", "dim")
+    text.append("\n")
+    if step.formula.where:
+        text.append(f"  {step.formula.where}\n", "bold")
+    for line in matrix_lines(step.value, step.margin, most, most):
+        text.append(f"    {line}\n")
+
+
+def _show_json(walked: Walked) -> None:
+    from onfoot.cli.console import show_json
+
+    sections = [
+        {
+            "title": section.title,
+            "direction": section.direction,
+            "block": section.block,
+            "head": section.head,
+            "steps": [_step_json(step) for step in section.steps],
+        }
+        for section in walked.sections()
+    ]
+    show_json(
+        {
+            "config": walked.config.to_dict(),
+            "seed": walked.seed,
+            "tokens": walked.tokens[0].tolist(),
+            "divisor": walked.divisor,
+            "sections": sections,
+            "loss": walked.loss,
+            "checks": len(walked.errors),
+            "failed": walked.failed,
+        }
+    )
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    """One step for programs; what is not a finite number (a masked score) is null."""
+    import numpy as np
+
+    value = step.value.astype(object)
+    value[~np.isfinite(step.value)] = None
+    out: dict[str, Any] = {
+        "symbol": step.symbol,
+        "formula": step.formula.text,
+        "where": step.formula.where,
+        "equations": list(step.formula.equations),
+        "shape": list(step.value.shape),
+        "value": value.tolist(),
+    }
+    if step.parameter is not None:
+        out["parameter"] = step.parameter
+    if step.margin is not None:
+        out["margin"] = {"label": step.margin[0], "values": step.margin[1].tolist()}
+    if step.check is not None:
+        out["check"] = {**step.check._asdict(), "error": step.check.error, "passed": step.check.passed}
+    return out
