@@ -17,7 +17,6 @@ import numpy as np
 from onfoot.engine import Engine
 from onfoot.models import gpt2
 from onfoot.models.model import Model
-from onfoot.models.run import Run
 from onfoot.ops.attention import softmax, visible
 
 TOLERANCE = 1e-6
@@ -112,7 +111,7 @@ class Probe:
 
     def _loss(self, engine: Engine, note: Any) -> float:
         model = self.model
-        run = Run(engine, model.params, model.trainable, model.dtype, keep_saved=False, note=note)
+        run = model.new_run(keep_saved=False, note=note, engine=engine)
         layout = gpt2.Layout(np.arange(self.tokens.shape[1]))
         a11, _ = gpt2.features_forward(run, model.config, self.tokens, layout)
         a12, _ = gpt2.head_forward(run, model.config, a11)

@@ -144,7 +144,7 @@ def save_folder(model: Model, folder: str | Path) -> None:
         name: getattr(config, name) for name in ("bos_token_id", "eos_token_id") if getattr(config, name) is not None
     }
     write_json(path / "generation_config.json", {"_from_model_config": True, **special})
-    write_tensors(path / "model.safetensors", {name: to_numpy(p) for name, p in model.params.items()})
+    write_tensors(path / "model.safetensors", {name: to_numpy(model.params[name]) for name in shapes(config)})
     if model.tokenizer is not None:
         model.tokenizer.save(path, config.n_positions)
 
@@ -155,6 +155,7 @@ def load_folder(folder: str | Path, dtype: str, engine: str) -> Model:
 
     config = load_config(folder)
     model = Model(config, load_params(folder, config), dtype, engine)
+    model.source = str(folder)
     model.tokenizer = Tokenizer.find(folder)
     if model.tokenizer is not None and model.tokenizer.size > config.vocab_size:
         raise ValueError(

@@ -80,8 +80,8 @@ def block_forward(
     return a10, saved if run.keep_saved else None
 
 
-def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any) -> Array:
-    """Δ_10 -> Δ_1, and the gradients of the block's parameters."""
+def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any) -> Array | None:
+    """Δ_10 -> Δ_1, and the gradients of the block's parameters; None as soon as nothing below trains."""
     eng, name, heads = run.engine, f"transformer.h.{b}", config.n_head
     qk = heads * config.key_width
     s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2 = saved
@@ -89,16 +89,26 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
 
     d9 = run.dropout_backward(d10, s_drop2)  # the sum sends Δ_10 to both its terms
     d8 = run.linear_backward(f"{name}.mlp.c_proj", d9, s_contract)
+    if not run.trains_below(f"{name}.mlp.c_proj"):
+        return None
     d7 = activation_backward(d8, s_activation)
     d6 = run.linear_backward(f"{name}.mlp.c_fc", d7, s_expand)
+    if not run.trains_below(f"{name}.mlp.c_fc"):
+        return None
     d5 = d10 + run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2)  # eq NET.1
 
     d4 = run.dropout_backward(d5, s_drop1)
+    if not run.trains_below(f"{name}.ln_2"):
+        return None
     d3 = run.linear_backward(f"{name}.attn.c_proj", d4, s_proj)
+    if not run.trains_below(f"{name}.attn.c_proj"):
+        return None
     dq, dk, dv = eng.attention_backward(split_heads(d3, heads), s_attention)
     dqkv = namespace(d3).concatenate([merge_heads(dq), merge_heads(dk), merge_heads(dv)], axis=-1)
     dead = slice(qk, 2 * qk)  # eq 29: the keys' biases shift every score of a row alike
-    d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead)
+    d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=dead)
+    if not run.trains_below(f"{name}.attn.c_attn"):
+        return None
     d1 = d5 + run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1)  # eq NET.2
 
     for i, d in enumerate((d1, d2, d3, d5, d5, d6, d7, d8, d10, d10), start=1):
@@ -127,26 +137,28 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
     """Δ_11 -> Δ_1, down to the lowest layer that trains."""
     s_tok, s_pos, s_drop, blocks, s_norm = saved
     run.note("Δ_11", d11)
-    if not run.trains("transformer."):
+    if not run.trains_below(HEAD):
         return
     d = run.layer_norm_backward("transformer.ln_f", d11, s_norm)
-    embeddings_train = run.trains("transformer.wte.") or run.trains("transformer.wpe.")
     for b in reversed(range(config.n_layer)):
-        if not embeddings_train and not any(run.trains(f"transformer.h.{i}.") for i in range(b + 1)):
+        if not run.trains_below("transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"):
             return
-        d = block_backward(run, config, b, d, blocks[b])
+        below = block_backward(run, config, b, d, blocks[b])
         blocks[b] = None  # its activations are not needed again
+        if below is None:
+            return
+        d = below
+    if not run.trains_below("transformer.h.0.ln_1"):
+        return
     d = run.dropout_backward(d, s_drop)
-    if embeddings_train:
-        run.add(TOKEN_TABLE, run.engine.embedding_backward(d, s_tok))  # eq 3
-        d_pos = d if s_pos.ids.ndim == 2 else d.sum(axis=0)  # every sequence of the batch shares the positions
-        run.add(POSITION_TABLE, run.engine.embedding_backward(d_pos, s_pos))  # eq 3
+    run.add(TOKEN_TABLE, run.engine.embedding_backward(d, s_tok))  # eq 3
+    d_pos = d if s_pos.ids.ndim == 2 else d.sum(axis=0)  # every sequence of the batch shares the positions
+    run.add(POSITION_TABLE, run.engine.embedding_backward(d_pos, s_pos))  # eq 3
 
 
 def head_forward(run: Run, config: GPT2Config, a11: Array) -> tuple[Array, Any]:
     """a_11 -> a_12: the logits, (B, T, V). Tied, the head's weight is the token table: w_11 = w_tokᵗ."""
-    table = run.params[TOKEN_TABLE if config.tie_word_embeddings else f"{HEAD}.weight"]
-    a12, saved = run.engine.linear_forward(a11, table.T, run.params.get(f"{HEAD}.bias"))
+    a12, saved = run.linear(HEAD, a11, stored=head_tensor(config))
     run.note("a_12", a12)
     return a12, saved
 
@@ -154,7 +166,9 @@ def head_forward(run: Run, config: GPT2Config, a11: Array) -> tuple[Array, Any]:
 def head_backward(run: Run, config: GPT2Config, d12: Array, saved: Any) -> Array:
     """Δ_12 -> Δ_11, and the gradients of the head."""
     run.note("Δ_12", d12)
-    d11, dweight, dbias = run.engine.linear_backward(d12, saved)
-    run.add(TOKEN_TABLE if config.tie_word_embeddings else f"{HEAD}.weight", dweight.T)  # eq TIE.1: one of two paths
-    run.add(f"{HEAD}.bias", dbias)
-    return d11
+    return run.linear_backward(HEAD, d12, saved, stored=head_tensor(config))  # eq TIE.1: tied, one of two paths
+
+
+def head_tensor(config: GPT2Config) -> str:
+    """The tensor (V, C) that the logits are made with: w_11ᵗ."""
+    return TOKEN_TABLE if config.tie_word_embeddings else f"{HEAD}.weight"

@@ -11,8 +11,9 @@ import numpy as np
 from onfoot.arrays import Array, to_numpy
 from onfoot.config import GPT2Config
 from onfoot.engine import Engine, check_dtype, get_engine
-from onfoot.models import gpt2, inputs
-from onfoot.models.params import initialise, shapes
+from onfoot.models import adapters, gpt2, inputs
+from onfoot.models.adapters import Adapter
+from onfoot.models.params import initialise, layer_order, shapes
 from onfoot.models.run import Note, Run
 from onfoot.models.trace import Recorder, Trace, build_trace
 
@@ -49,11 +50,63 @@ class Model:
             )
         self.trainable: set[str] = set(self.params)
         self.tokenizer: Tokenizer | None = None  # where the model was loaded with one, or given one
+        self.source: str | None = None  # the folder it was loaded from
+        self.adapters: dict[str, Adapter] = {}
+        self.active_adapter: str | None = None
+        self.merged: str | None = None  # the adapter that is in the weights now
+        self.tied_before_merge = False
+
+    def add_lora(
+        self,
+        r: int = 16,
+        alpha: float = 16,
+        targets: Sequence[str] = ("c_attn", "c_proj", "c_fc"),
+        *,
+        dropout: float = 0.0,
+        rank_stabilised: bool = False,
+        name: str = "default",
+        seed: int = 0,
+    ) -> None:
+        """Puts low-rank companions beside the named layers and freezes the rest. The scale is PEFT's, alpha/r.
+
+        Targets are ends of layer names: c_attn, c_proj (of attention and of the MLP), c_fc, lm_head; c_attn.q, c_attn.k
+        and c_attn.v are parts with companions of their own.
+        """
+        adapters.new_adapter(self, r, alpha, targets, dropout, rank_stabilised, name, seed)
+
+    def use_adapter(self, name: str | None) -> None:
+        """Makes one adapter act and train; None turns all of them off."""
+        adapters.activate(self, name)
+
+    def merge_adapter(self) -> None:
+        """Adds the active adapter to the weights, so that it costs nothing more; `unmerge_adapter` takes it out."""
+        adapters.merge(self)
+
+    def unmerge_adapter(self) -> None:
+        adapters.unmerge(self)
+
+    def save_adapter(self, folder: str | Path, name: str | None = None) -> None:
+        """Writes an adapter (the active one) as PEFT's `PeftModel.from_pretrained` reads it."""
+        from onfoot.formats.peft import save_adapter
+
+        save_adapter(self, folder, name)
+
+    def load_adapter(self, folder: str | Path, name: str = "default") -> None:
+        """Puts an adapter that PEFT or onfoot saved on this model, and makes it the active one."""
+        from onfoot.formats.peft import load_adapter
+        from onfoot.train.checkpoint import resolve
+
+        load_adapter(self, resolve(Path(folder)), name)
 
     @property
     def n_params(self) -> int:
-        """The number of parameters."""
+        """The number of parameters, adapters included."""
         return sum(int(np.prod(p.shape)) for p in self.params.values())
+
+    @property
+    def n_trainable(self) -> int:
+        """The number of parameters that train."""
+        return sum(int(np.prod(self.params[name].shape)) for name in self.trainable)
 
     def logits(self, tokens: Any) -> Array:
         """The scores of every possible next token, (B, T, V)."""
@@ -97,6 +150,7 @@ class Model:
         """Every activation and error signal, by the paper's names; with `input_gradient` Δ_0 too, (B, T, V)."""
         recorder = Recorder(self.config.n_layer)
         run = self.new_run(note=recorder)
+        run.go_to_the_bottom()
         loss, layout = self._forward_backward(run, tokens, targets, divisor, segments)
         return build_trace(recorder, self.config, self.params, loss, run.grads, layout, input_gradient)
 
@@ -146,17 +200,40 @@ class Model:
         """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` loads as it is."""
         from onfoot.formats.huggingface import save_folder
 
+        if self.active_adapter is not None:
+            raise ValueError(
+                f"the adapter {self.active_adapter!r} is not in the weights; merge_adapter() first, or save_adapter()"
+            )
         save_folder(self, folder)
 
-    def new_run(self, keep_saved: bool = True, dropout_seed: int | None = None, note: Note | None = None) -> Run:
-        return Run(self.engine, self.params, self.trainable, self.dtype, dropout_seed, keep_saved, note)
+    def new_run(
+        self,
+        keep_saved: bool = True,
+        dropout_seed: int | None = None,
+        note: Note | None = None,
+        engine: Engine | None = None,
+    ) -> Run:
+        """One pass over this model's parameters, with the adapter that is active."""
+        return Run(
+            engine or self.engine,
+            self.params,
+            self.trainable,
+            layer_order(self.config),
+            self.dtype,
+            None if self.active_adapter is None else self.adapters[self.active_adapter],
+            dropout_seed,
+            keep_saved,
+            note,
+        )
 
     def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[gpt2.Layout, np.ndarray | None]:
         """Where the tokens stand, and the positions within their examples where there are several."""
         if segments is None:
             return gpt2.Layout(self.engine.integers(np.arange(tokens.shape[1]))), None
         if not self.config.causal:
-            raise ValueError("segments need causal=True: without the mask a token would see the examples behind its own")
+            raise ValueError(
+                "segments need causal=True: without the mask a token would see the examples behind its own"
+            )
         positions, start = inputs.check_segments(segments, tokens)
         return gpt2.Layout(self.engine.integers(positions), self.engine.integers(start)), positions
 
@@ -185,11 +262,22 @@ class Model:
 
 
 def load(path: str | Path, dtype: str = "float32", engine: str = "auto") -> Model:
-    """The model in a Hugging Face folder, or the best checkpoint of a run of `onfoot train`."""
+    """The model in a Hugging Face folder, or the best checkpoint of a run. An adapter's folder brings its base along."""
     from onfoot.formats.huggingface import load_folder
+    from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.train.checkpoint import resolve
 
-    return load_folder(resolve(Path(path)), check_dtype(dtype), engine)
+    folder = resolve(Path(path))
+    if not is_adapter_folder(folder):
+        return load_folder(folder, check_dtype(dtype), engine)
+    base = base_of(folder)
+    if base is None or not Path(base).is_dir():
+        raise ValueError(
+            f"{folder} is an adapter of {base!r}, which is not a folder here; load the base, then the adapter"
+        )
+    model = load(base, dtype, engine)
+    model.load_adapter(folder)
+    return model
 
 
 def create(config: GPT2Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:

@@ -63,6 +63,20 @@ def linear_shapes(config: GPT2Config) -> dict[str, tuple[int, int]]:
     return out
 
 
+def part_columns(config: GPT2Config, layer: str) -> dict[str, slice]:
+    """The named parts of a layer's columns: queries, keys and values of c_attn; other layers have none."""
+    if not layer.endswith(".c_attn"):
+        return {}
+    qk, total = config.n_head * config.key_width, config.n_head * (2 * config.key_width + config.value_width)
+    return {f"{layer}.q": slice(0, qk), f"{layer}.k": slice(qk, 2 * qk), f"{layer}.v": slice(2 * qk, total)}
+
+
+def layer_order(config: GPT2Config) -> dict[str, int]:
+    """Every layer that has parameters, numbered in the order of the forward pass."""
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes(config))
+    return {layer: i for i, layer in enumerate([*(x for x in layers if x != HEAD), HEAD])}
+
+
 def count(shapes_by_name: dict[str, Shape]) -> int:
     """The number of parameters."""
     return sum(math.prod(shape) for shape in shapes_by_name.values())

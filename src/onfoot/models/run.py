@@ -1,17 +1,19 @@
 """One pass through a network: the engine's pairs bound to the names of parameters.
 
-The pairs are pure; here their gradients get names and are added up. A model says `y, saved = run.linear(name, x)` on
-the way down and `dx = run.linear_backward(name, dy, saved)` on the way up.
+The pairs are pure; here their gradients get names and are added up. A model says `y, saved = run.linear(layer, x)` on
+the way down and `dx = run.linear_backward(layer, dy, saved)` on the way up. Which pair a linear layer is depends on
+what trains: the layer itself, nothing (frozen), or a low-rank companion beside it.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from onfoot.arrays import Array, Shape
 from onfoot.engine import Engine
+from onfoot.models.adapters import Adapter
 from onfoot.ops.dropout import dropout_pattern
 
 Note = Callable[[str, Array], None]
@@ -25,7 +27,9 @@ class Run:
         engine: Engine,
         params: dict[str, Array],
         trainable: set[str],
+        order: Mapping[str, int],
         dtype: str,
+        adapter: Adapter | None = None,
         dropout_seed: int | None = None,
         keep_saved: bool = True,
         note: Note | None = None,
@@ -34,44 +38,111 @@ class Run:
         self.params = params
         self.trainable = trainable
         self.dtype = dtype
+        self.adapter = adapter
         self.dropout_seed = dropout_seed
         self.keep_saved = keep_saved  # False where no backward pass follows
         self.note: Note = note or (lambda name, value: None)
         self.grads: dict[str, Array] = {}
+        self._order = order  # the layers, numbered as the forward pass meets them
+        self._lowest = min((order[self._layer(name)] for name in trainable), default=len(order))
+
+    def _layer(self, parameter: str) -> str:
+        """The layer that a parameter belongs to; a companion belongs to the layer it stands beside."""
+        layer, _, low_rank = parameter.partition(".lora_")
+        if low_rank and self.adapter is not None:
+            return self.adapter.layers[layer].beside
+        return parameter.rpartition(".")[0]
+
+    def go_to_the_bottom(self) -> None:
+        """Lets the error signal go all the way down, whatever trains."""
+        self._lowest = -1
 
     def add(self, name: str, grad: Array | None) -> None:
         """Adds to a parameter's gradient. A parameter used twice (tied weights) gets the sum of both paths."""
         if grad is not None and name in self.trainable:
             self.grads[name] = self.grads[name] + grad if name in self.grads else grad
 
-    def trains(self, prefix: str) -> bool:
-        """Whether any parameter below this name trains."""
-        return any(name.startswith(prefix) for name in self.trainable)
+    def trains_below(self, layer: str) -> bool:
+        """Whether anything before this layer trains: if not, the error signal need not go on."""
+        return self._lowest < self._order[layer]
 
-    def linear(self, name: str, x: Array) -> tuple[Array, Any]:
-        weight, bias = self.params[f"{name}.weight"], self.params.get(f"{name}.bias")
-        if self.trains(f"{name}."):
+    def linear(self, layer: str, x: Array, stored: str | None = None) -> tuple[Array, Any]:
+        """y = x w + b and what stands beside it. `stored`: the tensor that holds wᵗ, where it is not the layer's."""
+        weight = self.params[f"{layer}.weight"] if stored is None else self.params[stored].T
+        bias = self.params.get(f"{layer}.bias")
+        companions = [] if self.adapter is None else self.adapter.companions(layer)
+        if companions == [layer]:
+            return self.engine.lora_linear_forward(x, weight, bias, *self._companion(layer, x))
+        if companions:
+            return self._parts(companions, x, weight, bias)
+        if self._weight_trains(layer, stored):
             return self.engine.linear_forward(x, weight, bias)
         return self.engine.frozen_linear_forward(x, weight, bias)
 
-    def linear_backward(self, name: str, dy: Array, saved: Any, dead: slice | None = None) -> Array:
+    def linear_backward(
+        self, layer: str, dy: Array, saved: Any, stored: str | None = None, dead: slice | None = None
+    ) -> Array:
         """The gradient of x. `dead` names the columns of the bias that cannot act: their gradient is written as 0."""
-        if not self.trains(f"{name}."):
+        companions = [] if self.adapter is None else self.adapter.companions(layer)
+        if companions == [layer]:
+            dx, ddown, dup = self.engine.lora_linear_backward(dy, saved)
+            self._add_companion(layer, ddown, dup)
+            return dx
+        if companions:
+            return self._parts_backward(dy, saved)
+        if not self._weight_trains(layer, stored):
             return self.engine.frozen_linear_backward(dy, saved)
         dx, dweight, dbias = self.engine.linear_backward(dy, saved)
         if dead is not None and dbias is not None:
             dbias[dead] = 0
-        self.add(f"{name}.weight", dweight)
-        self.add(f"{name}.bias", dbias)
+        self.add(stored or f"{layer}.weight", dweight.T if stored else dweight)
+        self.add(f"{layer}.bias", dbias)
         return dx
 
-    def layer_norm(self, name: str, x: Array, eps: float) -> tuple[Array, Any]:
-        return self.engine.layer_norm_forward(x, self.params[f"{name}.weight"], self.params[f"{name}.bias"], eps)
+    def _weight_trains(self, layer: str, stored: str | None) -> bool:
+        return (stored or f"{layer}.weight") in self.trainable or f"{layer}.bias" in self.trainable
 
-    def layer_norm_backward(self, name: str, dy: Array, saved: Any) -> Array:
+    def _companion(self, name: str, x: Array) -> tuple[Array, Array, float, Array | None]:
+        """A companion's d, u, scale, and the dropout pattern of its input."""
+        assert self.adapter is not None
+        companion = self.adapter.layers[name]
+        down, up = self.params[self.adapter.down(name)].T, self.params[self.adapter.up(name)].T
+        return down, up, companion.scale, self.dropout_keep(f"{name}.lora", tuple(x.shape), companion.dropout)
+
+    def _add_companion(self, name: str, ddown: Array, dup: Array) -> None:
+        assert self.adapter is not None
+        self.add(self.adapter.down(name), ddown.T)
+        self.add(self.adapter.up(name), dup.T)
+
+    def _parts(self, companions: list[str], x: Array, weight: Array, bias: Array | None) -> tuple[Array, Any]:
+        """A frozen layer whose parts (queries, keys, values) have companions of their own."""
+        assert self.adapter is not None
+        y, s_frozen = self.engine.frozen_linear_forward(x, weight, bias)
+        beside = []
+        for name in companions:
+            down, up, scale, keep = self._companion(name, x)
+            added, s_lora = self.engine.lora_forward(x if keep is None else x * keep, down, up, scale)
+            y[..., self.adapter.layers[name].columns] += added
+            beside.append((name, keep, s_lora))
+        return y, (s_frozen, beside)
+
+    def _parts_backward(self, dy: Array, saved: Any) -> Array:
+        assert self.adapter is not None
+        s_frozen, beside = saved
+        dx = self.engine.frozen_linear_backward(dy, s_frozen)
+        for name, keep, s_lora in beside:
+            part, ddown, dup = self.engine.lora_backward(dy[..., self.adapter.layers[name].columns], s_lora)
+            dx = dx + (part if keep is None else part * keep)
+            self._add_companion(name, ddown, dup)
+        return dx
+
+    def layer_norm(self, layer: str, x: Array, eps: float) -> tuple[Array, Any]:
+        return self.engine.layer_norm_forward(x, self.params[f"{layer}.weight"], self.params[f"{layer}.bias"], eps)
+
+    def layer_norm_backward(self, layer: str, dy: Array, saved: Any) -> Array:
         dx, dweight, dbias = self.engine.layer_norm_backward(dy, saved)
-        self.add(f"{name}.weight", dweight)
-        self.add(f"{name}.bias", dbias)
+        self.add(f"{layer}.weight", dweight)
+        self.add(f"{layer}.bias", dbias)
         return dx
 
     def dropout_keep(self, name: str, shape: Shape, p: float) -> Array | None:

@@ -122,10 +122,10 @@ def point(link: Path, target: Path) -> None:
 
 def resolve(path: Path) -> Path:
     """The model folder that a path means: itself, or a run's best checkpoint, or its last sound one."""
-    if (path / "config.json").is_file() or not (path / "checkpoints").is_dir():
+    if not (path / "checkpoints").is_dir():
         return path
     best = path / "best"
-    if (best / "config.json").is_file():
+    if (best / MANIFEST).is_file():
         return best
     newest, complaints = newest_sound(path)
     if newest is None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,14 +33,14 @@ def builtin_text() -> Text:
     return Text("pydoc_data.topics", text="\n\n".join(topics[key] for key in sorted(topics)))
 
 
-def find_texts(paths: Sequence[Path]) -> list[Text]:
+def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> list[Text]:
     """The files that the given files and folders name, in a fixed order."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+            inside = sorted(p for p in path.rglob("*") if p.suffix in suffixes and p.is_file())
             if not inside:
-                raise ValueError(f"the folder {path} holds no {' or '.join(SUFFIXES)} file")
+                raise ValueError(f"the folder {path} holds no {' or '.join(suffixes)} file")
             found += inside
         elif path.is_file():
             found.append(path)
@@ -56,32 +57,28 @@ def documents(text: Text) -> Iterator[Iterator[str]]:
     if text.text is not None:
         yield iter([text.text])
     elif text.path is not None and text.path.suffix == ".jsonl":
-        for document in _json_lines(text.path):
-            yield iter([document])
+        for number, value in json_lines(text.path):
+            if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+                raise ValueError(f'{text.path}, line {number}: no "text" field with a string in it')
+            yield iter([value["text"]])
     elif text.path is not None:
         yield _pieces(text.path)
 
 
-def _json_lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
-        if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-            raise ValueError(f'{path}, line {number}: no "text" field with a string in it')
-        yield value["text"]
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Lines, without line ends that only Unicode knows: they may stand inside a JSON string."""
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """The values of a .jsonl file with the numbers of their lines; blank lines hold none."""
     place = 0
-    with path.open("rb") as file:
-        for line in file:
-            yield _decode(line, path, place)
-            place += len(line)
+    with path.open("rb") as file:  # as bytes: line ends that only Unicode knows may stand inside a JSON string
+        for number, data in enumerate(file, start=1):
+            line = _decode(data, f"{path}, line {number}", place)
+            place += len(data)
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
+            yield number, value
 
 
 def _pieces(path: Path) -> Iterator[str]:
@@ -102,12 +99,12 @@ def _pieces(path: Path) -> Iterator[str]:
         yield _decode(rest, path, place)
 
 
-def _decode(data: bytes, path: Path, place: int) -> str:
+def _decode(data: bytes, name: Path | str, place: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path} is not valid UTF-8: byte 0x{data[error.start]:02x} at position {place + error.start:,}; "
+            f"{name} is not valid UTF-8: byte 0x{data[error.start]:02x} at position {place + error.start:,}; "
             f"convert it first, for example with: iconv -f latin1 -t utf-8"
         ) from None
 

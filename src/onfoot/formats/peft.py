@@ -1,0 +1,186 @@
+"""PEFT adapters in and out: adapter_config.json and adapter_model.safetensors.
+
+What PEFT can do and this cannot is refused by name, never ignored: an option that is not known here must have the value
+that means "off".
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onfoot.arrays import to_numpy
+from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.tensors import TensorFile, write_tensors
+from onfoot.models.adapters import Adapter, LoraLayer, install, place
+from onfoot.models.gpt2 import head_tensor
+from onfoot.models.params import HEAD, linear_shapes, part_columns
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+NAMES = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[AB])\.weight$")
+BASE = re.compile(r"\.base_layer\.(weight|bias)$")  # PEFT saves a tied head's own weight beside its adapter
+
+# Options that say how an adapter was made, or that its tensors' names say again: whatever their value, nothing changes.
+NEUTRAL = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "target_modules", "exclude_modules", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core",
+    "qalora_group_size", "ensure_weight_tying", "runtime_config", "eva_config",
+}  # fmt: skip
+HONOURED = {"peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"}
+SAME_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # initial values that leave the base as it was
+
+
+def is_adapter_folder(folder: str | Path) -> bool:
+    return (Path(folder) / CONFIG).is_file()
+
+
+def base_of(folder: str | Path) -> str | None:
+    """The base model that an adapter says it belongs to."""
+    return read_json(Path(folder) / CONFIG).get("base_model_name_or_path")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """adapter_config.json, or a ValueError that names what is not supported."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} is not an adapter: it has no {CONFIG}")
+    values = read_json(path)
+    if values.get("peft_type") != "LORA":
+        raise ValueError(f"{path}: peft_type {values.get('peft_type')!r} is not supported, only 'LORA'")
+    if values.get("bias", "none") != "none":
+        raise ValueError(f"{path}: bias={values['bias']!r} is not supported, only 'none'")
+    if values.get("init_lora_weights", True) not in SAME_BASE:
+        raise ValueError(
+            f"{path}: init_lora_weights={values['init_lora_weights']!r} is not supported: it changes the base"
+        )
+    for name, value in values.items():
+        if value and name not in NEUTRAL | HONOURED | {"bias", "init_lora_weights"}:
+            raise ValueError(f"{path}: {name}={value!r} is not supported")
+    return values
+
+
+def load_adapter(model: Model, folder: Path, name: str) -> None:
+    """Puts an adapter's tensors on a model; the first that does not fit is named."""
+    config = read_config(folder)
+    path = folder / TENSORS
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {TENSORS}")
+    tensors = TensorFile(path)
+    sides: dict[str, dict[str, np.ndarray]] = {}
+    for tensor in tensors:
+        if BASE.search(tensor):
+            _check_same_head(model, tensors[tensor], tensor, folder)
+            continue
+        match = NAMES.match(tensor.removeprefix(PREFIX))
+        if match is None:
+            raise ValueError(f"{path}: the tensor {tensor} is not one of a LoRA adapter's")
+        sides.setdefault(_full_name(match["layer"]), {})[match["side"]] = tensors[tensor]
+    if not sides:
+        raise ValueError(f"{path} holds no LoRA tensors")
+    adapter, values = Adapter(name, {}), {}
+    known = linear_shapes(model.config)
+    for layer, pair in sides.items():
+        if layer not in known:
+            raise ValueError(
+                f"{folder} does not belong to this model: it has a companion for {layer}, which the model does not have"
+            )
+        r = int(_pattern(config, "rank_pattern", layer, config.get("r")))
+        n_in, n_out = known[layer]
+        for side, shape in (("A", (r, n_in)), ("B", (n_out, r))):
+            if side not in pair:
+                raise ValueError(f"{path}: the tensor {layer}.lora_{side}.weight is missing")
+            if pair[side].shape != shape:
+                raise ValueError(
+                    f"{folder} does not belong to this model: {layer}.lora_{side}.weight has shape "
+                    f"{pair[side].shape}; this model and rank {r} ask for {shape}"
+                )
+        alpha = float(_pattern(config, "alpha_pattern", layer, config.get("lora_alpha", r)))
+        adapter.layers[layer] = LoraLayer(
+            layer, None, r, alpha, float(config.get("lora_dropout") or 0), bool(config.get("use_rslora"))
+        )
+        values[adapter.down(layer)], values[adapter.up(layer)] = np.array(pair["A"]), np.array(pair["B"])
+    install(model, adapter, values)
+
+
+def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> None:
+    """Writes one adapter. Companions of parts of a layer are written as one of the whole layer, which PEFT knows."""
+    name = name or model.active_adapter or model.merged
+    if name is None or name not in model.adapters:
+        known = ", ".join(model.adapters) or "none"
+        raise ValueError(f"there is no adapter {name!r} to save; the model has: {known}")
+    adapter = model.adapters[name]
+    whole: dict[str, tuple[LoraLayer, np.ndarray, np.ndarray]] = {}
+    for layer in dict.fromkeys(companion.beside for companion in adapter.layers.values()):
+        whole[layer] = _joined(model, adapter, layer)
+    first = next(iter(whole.values()))[0]
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for layer, (_, down, up) in whole.items():
+        tensors[f"{PREFIX}{layer}.lora_A.weight"] = down
+        tensors[f"{PREFIX}{layer}.lora_B.weight"] = up
+    write_tensors(path / TENSORS, tensors)
+    write_json(
+        path / CONFIG,
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": model.source,
+            "inference_mode": True,
+            "r": first.r,
+            "lora_alpha": first.alpha,
+            "lora_dropout": first.dropout,
+            "use_rslora": first.rank_stabilised,
+            "bias": "none",
+            "init_lora_weights": True,
+            # GPT-2's own layers are stored (in, out), its head is not; PEFT sees to each by itself where both occur
+            "fan_in_fan_out": HEAD not in whole,
+            "target_modules": sorted(whole),
+            "rank_pattern": {layer: c.r for layer, (c, _, _) in whole.items() if c.r != first.r},
+            "alpha_pattern": {layer: c.alpha for layer, (c, _, _) in whole.items() if c.alpha != first.alpha},
+        },
+    )
+
+
+def _check_same_head(model: Model, value: np.ndarray, tensor: str, folder: Path) -> None:
+    """An adapter of a tied head comes with the head's own weight; it must be this model's."""
+    own = to_numpy(model.params[head_tensor(model.config)])
+    if f"{HEAD}.base_layer.weight" not in tensor or own.shape != value.shape or not np.allclose(own, value, atol=1e-6):
+        raise ValueError(f"{folder} does not belong to this model: its tensor {tensor} is not the model's own")
+
+
+def _joined(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.ndarray, np.ndarray]:
+    """The companions of a layer as one: the parts' A one below the other, their B in blocks, the rank their sum."""
+    names = adapter.companions(layer)
+    downs = [to_numpy(model.params[adapter.down(n)]) for n in names]
+    ups = [to_numpy(model.params[adapter.up(n)]) for n in names]
+    first = adapter.layers[names[0]]
+    if names == [layer]:
+        return first, downs[0], ups[0]
+    r = sum(len(d) for d in downs)
+    up = np.zeros((place(model, layer)[3], r), dtype=ups[0].dtype)
+    column = 0
+    for n, part in zip(names, ups, strict=True):
+        up[part_columns(model.config, layer)[n], column : column + part.shape[1]] = part
+        column += part.shape[1]
+    alpha = first.scale * (r**0.5 if first.rank_stabilised else r)  # the same scale at the larger rank
+    return LoraLayer(layer, None, r, alpha, first.dropout, first.rank_stabilised), np.concatenate(downs), up
+
+
+def _pattern(config: dict[str, Any], name: str, layer: str, default: Any) -> Any:
+    """PEFT's patterns: the first key that is, or that matches the end of, the layer's name."""
+    for key, value in (config.get(name) or {}).items():
+        if re.match(rf"(.*\.)?({key})$", layer):
+            return value
+    return default
+
+
+def _full_name(layer: str) -> str:
+    return layer if layer == HEAD or layer.startswith("transformer.") else f"transformer.{layer}"

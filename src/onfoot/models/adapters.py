@@ -1,0 +1,200 @@
+"""LoRA adapters on a model: which layers have one, their parameters, merging.
+
+An adapter's parameters live in `model.params` under PEFT's names, `<layer>.lora_A.<adapter>.weight` (r, in) and
+`<layer>.lora_B.<adapter>.weight` (out, r); A is the paper's dᵗ, B its uᵗ. Several adapters may stand on one base;
+one of them is active.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onfoot.arrays import Array
+from onfoot.models.params import HEAD, TOKEN_TABLE, linear_shapes, part_columns
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+
+
+@dataclass(frozen=True)
+class LoraLayer:
+    """One layer's companion. PEFT's scale is alpha/r, or alpha/√r rank-stabilised; the paper's is α alone."""
+
+    beside: str  # the layer it stands beside
+    columns: slice | None  # the part of that layer's output that it adds to; None: all of it
+    r: int
+    alpha: float
+    dropout: float = 0.0
+    rank_stabilised: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.r) if self.rank_stabilised else self.r)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A named set of companions, by the name of the layer (or part of a layer) that each stands beside."""
+
+    name: str
+    layers: dict[str, LoraLayer]
+
+    def down(self, layer: str) -> str:
+        """The name of the parameter A of a layer."""
+        return f"{layer}.lora_A.{self.name}.weight"
+
+    def up(self, layer: str) -> str:
+        """The name of the parameter B of a layer."""
+        return f"{layer}.lora_B.{self.name}.weight"
+
+    def companions(self, layer: str) -> list[str]:
+        """The companions of a layer: itself, its parts, or none."""
+        return self._by_layer.get(layer, [])
+
+    @cached_property
+    def _by_layer(self) -> dict[str, list[str]]:
+        out: dict[str, list[str]] = {}
+        for name, companion in self.layers.items():
+            out.setdefault(companion.beside, []).append(name)
+        return out
+
+    def parameter_names(self) -> list[str]:
+        return [name for layer in self.layers for name in (self.down(layer), self.up(layer))]
+
+
+def match_layers(model: Model, targets: Sequence[str]) -> list[str]:
+    """The layers whose name is, or ends with, one of the targets; each target must match.
+
+    Beside whole layers there are parts of c_attn: c_attn.q, c_attn.k and c_attn.v have companions of their own.
+    """
+    known = linear_shapes(model.config)
+    whole = [name for name in known if name == HEAD or name.startswith("transformer.")]
+    names = [*whole, *(part for name in whole for part in part_columns(model.config, name))]
+    found: list[str] = []
+    for target in targets:
+        matched = [name for name in names if name == target or name.endswith(f".{target}")]
+        if not matched:
+            endings = sorted({name.rsplit(".", 1)[-1] for name in whole} | {"c_attn.q", "c_attn.k", "c_attn.v"})
+            raise ValueError(f"no layer is called {target!r}; there are {', '.join(endings)}")
+        found += [name for name in matched if name not in found]
+    for name in found:
+        parts = [part for part in part_columns(model.config, name) if part in found]
+        if parts:
+            raise ValueError(f"{name} and its part {parts[0]} cannot both have a companion; choose one")
+    return sorted(found, key=names.index)
+
+
+def place(model: Model, layer: str) -> tuple[str, slice | None, int, int]:
+    """Where a companion of that name stands: the whole layer, its columns there, and its in and out."""
+    known = linear_shapes(model.config)
+    if layer in known:
+        return layer, None, *known[layer]
+    whole = layer.rpartition(".")[0]
+    columns = part_columns(model.config, whole).get(layer) if whole in known else None
+    if columns is None:
+        raise ValueError(f"this model has no layer {layer!r}")
+    return whole, columns, known[whole][0], columns.stop - columns.start
+
+
+def new_adapter(
+    model: Model,
+    r: int,
+    alpha: float,
+    targets: Sequence[str],
+    dropout: float,
+    rank_stabilised: bool,
+    name: str,
+    seed: int,
+) -> None:
+    """Adds an adapter with PEFT's initial values: A uniform in ±1/√in, B = 0, so that nothing changes at first."""
+    if isinstance(targets, str) or not targets:
+        raise ValueError(f"targets={targets!r}: a list of layer names is needed, such as ['c_attn', 'c_proj']")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout={dropout} is not in [0, 1)")
+    layers = match_layers(model, targets)
+    adapter = Adapter(name, {})
+    values = {}
+    rng = np.random.default_rng([seed, len(model.adapters)])
+    for layer in layers:
+        beside, columns, n_in, n_out = place(model, layer)
+        if isinstance(r, bool) or not isinstance(r, int) or not 1 <= r <= min(n_in, n_out):
+            raise ValueError(f"r={r!r}: {layer} is {n_in} × {n_out}, so its rank can be 1 ... {min(n_in, n_out)}")
+        adapter.layers[layer] = LoraLayer(beside, columns, r, alpha, dropout, rank_stabilised)
+        values[adapter.down(layer)] = rng.uniform(-1 / math.sqrt(n_in), 1 / math.sqrt(n_in), (r, n_in))
+        values[adapter.up(layer)] = np.zeros((n_out, r))
+    install(model, adapter, values)
+
+
+def install(model: Model, adapter: Adapter, values: dict[str, np.ndarray]) -> None:
+    """Puts an adapter and its parameters on the model, and makes it the active one."""
+    if adapter.name in model.adapters:
+        raise ValueError(f"the model has an adapter {adapter.name!r} already; give the new one another name")
+    if not adapter.name or "." in adapter.name:
+        raise ValueError(f"adapter name {adapter.name!r}: it must not be empty or contain a dot")
+    for parameter, value in values.items():
+        model.params[parameter] = model.engine.floats(value, model.dtype)
+    model.adapters[adapter.name] = adapter
+    activate(model, adapter.name)
+
+
+def activate(model: Model, name: str | None) -> None:
+    """Makes one adapter act and train, the base frozen; None turns all off, and the base trains again."""
+    if name is not None and name not in model.adapters:
+        known = ", ".join(model.adapters) or "none"
+        raise ValueError(f"the model has no adapter {name!r}; there are: {known}")
+    if model.merged is not None:
+        raise ValueError(f"the adapter {model.merged!r} is merged into the weights; unmerge_adapter() first")
+    model.active_adapter = name
+    adapter_names = {n for adapter in model.adapters.values() for n in adapter.parameter_names()}
+    model.trainable = set(model.params) - adapter_names
+    if name is not None:
+        model.trainable = set(model.adapters[name].parameter_names())
+
+
+def merge(model: Model) -> None:
+    """Adds the active adapter to the weights it stands beside: w + scale d u. The adapter then costs nothing."""
+    if model.active_adapter is None:
+        raise ValueError("no adapter is active; there is nothing to merge")
+    adapter = model.adapters[model.active_adapter]
+    if HEAD in adapter.layers and model.config.tie_word_embeddings:
+        # the token table must stay as it is: the head gets a weight of its own
+        model.config = replace(model.config, tie_word_embeddings=False)
+        model.params[f"{HEAD}.weight"] = model.params[TOKEN_TABLE] + 0
+        model.tied_before_merge = True
+    _add(model, adapter, 1.0)
+    activate(model, None)
+    model.merged = adapter.name
+
+
+def unmerge(model: Model) -> None:
+    """Takes a merged adapter out of the weights again, and makes it active."""
+    if model.merged is None:
+        raise ValueError("no adapter is merged")
+    adapter = model.adapters[model.merged]
+    _add(model, adapter, -1.0)
+    if model.tied_before_merge:
+        del model.params[f"{HEAD}.weight"]
+        model.config = replace(model.config, tie_word_embeddings=True)
+        model.tied_before_merge = False
+    model.merged = None
+    activate(model, adapter.name)
+
+
+def delta(model: Model, adapter: Adapter, layer: str) -> Array:
+    """scale d u, (in, out): what a companion adds to its layer's weight."""
+    down, up = model.params[adapter.down(layer)], model.params[adapter.up(layer)]
+    return adapter.layers[layer].scale * (down.T @ up.T)
+
+
+def _add(model: Model, adapter: Adapter, sign: float) -> None:
+    for layer, companion in adapter.layers.items():
+        weight = model.params[f"{companion.beside}.weight"]
+        if layer == HEAD:
+            weight = weight.T  # it is stored (out, in)
+        weight[:, companion.columns or slice(None)] += sign * delta(model, adapter, layer)
