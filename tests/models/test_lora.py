@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import onfoot
 from onfoot.models.model import Model
 from oracles import assert_close, directional_difference, scrambled
 
-warnings.filterwarnings("ignore", module="peft")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT's, about tied heads and layouts
 CONFIG = onfoot.GPT2Config(vocab_size=29, n_positions=16, n_embd=12, n_layer=2, n_head=3)
 TOKENS = np.random.default_rng(0).integers(0, 29, (2, 9))
 EVERYWHERE = ["c_attn", "c_proj", "c_fc", "lm_head"]
@@ -341,7 +340,7 @@ def test_an_adapter_of_another_base_is_refused_with_the_tensor_named(tmp_path: P
         ({"targets": "c_attn"}, "a list of layer names is needed"),
         ({"targets": ["c_attn", "c_attn.q"]}, "cannot both have a companion"),
         ({"dropout": 1.0}, r"dropout=1.0 is not in \[0, 1\)"),
-        ({"name": "a.b"}, "must not be empty or contain a dot"),
+        ({"name": "a.b", "r": 2}, "must not be empty or contain a dot"),
     ],
     ids=str,
 )

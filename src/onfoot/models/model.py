@@ -262,7 +262,7 @@ class Model:
 
 
 def load(path: str | Path, dtype: str = "float32", engine: str = "auto") -> Model:
-    """The model in a Hugging Face folder, or the best checkpoint of a run. An adapter's folder brings its base along."""
+    """The model in a Hugging Face folder, or a run's best checkpoint; an adapter's folder brings its base along."""
     from onfoot.formats.huggingface import load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.train.checkpoint import resolve
