@@ -8,7 +8,6 @@ from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from click.core import ParameterSource
 
 
 def options_from(cls: type, leave_out: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -37,8 +36,8 @@ def options_from(cls: type, leave_out: Collection[str] = ()) -> Callable[[Callab
 
 def given(context: typer.Context) -> list[str]:
     """The names of the options that were typed, not left at their defaults."""
-    typed = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    return [name for name in context.params if context.get_parameter_source(name) in typed]
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
 def _annotated(hint: Any, info: Any) -> Any:

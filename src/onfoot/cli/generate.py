@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 def generate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or the folder of a run.")],
+    adapter: Annotated[
+        Path | None, typer.Option(help="A LoRA adapter on top: a folder, or a run.", show_default=False)
+    ] = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="Text to go on from; several times for several at once.", show_default=False),
@@ -53,6 +56,8 @@ def generate(
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     loaded = load(model, dtype, engine)
+    if adapter is not None:
+        loaded.load_adapter(adapter)
     if tokens is not None:
         prompts = [np.asarray(parse_tokens(tokens))]
     else:

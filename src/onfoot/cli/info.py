@@ -17,6 +17,7 @@ def info(
 ) -> None:
     """Show what a model folder or a run holds."""
     from onfoot.formats.huggingface import load_config, load_params, tensor_summary
+    from onfoot.formats.peft import is_adapter_folder
     from onfoot.formats.tokenizer import Tokenizer
     from onfoot.models.params import count, shapes
     from onfoot.train.checkpoint import resolve
@@ -24,11 +25,14 @@ def info(
     if (folder / "run.json").is_file():
         _show_run(folder)
     model = resolve(folder)
+    if is_adapter_folder(model):
+        _show_adapter(model)
+        return
     config = load_config(model)
     load_params(model, config)  # refuses what does not fit
     listed = tensor_summary(model)
     dtypes = sorted({dtype for _, _, dtype in listed})
-    cache = 2 * config.n_layer * config.n_head * (config.key_width + config.value_width) // 2
+    cache = config.n_layer * config.n_head * (config.key_width + config.value_width)
     tokenizer = Tokenizer.find(model)
     rows: list[tuple[str, ...]] = [
         ("folder", str(model)),
@@ -53,19 +57,37 @@ def info(
         show_sheet(Sheet("Tensors", ["name", ">shape", "dtype"], rows))
 
 
+def _show_adapter(folder: Path) -> None:
+    from onfoot.formats.peft import TENSORS, read_config
+    from onfoot.formats.tensors import TensorFile
+
+    config = read_config(folder)
+    tensors = TensorFile(folder / TENSORS)
+    rows: list[tuple[str, ...]] = [
+        ("folder", str(folder)),
+        ("base", str(config.get("base_model_name_or_path"))),
+        ("rank, alpha", f"{config.get('r')}, {config.get('lora_alpha')}"),
+        ("layers", f"{len(tensors) // 2}"),
+        ("parameters", f"{sum(math.prod(tensors.shape(name)) for name in tensors):,}"),
+    ]
+    show_sheet(Sheet("LoRA adapter", ["", ""], rows))
+
+
 def _show_run(folder: Path) -> None:
+    from onfoot.formats.huggingface import read_json
     from onfoot.train.checkpoint import checkpoints, problem, read_state
     from onfoot.train.log import Log
-    from onfoot.train.options import TrainOptions
 
-    options = TrainOptions.load(folder / "run.json")
+    options = read_json(folder / "run.json")
     records = Log(folder / "log.jsonl").read()
     losses = [r for r in records if "loss" in r]
     validation = [r for r in records if "val_loss" in r]
     done = losses[-1]["step"] if losses else 0
+    data = options.get("data") or options.get("texts")
     rows: list[tuple[str, ...]] = [
-        ("steps", f"{done:,} of {options.steps:,}"),
-        ("texts", ", ".join(options.texts) or "pydoc_data.topics"),
+        ("command", f"onfoot {options['command']}"),
+        ("steps", f"{done:,} of {options['steps']:,}"),
+        ("data", ", ".join(data or ["pydoc_data.topics"])),
     ]
     if validation:
         best = min(validation, key=lambda r: r["val_loss"])
@@ -76,5 +98,5 @@ def _show_run(folder: Path) -> None:
         wrong = problem(checkpoint)
         rows.append((checkpoint.name, f"step {read_state(checkpoint)['step']}, sound" if wrong is None else wrong))
     show_sheet(Sheet(f"Run {folder}", ["", ""], rows))
-    if done < options.steps:
-        show_text(f"  go on with: onfoot train --resume {folder}", "dim")
+    if done < options["steps"]:
+        show_text(f"  go on with: onfoot {options['command']} --resume {folder}", "dim")

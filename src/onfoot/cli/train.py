@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onfoot.cli.console import show_text
 from onfoot.cli.fields import given, options_from
 from onfoot.train.options import TrainOptions
+
+if TYPE_CHECKING:
+    from onfoot.train.loop import Trainer
 
 
 @options_from(TrainOptions, leave_out={"texts"})
@@ -32,22 +36,10 @@ def train(
     from onfoot.train import pretrain
 
     if resume is not None:
-        others = [name for name in given(context_) if name != "resume"]
-        if others:
-            raise ValueError(
-                f"--resume goes on with the options that the run was begun with; leave out {', '.join(others)}"
-            )
-        trainer, complaints = pretrain.resume(resume)
-        for complaint in complaints:
-            show_text(complaint, "yellow")
-        if trainer.state.step >= trainer.options.steps:
-            show_text(f"{resume} is complete: all {trainer.options.steps} steps are done")
-            return
-        show_text(f"resuming {resume} at step {trainer.state.step}")
-    else:
-        options = TrainOptions(texts=[str(p) for p in texts or []], **values)
-        trainer = pretrain.start(out or next_free(Path("runs"), "train"), options)
-    announce(trainer)
+        go_on(context_, resume, pretrain.resume)
+        return
+    options = TrainOptions(texts=[str(p) for p in texts or []], **values)
+    trainer = pretrain.start(out or next_free(Path("runs"), "train"), options)
     finish(trainer)
 
 
@@ -56,25 +48,39 @@ def next_free(parent: Path, name: str) -> Path:
     return next(p for i in range(1, 10**6) if not (p := parent / f"{name}-{i:03d}").exists())
 
 
-def announce(trainer: Any) -> None:
-    model, options, source = trainer.model, trainer.options, trainer.source
-    train_tokens, held_out = len(source.train.tokens), len(source.held_out.tokens)
-    a_step = options.batch_size * options.accumulate * options.context
-    show_text(
-        f"{model.n_params:,} parameters ({model.config.n_layer} blocks, width {model.config.n_embd}), "
-        f"{train_tokens:,} tokens to train on, {held_out:,} to validate on\n"
-        f"{options.steps:,} steps of {a_step:,} tokens: {options.steps * a_step / train_tokens:.1f} epochs; "
-        f"{model.dtype}, engine {model.engine.name}; run folder {trainer.run}"
-    )
+def go_on(context: typer.Context, run: Path, resume: Callable[[Path], tuple[Trainer, list[str]]]) -> None:
+    """Resumes a run with the options it was begun with."""
+    others = [name for name in given(context) if name != "resume"]
+    if others:
+        raise ValueError(
+            f"--resume goes on with the options that the run was begun with; leave out {', '.join(others)}"
+        )
+    trainer, complaints = resume(run)
+    for complaint in complaints:
+        show_text(complaint, "yellow")
+    if trainer.state.step >= trainer.options.steps:
+        show_text(f"{run} is complete: all {trainer.options.steps:,} steps are done")
+        return
+    show_text(f"resuming {run} at step {trainer.state.step:,}")
+    finish(trainer)
 
 
-def finish(trainer: Any) -> None:
+def finish(trainer: Trainer) -> None:
     """Trains, and says what came of it and what can be done next."""
+    model, options, run = trainer.model, trainer.options, trainer.run
+    show_text(trainer.source.report())
+    show_text(
+        f"{model.n_trainable:,} of {model.n_params:,} parameters train; {model.dtype}, engine {model.engine.name}; "
+        f"run folder {run}"
+    )
     outcome = trainer.train()
     if outcome.interrupted:
-        show_text(f"\nstopped and saved at step {outcome.state.step}; go on with: onfoot train --resume {trainer.run}")
+        show_text(
+            f"\nstopped and saved at step {outcome.state.step}; go on with: onfoot {options.command} --resume {run}"
+        )
         raise typer.Exit(130)
     loss = outcome.validation_loss
+    assert loss is not None  # the last step is always evaluated
     show_text(f"\nvalidation loss {loss:.4f} nats a token (perplexity {math.exp(loss):.2f})")
     if trainer.bigram is not None:
         below = trainer.bigram - loss
@@ -83,7 +89,11 @@ def finish(trainer: Any) -> None:
     sample = trainer.sample()
     if sample is not None:
         show_text("\na sample:\n  " + sample.replace("\n", "\n  "))
+    adapter = model.active_adapter is not None
+    what, opens = ("adapter", "PEFT") if adapter else ("model  ", "transformers")
     show_text(
-        f"\nmodel   {trainer.run / 'best'}  (opens in transformers, too)\ncurve   {trainer.run / 'loss.png'}\n"
-        f'next    onfoot generate {trainer.run} --prompt "The " --max-new-tokens 200 --slide'
+        f"\n{what} {run / 'best'}  (opens in {opens}, too)\ncurve   {run / 'loss.png'}\n"
+        f'next    onfoot generate {run} --prompt "The " --max-new-tokens 200 --slide'
     )
+    if adapter:
+        show_text(f"        onfoot merge {run} --out {run / 'merged'}")

@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.tokenizer import Tokenizer
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -130,6 +131,11 @@ def chat_prompt(template: ChatTemplate | str | Path, messages: Sequence[Message]
     check_messages(messages)
     found = template if isinstance(template, ChatTemplate) else ChatTemplate.find(template)
     return found.render(messages, True)
+
+
+def chat_prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
+    """The ids of that text, encoded part by part: the very ids that training had before such an answer."""
+    return [i for part in template.parts(messages, True) for i in tokenizer.encode(part.text)]
 
 
 def check_messages(messages: Any) -> None:

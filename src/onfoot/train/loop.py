@@ -22,7 +22,7 @@ from onfoot.arrays import Array
 from onfoot.models.inputs import count_targets
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.checkpoint import checkpoint_folder, save_checkpoint
+from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
 from onfoot.train.log import Log, draw_losses
 from onfoot.train.optimizer import AdamW, clip, global_norm
 from onfoot.train.options import LoopOptions
@@ -46,6 +46,9 @@ class Source(Protocol):
 
     def prompt(self) -> np.ndarray | None:
         """The beginning of the samples that an evaluation shows, (T,), or None."""
+
+    def report(self) -> str:
+        """What there is to train and validate on, in a line or two."""
 
 
 @dataclass
@@ -86,6 +89,16 @@ class Trainer:
         self.state = State()
         self.log = Log(run / "log.jsonl")
         self.validation_loss: float | None = None
+
+    def restore(self, checkpoint: Path | None) -> None:
+        """Goes back to where a checkpoint left the run; None: to its beginning. The weights are the caller's."""
+        if checkpoint is None:
+            self.log.path.unlink(missing_ok=True)
+            return
+        restore_optimizer(checkpoint, self.optimizer)
+        saved = read_state(checkpoint)
+        self.state = State(**{name: saved[name] for name in vars(State()) if name in saved})
+        self.log.resume(self.state.step)
 
     def train(self) -> Outcome:
         """Runs to the end, or until interrupted; then the run has been saved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from onfoot.engine import DTYPES, ENGINES
 from onfoot.formats.huggingface import read_json, write_json
@@ -20,6 +20,8 @@ def option(default: Any, text: str) -> Any:
 @dataclass(frozen=True)
 class LoopOptions:
     """What the loop itself can be told, whatever it trains."""
+
+    command: ClassVar[str] = ""  # the command that such a run belongs to
 
     steps: int = option(1200, "Number of optimizer steps.")
     batch_size: int = option(12, "Sequences a microbatch.")
@@ -60,12 +62,15 @@ class LoopOptions:
     def save(self, path: Path) -> None:
         """Written in one step: the file is either whole or not there."""
         temporary = path.with_suffix(".new")
-        write_json(temporary, asdict(self))
+        write_json(temporary, {"command": self.command, **asdict(self)})
         os.replace(temporary, path)
 
     @classmethod
     def load(cls, path: Path) -> Any:
         values = read_json(path)
+        command = values.pop("command", None)
+        if command != cls.command:
+            raise ValueError(f"{path.parent} is a run of onfoot {command}: resume it with that command")
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise ValueError(f"{path}: the option {unknown[0]!r} is not known to this version")
@@ -76,6 +81,8 @@ class LoopOptions:
 @dataclass(frozen=True)
 class TrainOptions(LoopOptions):
     """A run of `onfoot train`. The defaults train a small model on a small text in about two minutes on two cores."""
+
+    command = "train"
 
     texts: list[str] = field(default_factory=list)  # files and folders; none: the text that Python carries
     tokenizer: str = option("byte", "byte, char, bpe (trained on the spot), or a tokenizer's file or folder.")
@@ -90,5 +97,47 @@ class TrainOptions(LoopOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(vocab_size=257, n_layer=1, n_head=1, n_embd=1, context=1)
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation={self.validation}: a share between 0 and 1 is needed")
+
+
+@dataclass(frozen=True)
+class FinetuneOptions(LoopOptions):
+    """A run of `onfoot finetune`: LoRA companions, or all weights, on prompts and completions."""
+
+    command = "finetune"
+
+    model: str = ""
+    data: list[str] = field(default_factory=list)  # .jsonl files
+    validation_data: list[str] = field(default_factory=list)
+    steps: int = option(0, "Number of optimizer steps; 0 means as many as --epochs make.")
+    epochs: float = option(3.0, "How often each example is seen.")
+    batch_size: int = option(4, "Rows a microbatch.")
+    lr: float = option(2e-4, "Peak learning rate. LoRA takes larger steps than all weights do: try 2e-5 with --full.")
+    warmup: int = option(10, "Steps over which the learning rate rises to its peak.")
+    weight_decay: float = option(0.0, "AdamW's decay of weights; biases and norms are not decayed.")
+    betas: tuple[float, float] = option((0.9, 0.999), "AdamW's decay of the mean gradient and of the mean square.")
+    eval_every: int = option(50, "Steps between evaluations.")
+    save_every: int = option(50, "Steps between checkpoints; the best evaluation is always saved.")
+    sample_tokens: int = option(60, "Length of the sample answer at each evaluation; 0 means none.")
+    full: bool = option(False, "Train all weights instead of LoRA companions.")
+    r: int = option(16, "Rank of the companions.")
+    alpha: float = option(16.0, "Their scale is alpha / r, as in PEFT.")
+    targets: str = option("", "Layers that get one, with commas; by default all linear layers of the blocks.")
+    lora_dropout: float = option(0.0, "Dropout on the companions' input.")
+    rank_stabilised: bool = option(False, "Scale by alpha / √r instead of alpha / r.")
+    max_length: int = option(0, "Longest sequence; 0 means what the model allows, at most 1024.")
+    on_long: str = option("refuse", "Longer examples: refuse, truncate or skip; the last two are reported.")
+    pack: bool = option(True, "Put several short examples into one row; none sees another.")
+    validation: float = option(0.1, "Share of the examples that is kept for validation.")
+
+    def __post_init__(self) -> None:
+        if self.steps != 0:  # 0 is to be counted from the epochs, once the data is read
+            super().__post_init__()
+        self.check_at_least(max_length=0)
+        if not self.epochs > 0:
+            raise ValueError(f"epochs={self.epochs}: a number above 0 is needed")
+        if not self.data:
+            raise ValueError("no data: give --data FILE.jsonl")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation={self.validation}: a share between 0 and 1 is needed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,9 @@ import numpy as np
 from onfoot.config import GPT2Config
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model, create, load
-from onfoot.train import corpus
-from onfoot.train.checkpoint import newest_sound, read_state, restore_optimizer
+from onfoot.train import corpus, runs
 from onfoot.train.data import Windows, split
-from onfoot.train.log import Log
-from onfoot.train.loop import Batch, State, Trainer
+from onfoot.train.loop import Batch, Trainer
 from onfoot.train.options import TrainOptions
 
 
@@ -39,6 +36,13 @@ class TextSource:
         for begin in range(0, n, self.batch_size):
             pairs = [self.held_out.window(i) for i in range(begin, min(begin + self.batch_size, n))]
             yield Batch(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]))
+
+    def report(self) -> str:
+        epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
+        return (
+            f"{len(self.train.tokens):,} tokens to train on, {len(self.held_out.tokens):,} to validate on; "
+            f"an epoch is {epoch:,} steps of {self.batch_size * self.accumulate * self.train.context:,} tokens"
+        )
 
     def prompt(self) -> np.ndarray:
         return np.asarray(self.held_out.tokens[: max(1, self.held_out.context // 8)], dtype=np.int64)
@@ -99,33 +103,20 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
 
 
 def start(run: Path, options: TrainOptions) -> Trainer:
-    """A run in a new folder. Nothing is written before the texts have been read and found good."""
-    if (run / "run.json").exists():
-        raise ValueError(f"{run} holds a run already; resume it with --resume {run}, or choose another --out")
-    if run.exists() and any(run.iterdir()):
-        raise ValueError(f"{run} is not empty; choose another --out")
+    """A run in a new folder. What can be refused before any work is done is refused before."""
     if options.texts:
         corpus.find_texts([Path(p) for p in options.texts])
-    GPT2Config(n_embd=options.n_embd, n_head=options.n_head)  # refuses sizes that do not fit, before any work
-    run.mkdir(parents=True, exist_ok=True)
-    options.save(run / "run.json")
-    try:
-        return _trainer(run, options, None)
-    except ValueError:
-        shutil.rmtree(run, ignore_errors=True)  # a run that could not begin leaves nothing behind
-        raise
+    GPT2Config(n_embd=options.n_embd, n_head=options.n_head)
+    return runs.begin(run, options, build)
 
 
 def resume(run: Path) -> tuple[Trainer, list[str]]:
     """A run where its newest sound checkpoint left it, and what is to be said about unsound ones."""
-    if not (run / "run.json").is_file():
-        raise ValueError(f"{run} is not a run of onfoot train: it has no run.json")
-    options = TrainOptions.load(run / "run.json")
-    checkpoint, complaints = newest_sound(run)
-    return _trainer(run, options, checkpoint), complaints
+    return runs.resume(run, TrainOptions, build)
 
 
-def _trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
+def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
+    """The trainer of a run, at a checkpoint or at the beginning."""
     tokenizer, tokens = prepare_data(run, options)
     train, held_out = split(tokens, options.validation, options.context)
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
@@ -138,11 +129,5 @@ def _trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> Train
     )
     bigram = corpus.bigram_entropy(tokens, model.config.vocab_size)
     trainer = Trainer(run, options, model, source, model.save, bigram)
-    if checkpoint is not None:
-        restore_optimizer(checkpoint, trainer.optimizer)
-        saved = read_state(checkpoint)
-        trainer.state = State(**{k: saved[k] for k in vars(State()) if k in saved})
-        Log(run / "log.jsonl").resume(trainer.state.step)
-    else:
-        (run / "log.jsonl").unlink(missing_ok=True)
+    trainer.restore(checkpoint)
     return trainer

@@ -16,8 +16,8 @@ from onfoot.train.chat import ChatTemplate, Part, check_messages, check_text
 
 INSTRUCTION = "Instruction:\n{instruction}\n\nAnswer:\n"
 INSTRUCTION_WITH_INPUT = "Instruction:\n{instruction}\n\nInput:\n{input}\n\nAnswer:\n"
-# What a line must have, for each form that it may have.
-FORMATS: tuple[tuple[str, ...], ...] = (("prompt", "completion"), ("instruction", "output"), ("messages",))
+FORMS = {"prompt": ("prompt", "completion"), "instruction": ("instruction", "output"), "messages": ("messages",)}
+OPTIONAL = {"prompt": (), "instruction": ("input",)}
 ACCEPTED = '{"prompt", "completion"}, {"instruction", "output"} with or without "input", or {"messages"}'
 ON_LONG = ("refuse", "truncate", "skip")
 
@@ -106,28 +106,18 @@ def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTem
 
 def read_parts(value: Any, template: ChatTemplate) -> list[Part]:
     """The texts of one example, prompts and completions in turn; the last is a completion."""
-    if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object; accepted is {ACCEPTED}")
-    found = [names for names in FORMATS if all(name in value for name in names)]
-    if len(found) > 1:
-        both = " and ".join(f"{{{', '.join(names)}}}" for names in found)
-        raise ValueError(f"{both} in one example: which of them to learn is not clear; leave one out")
-    if not found:
-        half = [names for names in FORMATS if any(name in value for name in names)]
-        missing = [f'no "{name}"' for name in half[0] if name not in value] if len(half) == 1 else []
-        raise ValueError(f"{missing[0] if missing else 'an unknown form'}; accepted is {ACCEPTED}")
-    if "messages" in found[0]:
+    form = _form(value)
+    if form == "messages":
         return _chat_parts(value["messages"], template)
-    names = found[0] if "prompt" in found[0] or "input" not in value else ("instruction", "output", "input")
-    texts = {name: check_text(value[name], f'"{name}"') for name in names}
-    completion = texts[names[1]]
-    if not completion:
-        raise ValueError(f'"{names[1]}" is empty: there is nothing to learn; fill it or remove the line')
-    if "prompt" in names:
-        prompt = texts["prompt"]
-    else:
+    texts = {name: check_text(value[name], f'"{name}"') for name in (*FORMS[form], *OPTIONAL[form]) if name in value}
+    if form == "instruction":
         prompt = (INSTRUCTION_WITH_INPUT if texts.get("input") else INSTRUCTION).format(**texts)
-    return [Part(prompt, False), Part(completion, True)]
+    else:
+        prompt = texts["prompt"]
+    answer = FORMS[form][1]
+    if not texts[answer]:
+        raise ValueError(f'"{answer}" is empty: there is nothing to learn; fill it or remove the line')
+    return [Part(prompt, False), Part(texts[answer], True)]
 
 
 def encode(parts: Sequence[Part], tokenizer: Tokenizer, where: str) -> Example:
@@ -162,8 +152,8 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
     if long and on_long == "refuse":
         raise ValueError(
             f"{long[0].where}: {len(long[0]):,} tokens are more than max_length={max_length} ({len(long):,} of "
-            f"{len(examples):,} examples are too long, the longest has {max(map(len, long)):,}); raise max_length as far "
-            f'as the model has positions, or choose on_long="truncate" to cut them or "skip" to leave them out'
+            f"{len(examples):,} examples are too long, the longest has {max(map(len, long)):,}); raise max_length as "
+            f'far as the model has positions, or choose on_long="truncate" to cut them or "skip" to leave them out'
         )
     kept: list[Example] = []
     truncated = cut_away = skipped = 0
@@ -197,6 +187,21 @@ def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> t
     n = min(max(1, round(len(examples) * fraction)), len(examples) - 1)
     order = np.random.default_rng(seed).permutation(len(examples))
     return [examples[i] for i in sorted(order[n:])], [examples[i] for i in order[:n]]
+
+
+def _form(value: Any) -> str:
+    """Which of the known forms an example has; it may have other fields besides."""
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object; accepted is {ACCEPTED}")
+    whole = [form for form, names in FORMS.items() if all(name in value for name in names)]
+    if len(whole) > 1:
+        raise ValueError(f"fields of {len(whole)} forms ({', '.join(whole)}) in one example; leave all but one out")
+    if not whole:
+        missing = [(form, n) for form, names in FORMS.items() for n in names if form in value and n not in value]
+        fields = ", ".join(list(value)[:8]) or "(none)"
+        what = f'"{missing[0][0]}" but no "{missing[0][1]}"' if missing else f"the fields {fields}"
+        raise ValueError(f"{what}; accepted is {ACCEPTED}")
+    return whole[0]
 
 
 def _chat_parts(messages: Any, template: ChatTemplate) -> list[Part]:

@@ -1,0 +1,146 @@
+"""`onfoot train`, `finetune`, `generate`, `merge` and `info` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from onfoot.cli import app
+from onfoot.train.log import Log
+
+SMALL = [
+    "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2", "--steps", "8",
+    "--eval-every", "4", "--save-every", "4", "--eval-windows", "4", "--sample-tokens", "4", "--warmup", "1",
+]  # fmt: skip
+
+
+def run(*arguments: Any, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text, data for fine-tuning, and a trained run."""
+    path = tmp_path_factory.mktemp("cli")
+    (path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
+    lines = [{"prompt": f"{i}:", "completion": f" {i + 1}"} for i in range(12)]
+    (path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output = run("train", path / "text.txt", "--out", path / "run", *SMALL)
+    assert "validation loss" in output and "the bigram entropy of this text is" in output and "a sample:" in output
+    assert f"onfoot generate {path / 'run'}" in output.replace("\n", " ")
+    return path
+
+
+def test_greedy_generation_is_the_same_every_time(folder: Path) -> None:
+    first = run("generate", folder / "run", "--prompt", "to be", "--max-new-tokens", 10, "--temperature", 0)
+    assert first.startswith("to be") and first == run(
+        "generate", folder / "run" / "best", "--prompt", "to be", "--max-new-tokens", 10, "--temperature", 0
+    )
+
+
+def test_several_prompts_give_several_texts(folder: Path) -> None:
+    output = run("generate", folder / "run", "--prompt", "to", "--prompt", "question", "--max-new-tokens", 5)
+    assert "--- 1 ---" in output and "--- 2 ---" in output and "question" in output
+
+
+def test_sliding_goes_beyond_the_context(folder: Path) -> None:
+    output = run(
+        "generate", folder / "run", "--prompt", "to be", "--max-new-tokens", 100, "--slide", "--temperature", 0
+    )
+    assert len(output) > 60  # bytes that make no character are not shown
+
+
+def test_info_shows_runs_and_models(folder: Path) -> None:
+    output = run("info", folder / "run", "--tensors")
+    assert "8 of 8" in output and "sound" in output and "transformer.h.0.attn.c_attn.weight" in output
+    assert "257 tokens" in output
+
+
+def test_fine_tuning_merging_and_generating_go_together(folder: Path) -> None:
+    tuned = folder / "tuned"
+    output = run("finetune", folder / "run", "--data", folder / "chats.jsonl", "--out", tuned, "--r", 2, "--epochs", 1)
+    assert "12 of 12 examples" in output and "adapter" in output and "onfoot merge" in output
+    assert "LoRA adapter" in run("info", tuned)
+    ask = ("--prompt", "3:", "--max-new-tokens", 6, "--temperature", 0)
+    with_adapter = run("generate", folder / "run", "--adapter", tuned, *ask)
+    assert with_adapter == run("generate", tuned, *ask)
+    run("merge", folder / "run", "--adapter", tuned, "--out", folder / "merged")
+    assert run("generate", folder / "merged", *ask) == with_adapter
+    assert "is complete" in run("finetune", "--resume", tuned)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "missing.txt"], "missing.txt does not exist"),
+        (["train", "{folder}/empty.txt"], "empty.txt is empty"),
+        (["train", "{folder}/latin1.txt"], "latin1.txt is not valid UTF-8"),
+        (["train", "{folder}/short.txt"], "less than one window"),
+        (["train", "--resume", "{folder}"], "it has no run.json"),
+        (["train", "--resume", "{folder}/run", "--steps", "9"], "leave out steps"),
+        (["train", "{folder}/text.txt", "--out", "{folder}/run"], "holds a run already"),
+        (["train", "{folder}/text.txt", "--n-embd", "15"], "n_embd=15 is not divisible by n_head=4"),
+        (["train", "{folder}/text.txt", "--tokenizer", "words"], "known names are byte, char, bpe"),
+        (["generate", "{folder}"], "it has no config.json"),
+        (["generate", "missing"], "missing is not a folder"),
+        (["generate", "{folder}/run", "--prompt", ""], "an empty prompt has no tokens"),
+        (["generate", "{folder}/run", "--prompt", "x" * 40], "a sequence of 40 tokens exceeds n_positions=24"),
+        (["generate", "{folder}/run", "--prompt", "to", "--max-new-tokens", "99"], "at most 22 new tokens, or slide"),
+        (["generate", "{folder}/run", "--prompt", "to", "--top-p", "3"], "top_p=3.0"),
+        (["generate", "{folder}/run", "--tokens", "1 999"], "token id 999 is outside 0 ... 256"),
+        (["generate", "{folder}/run", "--adapter", "{folder}"], "it has no adapter_config.json"),
+        (["info", "{folder}"], "it has no config.json"),
+        (["finetune", "{folder}/run"], "no data"),
+        (["finetune", "--data", "x.jsonl"], "a model is needed"),
+        (["finetune", "{folder}/run", "--data", "{folder}/bad.jsonl"], "bad.jsonl, line 2"),
+        (["finetune", "{folder}/run", "--data", "{folder}/chats.jsonl", "--r", "0"], "r=0"),
+        (["merge", "{folder}/run", "--out", "{folder}/nowhere"], "is no adapter; give one with --adapter"),
+        (["merge", "{folder}/run", "--out", "{folder}"], "is not empty"),
+    ],
+    ids=lambda a: " ".join(a) if isinstance(a, list) else a,
+)
+def test_bad_input_is_one_clear_line_and_status_2(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    (folder / "empty.txt").write_text("")
+    (folder / "latin1.txt").write_bytes("straße".encode("latin1") * 900)
+    (folder / "short.txt").write_text("too short")
+    (folder / "bad.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": \n')
+    monkeypatch.chdir(tmp_path)
+    before = sorted(folder.rglob("*"))
+    result = CliRunner().invoke(app, [a.replace("{folder}", str(folder)) for a in arguments])
+    assert result.exit_code == 2
+    assert message in result.output.replace("\n", " ") and "Traceback" not in result.output
+    assert sorted(folder.rglob("*")) == before  # nothing lost, nothing left behind
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    arguments = ["train", str(text), "--out", str(tmp_path / "run"), *SMALL, "--steps", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onfoot", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    log = Log(tmp_path / "run" / "log.jsonl")
+    deadline = time.monotonic() + 60
+    while len(log.read()) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped and saved at step" in output
+    assert f"onfoot train --resume {tmp_path / 'run'}" in output
+    assert (tmp_path / "run" / "last" / "model.safetensors").is_file()
