@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup setup-test walk test test-all lint format clean
+.PHONY: help setup setup-test train walk errata test test-all lint format clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/ —/'
@@ -19,6 +19,9 @@ help:            ## this list
 setup: .venv/.installed  ## install into .venv
 
 setup-test: .venv/.installed-test
+
+train: setup     ## train a small GPT on the text every Python carries
+	$(BIN)/onfoot train
 
 walk: setup      ## a small network, every number of its forward and backward pass
 	$(BIN)/onfoot walk
@@ -37,6 +40,9 @@ lint: setup-test ## ruff and mypy
 format: setup-test
 	$(BIN)/ruff check --fix src tests
 	$(BIN)/ruff format src tests
+
+errata: setup-test ## measure the errata again, and rewrite their figures
+	PYTHONPATH=tests $(BIN)/python -m errata
 
 clean:
 	rm -rf .venv build dist
