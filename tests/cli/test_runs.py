@@ -67,6 +67,11 @@ def test_info_shows_runs_and_models(folder: Path) -> None:
     assert "257 tokens" in output
 
 
+def test_attribution_of_a_trained_model_names_its_tokens(folder: Path) -> None:
+    output = run("attribute", folder / "run", "--text", "to be", "--top", 2)
+    assert "'t'" in output and "true change of the loss" in output
+
+
 def test_fine_tuning_merging_and_generating_go_together(folder: Path) -> None:
     tuned = folder / "tuned"
     output = run("finetune", folder / "run", "--data", folder / "chats.jsonl", "--out", tuned, "--r", 2, "--epochs", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +13,19 @@ from onfoot.config import GPT2Config, preset
 
 if TYPE_CHECKING:
     from onfoot.attribution import Attribution
+    from onfoot.formats.tokenizer import Tokenizer
 
 BYTES = 256  # the vocabulary of a byte-level model
 SMALL = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=BYTES, n_positions=256)
 
 
 def attribute(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A model folder or a run; by default a small untrained byte-level model."),
+    ] = None,
     tokens: Annotated[str | None, typer.Option("--tokens", help="Token ids; each one's target is the next.")] = None,
-    text: Annotated[str | None, typer.Option("--text", help="A text for a byte-level model, one token a byte.")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="A text for the model's tokenizer.")] = None,
     top: Annotated[int, typer.Option("--top", help="How many swaps to try.")] = 10,
     preset_name: Annotated[
         str | None, typer.Option("--preset", help="A configuration by name; by default a small byte-level model.")
@@ -38,10 +44,26 @@ def attribute(
     the true change of the loss when the swap is made. The targets stay those of the original text.
     """
     from onfoot.attribution import attribute as attribute_tokens
-    from onfoot.models.model import create
+    from onfoot.models.model import create, load
 
     if (tokens is None) == (text is None):
         raise ValueError('give either --tokens "3 1 4 1 5" or --text "…"')
+    names: Callable[[int], str] = str
+    if model is not None:
+        if preset_name is not None:
+            raise ValueError("give either MODEL or --preset, not both")
+        loaded = load(model)
+        if text is not None and loaded.tokenizer is None:
+            raise ValueError(f'{model} has no tokenizer; give token ids, as in --tokens "3 1 4 1 5"')
+        if loaded.tokenizer is not None:
+            names = _decoder(loaded.tokenizer)
+        ids = (
+            loaded.tokenizer.encode(text)
+            if loaded.tokenizer and text is not None
+            else options.parse_tokens(tokens or "")
+        )
+        _report(attribute_tokens(loaded, _enough(ids), n_swaps=top), names, output)
+        return
     config = options.configure(
         SMALL if preset_name is None else preset(preset_name),
         n_layer=n_layer,
@@ -55,24 +77,29 @@ def attribute(
             f"--text is read as bytes and needs vocab_size={BYTES}, not {config.vocab_size}; give --tokens instead"
         )
     ids = list(text.encode()) if text is not None else options.parse_tokens(tokens or "")
+    dtype = "float64" if preset_name is None else "float32"  # a preset may be large: half the memory
+    names = _byte_name if text is not None else str
+    _report(attribute_tokens(create(config, seed, dtype), _enough(ids), n_swaps=top), names, output)
+
+
+def _enough(ids: list[int]) -> list[int]:
     if len(ids) < 2:
         raise ValueError(f"{len(ids)} token{'' if len(ids) == 1 else 's'}: at least 2 are needed to have a target")
-    dtype = "float64" if preset_name is None else "float32"  # a preset may be large: half the memory
-    result = attribute_tokens(create(config, seed, dtype), ids, n_swaps=top)
+    return ids
+
+
+def _report(result: Attribution, names: Callable[[int], str], output: options.Format) -> None:
     if output is options.Format.json:
         from onfoot.cli.console import show_json
 
         lists = {"tokens": result.tokens.tolist(), "contributions": result.contributions.tolist()}
         show_json({**asdict(result), **lists})
     else:
-        _show(result, as_bytes=text is not None)
+        _show(result, names)
 
 
-def _show(result: Attribution, as_bytes: bool) -> None:
+def _show(result: Attribution, shown: Callable[[int], str]) -> None:
     from onfoot.cli.console import Sheet, show_sheet, show_text
-
-    def shown(token: int) -> str:
-        return f"{token}  {_byte(token)}" if as_bytes else str(token)
 
     largest = max(abs(result.contributions).max(), 1e-300)
     show_text(f"loss {result.loss:.6f}", "bold")
@@ -99,8 +126,12 @@ def _show(result: Attribution, as_bytes: bool) -> None:
     )
 
 
-def _byte(token: int) -> str:
-    return repr(chr(token)) if 32 <= token < 127 else f"0x{token:02x}"
+def _byte_name(token: int) -> str:
+    return f"{token}  " + (repr(chr(token)) if 32 <= token < 127 else f"0x{token:02x}")
+
+
+def _decoder(tokenizer: Tokenizer) -> Callable[[int], str]:
+    return lambda token: f"{token}  {tokenizer.decode([token])!r}"
 
 
 def _bar(share: float, width: int = 24) -> str:
