@@ -1,9 +1,9 @@
 """onfoot: transformers whose every gradient is a formula you can read."""
 
-from onfoot.config import PRESETS, GPT2Config, preset
+from onfoot.config import PRESETS, GPT2Config, LlamaConfig, preset
 from onfoot.models.model import Model, create, load
 from onfoot.train.optimizer import AdamW
 
 __version__ = "0.1.0"
 
-__all__ = ["PRESETS", "AdamW", "GPT2Config", "Model", "__version__", "create", "load", "preset"]
+__all__ = ["PRESETS", "AdamW", "GPT2Config", "LlamaConfig", "Model", "__version__", "create", "load", "preset"]

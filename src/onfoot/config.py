@@ -76,9 +76,19 @@ class GPT2Config:
         return self.qk_head_dim if self.qk_head_dim is not None else self.value_width
 
     @property
+    def n_kv_head(self) -> int:
+        """The number of heads of keys and values: every query head has its own."""
+        return self.n_head
+
+    @property
     def inner_width(self) -> int:
         """The width between expand and contract."""
         return self.n_inner if self.n_inner is not None else 4 * self.n_embd
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        return () if self.eos_token_id is None else (self.eos_token_id,)
 
     def to_dict(self) -> dict[str, Any]:
         return {"model_type": self.model_type, **asdict(self)}
@@ -89,6 +99,170 @@ class GPT2Config:
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are changed for contexts longer than the model was first trained on."""
+
+    rope_type: str  # "linear": all divided by factor; "llama3": the low ones only, with a ramp between
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.rope_type not in ("linear", "llama3"):
+            raise ValueError(f"rope scaling {self.rope_type!r} is not supported; known are linear, llama3")
+        if not self.factor >= 1:
+            raise ValueError(f"rope scaling: factor={self.factor}, at least 1 is needed")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"rope scaling: low_freq_factor={self.low_freq_factor} must be above 0 and below "
+                f"high_freq_factor={self.high_freq_factor}"
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any] | None) -> RopeScaling | None:
+        """From config.json's rope_scaling (or rope_parameters); None where it says that nothing is scaled."""
+        kind = (values or {}).get("rope_type", (values or {}).get("type", "default"))
+        if values is None or kind in ("default", None):
+            return None
+        if values.get("partial_rotary_factor", 1) != 1:
+            raise ValueError(f"partial_rotary_factor={values['partial_rotary_factor']} is not supported, only 1")
+        known = {field.name for field in fields(cls)}
+        chosen = {name: value for name, value in values.items() if name in known}
+        if "factor" not in chosen and kind in ("linear", "llama3"):
+            raise ValueError(f"rope scaling {kind!r} has no factor")
+        return cls(**{"factor": 1.0, **chosen, "rope_type": kind})
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The LLaMA family under Hugging Face's names: LLaMA, SmolLM2, and with `model_type="qwen2"` Qwen2.
+
+    Qwen2 is the same network with biases on queries, keys and values alone.
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None  # a divisor of the heads: so many share one; num_attention_heads if None
+    head_dim: int | None = None  # hidden_size / num_attention_heads if None
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None  # a dict as in config.json will do
+    attention_bias: bool = False  # on queries, keys, values and the output projection
+    mlp_bias: bool = False
+    attention_dropout: float = 0.0
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None  # some models have several
+    model_type: str = "llama"
+
+    causal = True
+    activation_function = "swiglu"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rope_scaling, dict):
+            object.__setattr__(self, "rope_scaling", RopeScaling.from_dict(self.rope_scaling))
+        if isinstance(self.eos_token_id, list):
+            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
+        optional = ("num_key_value_heads", "head_dim")
+        for name in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "max_position_embeddings", *optional,
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        if self.model_type not in ("llama", "qwen2"):
+            raise ValueError(f"model_type {self.model_type!r} is not supported; known are llama, qwen2")
+        if self.model_type == "qwen2" and (self.attention_bias or self.mlp_bias):
+            raise ValueError("model_type 'qwen2' fixes its biases: leave attention_bias and mlp_bias False")
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}; "
+                f"change one of them, or give head_dim (the width of a head) explicitly"
+            )
+        if self.key_width % 2:
+            raise ValueError(f"a head's width of {self.key_width} is odd: RoPE rotates pairs of features")
+        if self.num_attention_heads % self.n_kv_head:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not divisible by "
+                f"num_key_value_heads={self.num_key_value_heads}: each must serve as many query heads"
+            )
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout={self.attention_dropout} is not in [0, 1)")
+        for name in ("rms_norm_eps", "rope_theta"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+
+    # The same sizes under the names that all families share.
+
+    @property
+    def n_positions(self) -> int:
+        return self.max_position_embeddings
+
+    @property
+    def n_embd(self) -> int:
+        return self.hidden_size
+
+    @property
+    def n_layer(self) -> int:
+        return self.num_hidden_layers
+
+    @property
+    def n_head(self) -> int:
+        return self.num_attention_heads
+
+    @property
+    def n_kv_head(self) -> int:
+        """The number of heads of keys and values; n_head / n_kv_head query heads share one."""
+        return self.num_key_value_heads if self.num_key_value_heads is not None else self.num_attention_heads
+
+    @property
+    def value_width(self) -> int:
+        """The width of one head's values."""
+        return self.head_dim if self.head_dim is not None else self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_width(self) -> int:
+        """The width of one head's queries and keys."""
+        return self.value_width
+
+    @property
+    def inner_width(self) -> int:
+        return self.intermediate_size
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        if self.eos_token_id is None or isinstance(self.eos_token_id, tuple):
+            return self.eos_token_id or ()
+        return (self.eos_token_id,)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
+        """The configuration in a dict such as config.json holds; fields that are not ours are left aside."""
+        known = {field.name for field in fields(cls)}
+        chosen = {name: value for name, value in values.items() if name in known}
+        newer = values.get("rope_parameters")  # transformers 5 keeps both in one field
+        if newer is not None:
+            chosen["rope_theta"] = newer.get("rope_theta", chosen.get("rope_theta", cls.rope_theta))
+            chosen["rope_scaling"] = RopeScaling.from_dict(newer)
+        return cls(**chosen)
+
+
+Config = GPT2Config | LlamaConfig
 
 PRESETS: dict[str, GPT2Config] = {
     "gpt2": GPT2Config(),

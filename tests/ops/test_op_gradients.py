@@ -120,8 +120,57 @@ def embedding_that_loses_repeats(dy: Any, saved: Any) -> Any:
     return out
 
 
+def rope_reference(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """The rotation as a product of complex numbers."""
+    turn = torch.polar(torch.ones(ANGLES.shape, dtype=torch.float64), torch.tensor(ANGLES))
+    if interleaved:
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn).flatten(-2)
+    turned = torch.complex(*x.chunk(2, dim=-1)) * turn
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def grouped_reference(ratio: int, start: np.ndarray | None = None) -> Callable[..., torch.Tensor]:
+    """Keys and values repeated for each query head of their group."""
+    core = attention_reference(True, start)
+    return lambda q, k, v: core(q, k.repeat_interleave(ratio, dim=1), v.repeat_interleave(ratio, dim=1))
+
+
+def rms_norm_with_weight_outside(dy: Any, saved: Any) -> Any:
+    normed, inverse, weight = saved
+    dx = (dy - normed * (normed * dy).mean(-1, keepdims=True)) * inverse * weight
+    return dx, ops.rms_norm_backward(dy, saved)[1]
+
+
+def rms_norm_as_layer_norm(dy: Any, saved: Any) -> Any:
+    dx, dweight = ops.rms_norm_backward(dy, saved)
+    return dx - dx.mean(-1, keepdims=True), dweight
+
+
+def rope_turned_on(dy: Any, saved: Any) -> Any:
+    return ops.rope_forward(dy, saved.cos, saved.sin, saved.interleaved)[0]
+
+
+def swiglu_without_the_gates_slope(dy: Any, saved: Any) -> Any:
+    silu = saved.gate / (1 + np.exp(-saved.gate))
+    return dy * saved.up / (1 + np.exp(-saved.gate)), dy * silu
+
+
+def grouped_by_mean(dy: Any, saved: Any) -> Any:
+    dq, dk, dv = ops.grouped_query_backward(dy, saved)
+    group = saved.shared.q.shape[-3]
+    return dq, dk / group, dv / group
+
+
+def grouped_the_other_way(dy: Any, saved: Any) -> Any:
+    """Query head h reading keys of head h mod Hkv: the right shapes, the wrong group."""
+    dq, dk, dv = ops.grouped_query_backward(dy[:, [0, 3, 1, 4, 2, 5]], saved)
+    return dq[:, [0, 2, 4, 1, 3, 5]], dk, dv
+
+
 IDS = np.array([[3, 0, 3], [3, 5, 0]])
 TARGETS = np.array([[1, -100, 4], [0, 4, -100]])
+ANGLES = np.arange(5.0)[:, None] * np.array([1.0, 0.3, 0.01])
+COS, SIN = np.cos(ANGLES), np.sin(ANGLES)
 KEEP = dropout_pattern((2, 3, 5), 0.4, seed=1, dtype="float64")
 KEEP_RHO = dropout_pattern((2, 3, 5, 5), 0.3, seed=2, dtype="float64")
 START = np.array([[0, 0, 2, 2, 2], [0, 1, 1, 1, 4]])[:, None]
@@ -167,6 +216,38 @@ def cases() -> list[Case]:
             lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, 1e-3),
             [normal(2, 3, 7), normal(7), normal(7, seed=1)],
             wrong=[norm_with_weight_outside, norm_summed_over_tokens],
+        ),
+        Case(
+            "rms norm", bound(ops.rms_norm_forward, eps=1e-3), ops.rms_norm_backward,
+            lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-3), [normal(2, 3, 7), normal(7)],
+            wrong=[rms_norm_with_weight_outside, rms_norm_as_layer_norm],
+        ),
+        Case(
+            "rope", lambda x: ops.rope_forward(x, on(x, COS), on(x, SIN)), ops.rope_backward,
+            lambda x: rope_reference(x, False), [normal(2, 3, 5, 6)], wrong=[rope_turned_on],
+        ),
+        Case(
+            "rope, interleaved", lambda x: ops.rope_forward(x, on(x, COS), on(x, SIN), interleaved=True),
+            ops.rope_backward, lambda x: rope_reference(x, True), [normal(2, 3, 5, 6)],
+            wrong=[rope_turned_on, lambda dy, s: ops.rope_backward(dy, s._replace(interleaved=False))],
+        ),
+        Case(
+            "swiglu", ops.swiglu_forward, ops.swiglu_backward, lambda gate, up: F.silu(gate) * up,
+            [normal(3, 1, 17, scale=2.0), normal(3, 1, 17, seed=1)], wrong=[swiglu_without_the_gates_slope],
+        ),
+        Case(
+            "grouped-query attention", ops.grouped_query_forward, ops.grouped_query_backward, grouped_reference(3),
+            [normal(2, 6, 5, 4), normal(2, 2, 5, 4, seed=1), normal(2, 2, 5, 3, seed=2)],
+            wrong=[grouped_by_mean, grouped_the_other_way],
+        ),
+        Case(
+            "grouped-query attention, one head of keys, packed",
+            lambda q, k, v: ops.grouped_query_forward(q, k, v, start=on(q, START)), ops.grouped_query_backward,
+            grouped_reference(4, START), [normal(2, 4, 5, 4), normal(2, 1, 5, 4, seed=1), normal(2, 1, 5, 3, seed=2)],
+        ),
+        Case(
+            "grouped queries behind cached keys", ops.grouped_query_forward, ops.grouped_query_backward,
+            grouped_reference(1), [normal(2, 3, 2, 4), normal(2, 3, 7, 4, seed=1), normal(2, 3, 7, 4, seed=2)],
         ),
         Case(
             "relu", ops.relu_forward, ops.relu_backward, F.relu, activation, wrong=[lambda dy, s: dy * (s.x < 0)]

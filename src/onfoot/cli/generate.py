@@ -14,11 +14,14 @@ from onfoot.cli.options import parse_tokens
 
 if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
+    from onfoot.generate.sampling import Sampling
     from onfoot.models.model import Model
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, or the folder of a run.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model folder, a run, a GGUF file, or a name: smollm2.")
+    ],
     adapter: Annotated[
         Path | None, typer.Option(help="A LoRA adapter on top: a folder, or a run.", show_default=False)
     ] = None,
@@ -30,6 +33,9 @@ def generate(
     tokens: Annotated[
         str | None, typer.Option(help='Token ids in place of a prompt, as in "3 1 4".', show_default=False)
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Prompts are questions; without one, a conversation at the terminal.")
+    ] = False,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="How many; by default 200, or what the context leaves.", show_default=False)
     ] = None,
@@ -50,7 +56,7 @@ def generate(
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     engine: Annotated[str, typer.Option(help="auto, numpy, torch.")] = "auto",
 ) -> None:
-    """Generate text from a model folder or a run."""
+    """Generate text from a model, or talk to one with --chat."""
     from onfoot import load
     from onfoot.generate.sampling import Sampling
 
@@ -58,6 +64,10 @@ def generate(
     loaded = load(model, dtype, engine)
     if adapter is not None:
         loaded.load_adapter(adapter)
+    if chat:
+        questions = [prompt_file.read_text(encoding="utf-8")] if prompt_file else (prompt or None)
+        _chat(loaded, questions, max_new_tokens or 200, sampling, seed, stop or [])
+        return
     if tokens is not None:
         prompts = [np.asarray(parse_tokens(tokens))]
     else:
@@ -91,28 +101,68 @@ def _encode(model: Model, texts: list[str]) -> list[np.ndarray]:
     return prompts
 
 
-def _stream(
-    model: Model, prompt: np.ndarray, max_new_tokens: int, sampling: object, seed: int, stop: list[str], slide: bool
+def _chat(
+    model: Model, questions: list[str] | None, max_new_tokens: int, sampling: Sampling, seed: int, stop: list[str]
 ) -> None:
-    """Writes the prompt and each new piece of text as soon as it is whole."""
+    """Answers each question by itself, or, without any, talks until the end of the input."""
+    from onfoot.generate.chat import ends, prompt_ids
+
+    stop_ids, stop_texts = ends(model) if model.tokenizer is not None else ((), [])
+    if questions is not None:
+        for question in questions:
+            ids = prompt_ids(model, [{"role": "user", "content": question}])
+            _stream(model, ids, _room(model, ids, max_new_tokens), sampling, seed, stop + stop_texts, stop_ids=stop_ids)
+        return
+    messages: list[dict[str, str]] = []
+    while True:
+        try:
+            messages.append({"role": "user", "content": input("> ")})
+        except EOFError:
+            print()
+            return
+        ids = prompt_ids(model, messages)
+        answer = _stream(
+            model, ids, _room(model, ids, max_new_tokens), sampling, seed, stop + stop_texts, stop_ids=stop_ids
+        )
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _room(model: Model, ids: np.ndarray, max_new_tokens: int) -> int:
+    return max(1, min(max_new_tokens, model.config.n_positions - ids.size))
+
+
+def _stream(
+    model: Model,
+    prompt: np.ndarray,
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    stop: list[str],
+    slide: bool = False,
+    stop_ids: tuple[int, ...] | None = None,
+) -> str:
+    """Writes each new piece of text as soon as it is whole, behind the prompt unless it is a conversation's."""
     from onfoot.generate.loop import stream
     from onfoot.models.inputs import check_tokens
 
     check_tokens(prompt[None], model.config.vocab_size, model.config.n_positions)
     assert model.tokenizer is not None
     new: list[int] = []
-    pieces = stream(model, [prompt], max_new_tokens, sampling, seed, slide)  # type: ignore[arg-type]
+    pieces = stream(model, [prompt], max_new_tokens, sampling, seed, slide)
     first = next(pieces)  # before anything is written: what is refused is refused here
-    print(model.tokenizer.decode(prompt.tolist()), end="", flush=True)
+    if stop_ids is None:
+        print(model.tokenizer.decode(prompt.tolist()), end="", flush=True)
     written = ""
     for column in _chain(first, pieces):
-        if int(column[0]) == model.config.eos_token_id:
+        if int(column[0]) in (model.config.end_ids if stop_ids is None else stop_ids):
             break
         new.append(int(column[0]))
         written = _write(model.tokenizer, new, written)
         if any(s in model.tokenizer.decode(new) for s in stop):
             break
-    print(model.tokenizer.decode(new)[len(written) :])
+    text = model.tokenizer.decode(new)
+    print(text[len(written) :])
+    return text
 
 
 def _write(tokenizer: Tokenizer, ids: list[int], written: str) -> str:

@@ -11,18 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.arrays import to_numpy
-from onfoot.config import GPT2Config
+from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.formats.tokenizer import Tokenizer
-from onfoot.models.params import HEAD, TOKEN_TABLE, shapes
+from onfoot.models.params import HEAD, names_of, shapes, token_table
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
 OWN_TYPE = "onfoot-gpt2"  # the model_type of a network that transformers' GPT-2 cannot be
-MASKS = re.compile(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$")  # constants that some GPT-2 files carry
-# Options of transformers' GPT-2 that change its mathematics, and the only value of each that is supported.
-FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+# constants that some files carry: GPT-2's masks, LLaMA's rotary frequencies
+CONSTANTS = re.compile(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
+# Options of transformers that change a network's mathematics, and the values of each that are supported.
+FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "gpt2": {
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+    "llama": {"hidden_act": ("silu", "swish")},
+    "qwen2": {"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
+}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
 def is_model_folder(folder: str | Path) -> bool:
@@ -40,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def load_config(folder: str | Path) -> GPT2Config:
+def load_config(folder: str | Path) -> Config:
     """The configuration of a folder; what is not supported is refused by name."""
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
@@ -48,14 +58,21 @@ def load_config(folder: str | Path) -> GPT2Config:
     if not path.is_file():
         raise ValueError(f"{folder} is not a model: it has no config.json")
     values = read_json(path)
-    if values.get("model_type") not in ("gpt2", OWN_TYPE):
-        raise ValueError(
-            f"{path}: model_type {values.get('model_type')!r} is not supported; known are gpt2, {OWN_TYPE}"
-        )
-    for name, only in FIXED.items():
-        if values.get(name, only) != only:
-            raise ValueError(f"{path}: {name}={values[name]!r} is not supported, only {only!r}")
-    return GPT2Config.from_dict(values)
+    kind = values.get("model_type")
+    family = "gpt2" if kind == OWN_TYPE else kind
+    if family not in FIXED:
+        raise ValueError(f"{path}: model_type {kind!r} is not supported; known are {', '.join(FIXED)}, {OWN_TYPE}")
+    for name, allowed in FIXED[family].items():
+        if values.get(name, allowed[0]) not in allowed:
+            raise ValueError(f"{path}: {name}={values[name]!r} is not supported, only {allowed[0]!r}")
+    if family == "gpt2":
+        return GPT2Config.from_dict(values)
+    if set(values.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(f"{path}: layer_types {sorted(set(values['layer_types']))} are not supported")
+    try:
+        return LlamaConfig.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 class _Tensors(Mapping[str, np.ndarray]):
@@ -91,19 +108,20 @@ class _Tensors(Mapping[str, np.ndarray]):
         return len(self._where)
 
 
-def load_params(folder: str | Path, config: GPT2Config) -> dict[str, np.ndarray]:
+def load_params(folder: str | Path, config: Config) -> dict[str, np.ndarray]:
     """The parameters under their full names, whichever of the two naming styles the file has."""
     found: dict[str, np.ndarray] = {}
     tensors = _Tensors(Path(folder))
+    prefix, table = names_of(config).PREFIX, token_table(config)
     for name in tensors:
-        if MASKS.search(name):
+        if CONSTANTS.search(name):
             continue
-        full = name if name.startswith(("transformer.", f"{HEAD}.")) else f"transformer.{name}"
+        full = name if name.startswith((prefix, f"{HEAD}.")) else f"{prefix}{name}"
         found[full] = tensors[name]
     head = f"{HEAD}.weight"
     if config.tie_word_embeddings and head in found:  # some files hold the tied table twice
-        if not np.array_equal(found[head], found.get(TOKEN_TABLE, ())):
-            raise ValueError(f"{folder}: {head} differs from {TOKEN_TABLE}, yet config.json says they are tied")
+        if not np.array_equal(found[head], found.get(table, ())):
+            raise ValueError(f"{folder}: {head} differs from {table}, yet config.json says they are tied")
         del found[head]
     for name, shape in shapes(config).items():
         if name not in found:
@@ -121,9 +139,11 @@ def tensor_summary(folder: str | Path) -> list[tuple[str, tuple[int, ...], str]]
     return [(name, tensors.file_of(name).shape(name), tensors.file_of(name).dtype(name)) for name in tensors]
 
 
-def transformers_config(config: GPT2Config, dtype: str) -> dict[str, Any]:
+def transformers_config(config: Config, dtype: str) -> dict[str, Any]:
     """config.json's contents. A network that transformers' GPT-2 cannot be gets a model_type of its own."""
     values = config.to_dict()
+    if isinstance(config, LlamaConfig):
+        return {"architectures": [ARCHITECTURES[config.model_type]], **_llama_values(config, values), "dtype": dtype}
     plain = config.causal and not config.lm_head_bias and config.key_width == config.value_width == (
         config.n_embd / config.n_head
     )  # fmt: skip
@@ -132,6 +152,21 @@ def transformers_config(config: GPT2Config, dtype: str) -> dict[str, Any]:
             del values[name]
         return {"architectures": ["GPT2LMHeadModel"], **values, "dtype": dtype}
     return {**values, "model_type": OWN_TYPE, "dtype": dtype}
+
+
+def _llama_values(config: LlamaConfig, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields as transformers' own LlamaConfig and Qwen2Config have them, before and since version 5."""
+    scaling = values["rope_scaling"]
+    if config.rope_scaling is not None and config.rope_scaling.rope_type == "linear":
+        scaling = {"rope_type": "linear", "factor": config.rope_scaling.factor}
+    values |= {"hidden_act": "silu", "num_key_value_heads": config.n_kv_head, "rope_scaling": scaling}
+    if config.head_dim is None:
+        del values["head_dim"]
+    values["rope_parameters"] = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
+    if config.model_type == "qwen2":
+        del values["attention_bias"], values["mlp_bias"]
+        values["use_sliding_window"] = False
+    return values
 
 
 def save_folder(model: Model, folder: str | Path) -> None:

@@ -16,8 +16,7 @@ from onfoot.arrays import to_numpy
 from onfoot.formats.huggingface import read_json, write_json
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.models.adapters import Adapter, LoraLayer, install, place
-from onfoot.models.gpt2 import head_tensor
-from onfoot.models.params import HEAD, linear_shapes, part_columns
+from onfoot.models.params import HEAD, linear_shapes, names_of, part_columns, stored_weights
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -81,7 +80,7 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
         match = NAMES.match(tensor.removeprefix(PREFIX))
         if match is None:
             raise ValueError(f"{path}: the tensor {tensor} is not one of a LoRA adapter's")
-        sides.setdefault(_full_name(match["layer"]), {})[match["side"]] = tensors[tensor]
+        sides.setdefault(_full_name(model, match["layer"]), {})[match["side"]] = tensors[tensor]
     if not sides:
         raise ValueError(f"{path} holds no LoRA tensors")
     adapter, values = Adapter(name, {}), {}
@@ -141,7 +140,7 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
             "bias": "none",
             "init_lora_weights": True,
             # GPT-2's own layers are stored (in, out), its head is not; PEFT sees to each by itself where both occur
-            "fan_in_fan_out": HEAD not in whole,
+            "fan_in_fan_out": not any(stored_weights(model.config)[layer].out_in for layer in whole),
             "target_modules": sorted(whole),
             "rank_pattern": {layer: c.r for layer, (c, _, _) in whole.items() if c.r != first.r},
             "alpha_pattern": {layer: c.alpha for layer, (c, _, _) in whole.items() if c.alpha != first.alpha},
@@ -151,7 +150,7 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
 
 def _check_same_head(model: Model, value: np.ndarray, tensor: str, folder: Path) -> None:
     """An adapter of a tied head comes with the head's own weight; it must be this model's."""
-    own = to_numpy(model.params[head_tensor(model.config)])
+    own = to_numpy(model.params[stored_weights(model.config)[HEAD].tensor])
     if f"{HEAD}.base_layer.weight" not in tensor or own.shape != value.shape or not np.allclose(own, value, atol=1e-6):
         raise ValueError(f"{folder} does not belong to this model: its tensor {tensor} is not the model's own")
 
@@ -182,5 +181,6 @@ def _pattern(config: dict[str, Any], name: str, layer: str, default: Any) -> Any
     return default
 
 
-def _full_name(layer: str) -> str:
-    return layer if layer == HEAD or layer.startswith("transformer.") else f"transformer.{layer}"
+def _full_name(model: Model, layer: str) -> str:
+    prefix = names_of(model.config).PREFIX
+    return layer if layer == HEAD or layer.startswith(prefix) else f"{prefix}{layer}"

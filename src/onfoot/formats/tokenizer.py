@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -14,11 +15,15 @@ UNKNOWN = "<|unknown|>"
 
 
 class Tokenizer:
-    """Text to ids and back."""
+    """Text to ids and back; beside it, what Hugging Face keeps with a tokenizer: special tokens, a chat template."""
 
-    def __init__(self, backend: Backend, end: str | None = END) -> None:
+    def __init__(
+        self, backend: Backend, end: str | None = END, begin: str | None = None, chat_template: str | None = None
+    ) -> None:
         self.backend = backend
         self.end = end if end is not None and backend.token_to_id(end) is not None else None
+        self.begin = begin if begin is not None and backend.token_to_id(begin) is not None else None
+        self.chat_template = chat_template  # Jinja source
 
     @property
     def size(self) -> int:
@@ -79,7 +84,7 @@ class Tokenizer:
             raise
         except Exception as error:  # tokenizers raises plain Exception
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
-        return cls(backend, _end_token(path) or END)
+        return cls(backend, _special(path, "eos_token") or END, _special(path, "bos_token"), _chat_template(path))
 
     def save(self, folder: str | Path, model_max_length: int) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which AutoTokenizer loads."""
@@ -87,10 +92,12 @@ class Tokenizer:
         self.backend.save(str(folder / "tokenizer.json"))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
         if self.end is not None:
-            config |= {"eos_token": self.end, "bos_token": self.end}
+            config |= {"eos_token": self.end, "bos_token": self.begin or self.end}
         if self.backend.token_to_id(UNKNOWN) is not None:
             config["unk_token"] = UNKNOWN
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -135,10 +142,19 @@ def _with_end(backend: Backend) -> Tokenizer:
     return Tokenizer(backend)
 
 
-def _end_token(path: Path) -> str | None:
-    """The end token that a tokenizer_config.json beside the tokenizer names."""
+def _config(path: Path) -> dict[str, Any]:
+    """The tokenizer_config.json beside a tokenizer, where there is one."""
     config = path.with_name("tokenizer_config.json")
-    if not config.is_file():
-        return None
-    token = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
+    return json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+
+
+def _special(path: Path, name: str) -> str | None:
+    """A special token that the tokenizer_config.json names."""
+    token = _config(path).get(name)
     return token.get("content") if isinstance(token, dict) else token
+
+
+def _chat_template(path: Path) -> str | None:
+    file = path.with_name("chat_template.jinja")
+    template = file.read_text(encoding="utf-8") if file.is_file() else _config(path).get("chat_template")
+    return template if isinstance(template, str) else None  # a list of several is not taken over

@@ -10,7 +10,9 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.generate.cache import KVCache
 from onfoot.generate.sampling import Sampling, next_token
-from onfoot.models import gpt2, inputs
+from onfoot.models import inputs
+from onfoot.models.families import network
+from onfoot.models.layout import Layout
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -62,11 +64,12 @@ def step(model: Model, tokens: np.ndarray, pad: np.ndarray, cache: KVCache) -> A
     index = cache.length + np.arange(t)
     positions = np.maximum(index - pad[:, None], 0)  # (B, T): a row's own first token has position 0
     start = None if not pad.any() else engine.integers(np.broadcast_to(pad[:, None], (b, t)))
-    layout = gpt2.Layout(engine.integers(positions), start)
+    layout = Layout(engine.integers(positions), start)
     run = model.new_run(keep_saved=False)
-    features, _ = gpt2.features_forward(run, model.config, engine.integers(tokens), layout, cache)
+    net = network(model.config)
+    features, _ = net.features_forward(run, model.config, engine.integers(tokens), layout, cache)
     cache.length += t
-    return gpt2.head_forward(run, model.config, features[:, -1:])[0][:, 0]
+    return net.head_forward(run, model.config, features[:, -1:])[0][:, 0]
 
 
 def generate(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onfoot.arrays import Array
-from onfoot.models.params import HEAD, TOKEN_TABLE, linear_shapes, part_columns
+from onfoot.models.params import HEAD, linear_shapes, part_columns, stored_weights, token_table
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -71,20 +71,21 @@ class Adapter:
 def match_layers(model: Model, targets: Sequence[str]) -> list[str]:
     """The layers whose name is, or ends with, one of the targets; each target must match.
 
-    Beside whole layers there are parts of c_attn: c_attn.q, c_attn.k and c_attn.v have companions of their own.
+    Beside whole layers there are parts of GPT-2's c_attn: c_attn.q, c_attn.k and c_attn.v have companions of their own.
     """
-    known = linear_shapes(model.config)
-    whole = [name for name in known if name == HEAD or name.startswith("transformer.")]
-    names = [*whole, *(part for name in whole for part in part_columns(model.config, name))]
+    whole = list(linear_shapes(model.config))
+    parts_of = {name: list(part_columns(model.config, name)) for name in whole}
+    names = [*whole, *(part for parts in parts_of.values() for part in parts)]
     found: list[str] = []
     for target in targets:
         matched = [name for name in names if name == target or name.endswith(f".{target}")]
         if not matched:
-            endings = sorted({name.rsplit(".", 1)[-1] for name in whole} | {"c_attn.q", "c_attn.k", "c_attn.v"})
+            endings = sorted({name.rsplit(".", 1)[-1] for name in whole})
+            endings += sorted({".".join(part.rsplit(".", 2)[-2:]) for parts in parts_of.values() for part in parts})
             raise ValueError(f"no layer is called {target!r}; there are {', '.join(endings)}")
         found += [name for name in matched if name not in found]
     for name in found:
-        parts = [part for part in part_columns(model.config, name) if part in found]
+        parts = [part for part in parts_of.get(name, ()) if part in found]
         if parts:
             raise ValueError(f"{name} and its part {parts[0]} cannot both have a companion; choose one")
     return sorted(found, key=names.index)
@@ -152,7 +153,7 @@ def activate(model: Model, name: str | None) -> None:
         raise ValueError(f"the adapter {model.merged!r} is merged into the weights; unmerge_adapter() first")
     model.active_adapter = name
     adapter_names = {n for adapter in model.adapters.values() for n in adapter.parameter_names()}
-    model.trainable = set(model.params) - adapter_names
+    model.trainable = set(model.params) - adapter_names - model.quantized
     if name is not None:
         model.trainable = set(model.adapters[name].parameter_names())
 
@@ -162,10 +163,14 @@ def merge(model: Model) -> None:
     if model.active_adapter is None:
         raise ValueError("no adapter is active; there is nothing to merge")
     adapter = model.adapters[model.active_adapter]
+    if model.quantized:
+        raise ValueError(
+            "the weights are quantised and cannot take an adapter in; load the base without quantized=True"
+        )
     if HEAD in adapter.layers and model.config.tie_word_embeddings:
         # the token table must stay as it is: the head gets a weight of its own
         model.config = replace(model.config, tie_word_embeddings=False)
-        model.params[f"{HEAD}.weight"] = model.params[TOKEN_TABLE] + 0
+        model.params[f"{HEAD}.weight"] = model.params[token_table(model.config)] + 0
         model.tied_before_merge = True
     _add(model, adapter, 1.0)
     activate(model, None)
@@ -194,7 +199,6 @@ def delta(model: Model, adapter: Adapter, layer: str) -> Array:
 
 def _add(model: Model, adapter: Adapter, sign: float) -> None:
     for layer, companion in adapter.layers.items():
-        weight = model.params[f"{companion.beside}.weight"]
-        if layer == HEAD:
-            weight = weight.T  # it is stored (out, in)
+        tensor, out_in = stored_weights(model.config)[companion.beside]
+        weight = model.params[tensor].T if out_in else model.params[tensor]  # (in, out), a view
         weight[:, companion.columns or slice(None)] += sign * delta(model, adapter, layer)

@@ -7,32 +7,27 @@ before anything is computed from it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
+from onfoot.models.head import head_backward, head_forward
+from onfoot.models.layout import Layout, merge_heads, split_heads
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.models.run import Run
 from onfoot.ops.activation import ACTIVATIONS
 
-
-class Layout(NamedTuple):
-    """Where the tokens stand: their positions, and the first token that each may see (None: the first of all)."""
-
-    positions: Array  # (T,) or (B, T)
-    start: Array | None = None  # (B, T)
-
-
-def split_heads(x: Array, n_head: int) -> Array:
-    """(B, T, H D) -> (B, H, T, D). The transpose matters: a mere reshape would mix tokens and features."""
-    b, t, width = x.shape
-    return namespace(x).swapaxes(x.reshape(b, t, n_head, width // n_head), 1, 2)
-
-
-def merge_heads(x: Array) -> Array:
-    """(B, H, T, D) -> (B, T, H D)."""
-    b, h, t, d = x.shape
-    return namespace(x).swapaxes(x, 1, 2).reshape(b, t, h * d)
+__all__ = [
+    "Layout",
+    "block_backward",
+    "block_forward",
+    "features_backward",
+    "features_forward",
+    "head_backward",
+    "head_forward",
+    "merge_heads",
+    "split_heads",
+]
 
 
 def block_forward(
@@ -154,21 +149,3 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
     run.add(TOKEN_TABLE, run.engine.embedding_backward(d, s_tok))  # eq 3
     d_pos = d if s_pos.ids.ndim == 2 else d.sum(axis=0)  # every sequence of the batch shares the positions
     run.add(POSITION_TABLE, run.engine.embedding_backward(d_pos, s_pos))  # eq 3
-
-
-def head_forward(run: Run, config: GPT2Config, a11: Array) -> tuple[Array, Any]:
-    """a_11 -> a_12: the logits, (B, T, V). Tied, the head's weight is the token table: w_11 = w_tokᵗ."""
-    a12, saved = run.linear(HEAD, a11, stored=head_tensor(config))
-    run.note("a_12", a12)
-    return a12, saved
-
-
-def head_backward(run: Run, config: GPT2Config, d12: Array, saved: Any) -> Array:
-    """Δ_12 -> Δ_11, and the gradients of the head."""
-    run.note("Δ_12", d12)
-    return run.linear_backward(HEAD, d12, saved, stored=head_tensor(config))  # eq TIE.1: tied, one of two paths
-
-
-def head_tensor(config: GPT2Config) -> str:
-    """The tensor (V, C) that the logits are made with: w_11ᵗ."""
-    return TOKEN_TABLE if config.tie_word_embeddings else f"{HEAD}.weight"

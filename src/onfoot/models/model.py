@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onfoot.arrays import Array, to_numpy
-from onfoot.config import GPT2Config
+from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.engine import Engine, check_dtype, get_engine
-from onfoot.models import adapters, gpt2, inputs
+from onfoot.models import adapters, inputs
 from onfoot.models.adapters import Adapter
-from onfoot.models.params import initialise, layer_order, shapes
-from onfoot.models.run import Note, Run
+from onfoot.models.families import network
+from onfoot.models.layout import Layout
+from onfoot.models.params import default_targets, initialise, shapes, stored_weights, token_table
+from onfoot.models.quantized import Quantized, quantize
+from onfoot.models.run import Note, Run, Take
 from onfoot.models.trace import Recorder, Trace, build_trace
 
 if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
     from onfoot.train.optimizer import AdamW
+
+
+NOT_IN_TORCH = 'quantised weights need the engine "numpy", not "torch"'
 
 
 class Model:
@@ -30,16 +36,18 @@ class Model:
     """
 
     def __init__(
-        self, config: GPT2Config, params: dict[str, Any], dtype: str = "float32", engine: str | Engine = "auto"
+        self, config: Config, params: Mapping[str, Any], dtype: str = "float32", engine: str | Engine = "auto"
     ) -> None:
-        self.config = config
+        self.config: Any = config  # a Config; each family's own modules ask for its own fields
         self.dtype = check_dtype(dtype)
         self.engine = engine if isinstance(engine, Engine) else get_engine(engine)
         self.params: dict[str, Array] = {}
         for name, shape in shapes(config).items():
             if name not in params:
                 raise ValueError(f"the parameter {name!r} is missing")
-            value = self.engine.floats(np.array(to_numpy(params[name])), self.dtype)  # a copy: training writes into it
+            value = params[name]
+            if not isinstance(value, Quantized):
+                value = self.engine.floats(np.array(to_numpy(value)), self.dtype)  # a copy: training writes into it
             if tuple(value.shape) != shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}; the configuration asks for {shape}")
             self.params[name] = value
@@ -48,19 +56,22 @@ class Model:
             raise ValueError(
                 f"unknown parameter {unknown[0]!r} (of {len(unknown)}): the configuration has no place for it"
             )
-        self.trainable: set[str] = set(self.params)
+        self.trainable: set[str] = set()  # filled by activate(): all that can train, until there is an adapter
         self.tokenizer: Tokenizer | None = None  # where the model was loaded with one, or given one
         self.source: str | None = None  # the folder it was loaded from
         self.adapters: dict[str, Adapter] = {}
         self.active_adapter: str | None = None
         self.merged: str | None = None  # the adapter that is in the weights now
         self.tied_before_merge = False
+        if self.engine.name == "torch" and self.quantized:
+            raise ValueError(NOT_IN_TORCH)
+        adapters.activate(self, None)
 
     def add_lora(
         self,
         r: int = 16,
         alpha: float = 16,
-        targets: Sequence[str] = ("c_attn", "c_proj", "c_fc"),
+        targets: Sequence[str] | None = None,
         *,
         dropout: float = 0.0,
         rank_stabilised: bool = False,
@@ -69,10 +80,27 @@ class Model:
     ) -> None:
         """Puts low-rank companions beside the named layers and freezes the rest. The scale is PEFT's, alpha/r.
 
-        Targets are ends of layer names: c_attn, c_proj (of attention and of the MLP), c_fc, lm_head; c_attn.q, c_attn.k
-        and c_attn.v are parts with companions of their own.
+        Targets are ends of layer names; without any, every linear layer of the blocks. GPT-2 has c_attn, c_proj (of
+        attention and of the MLP), c_fc, and c_attn.q, c_attn.k, c_attn.v as parts with companions of their own; LLaMA
+        has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; both have lm_head.
         """
+        targets = default_targets(self.config) if targets is None else targets
         adapters.new_adapter(self, r, alpha, targets, dropout, rank_stabilised, name, seed)
+
+    def quantize(self, kind: str = "Q8_0") -> None:
+        """Turns the weights of all linear layers and the token table into blocks of small codes, frozen from then on.
+
+        Q8_0 ("int8") needs 8.5 bits a number, Q4_1 5 and Q4_0 4.5, instead of 32. Norms, biases and adapters stay.
+        """
+        if self.engine.name == "torch":
+            raise ValueError(NOT_IN_TORCH)
+        stored = dict(stored_weights(self.config).values()) | {token_table(self.config): True}
+        for name, out_in in stored.items():
+            if name not in self.quantized:
+                weight = self.params[name]
+                codes = quantize(weight if out_in else weight.T, "Q8_0" if kind == "int8" else kind)
+                self.params[name] = codes if out_in else codes.T
+        adapters.activate(self, self.active_adapter)
 
     def use_adapter(self, name: str | None) -> None:
         """Makes one adapter act and train; None turns all of them off."""
@@ -99,6 +127,11 @@ class Model:
         load_adapter(self, resolve(Path(folder)), name)
 
     @property
+    def quantized(self) -> set[str]:
+        """The parameters that are quantised, and therefore frozen."""
+        return {name for name, value in self.params.items() if isinstance(value, Quantized)}
+
+    @property
     def n_params(self) -> int:
         """The number of parameters, adapters included."""
         return sum(int(np.prod(p.shape)) for p in self.params.values())
@@ -112,8 +145,10 @@ class Model:
         """The scores of every possible next token, (B, T, V)."""
         checked = inputs.check_tokens(tokens, self.config.vocab_size, self.config.n_positions)
         run = self.new_run(keep_saved=False)
-        a11, _ = gpt2.features_forward(run, self.config, self.engine.integers(checked), self._layout(checked, None)[0])
-        return gpt2.head_forward(run, self.config, a11)[0]
+        a11, _ = network(self.config).features_forward(
+            run, self.config, self.engine.integers(checked), self._layout(checked, None)[0]
+        )
+        return network(self.config).head_forward(run, self.config, a11)[0]
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
         """The cross-entropy: the mean over the targets that count, or their sum over `divisor`."""
@@ -127,14 +162,17 @@ class Model:
         divisor: float | None = None,
         segments: Any = None,
         dropout_seed: int | None = None,
+        take: Take | None = None,
     ) -> tuple[float, dict[str, Array]]:
         """The loss and the gradient of every trainable parameter, by name.
 
         `divisor`: what the summed loss is divided by; where a step is split into parts, the number of targets of the
         whole step, and the parts' gradients add up exactly. `segments` (B, T) numbers packed examples: no token sees
         another example, positions begin anew. `dropout_seed` turns the configuration's dropout on, reproducibly.
+        `take(name, gradient)` gets each gradient as soon as no path adds to it any more, and it is not returned.
         """
         run = self.new_run(dropout_seed=dropout_seed)
+        run.take = take
         loss, _ = self._forward_backward(run, tokens, targets, divisor, segments)
         return loss, run.grads
 
@@ -148,6 +186,8 @@ class Model:
         input_gradient: bool = False,
     ) -> Trace:
         """Every activation and error signal, by the paper's names; with `input_gradient` Δ_0 too, (B, T, V)."""
+        if not isinstance(self.config, GPT2Config):
+            raise ValueError(f"a trace has the paper's names; a {self.config.model_type} model has none of its own yet")
         recorder = Recorder(self.config.n_layer)
         run = self.new_run(note=recorder)
         run.go_to_the_bottom()
@@ -192,7 +232,7 @@ class Model:
         from onfoot.generate.sampling import Sampling
 
         if stop_ids is None:
-            stop_ids = () if self.config.eos_token_id is None else (self.config.eos_token_id,)
+            stop_ids = self.config.end_ids
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
 
@@ -216,9 +256,9 @@ class Model:
         """One pass over this model's parameters, with the adapter that is active."""
         return Run(
             engine or self.engine,
+            self.config,
             self.params,
             self.trainable,
-            layer_order(self.config),
             self.dtype,
             None if self.active_adapter is None else self.adapters[self.active_adapter],
             dropout_seed,
@@ -226,16 +266,16 @@ class Model:
             note,
         )
 
-    def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[gpt2.Layout, np.ndarray | None]:
+    def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[Layout, np.ndarray | None]:
         """Where the tokens stand, and the positions within their examples where there are several."""
         if segments is None:
-            return gpt2.Layout(self.engine.integers(np.arange(tokens.shape[1]))), None
+            return Layout(self.engine.integers(np.arange(tokens.shape[1]))), None
         if not self.config.causal:
             raise ValueError(
                 "segments need causal=True: without the mask a token would see the examples behind its own"
             )
         positions, start = inputs.check_segments(segments, tokens)
-        return gpt2.Layout(self.engine.integers(positions), self.engine.integers(start)), positions
+        return Layout(self.engine.integers(positions), self.engine.integers(start)), positions
 
     def _forward(self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> tuple[float, Any]:
         config = self.config
@@ -246,44 +286,57 @@ class Model:
             divisor = inputs.count_targets(checked_targets)
         elif not divisor > 0:
             raise ValueError(f"divisor={divisor} must be above 0: it is the number of targets of the whole step")
-        a11, s_features = gpt2.features_forward(run, config, self.engine.integers(checked), layout)
-        a12, s_head = gpt2.head_forward(run, config, a11)
+        a11, s_features = network(self.config).features_forward(run, config, self.engine.integers(checked), layout)
+        a12, s_head = network(self.config).head_forward(run, config, a11)
         loss, s_loss = self.engine.cross_entropy_forward(a12, self.engine.integers(checked_targets), divisor)
         return float(loss), (s_features, s_head, s_loss, layout)
 
     def _forward_backward(
         self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any
-    ) -> tuple[float, gpt2.Layout]:
+    ) -> tuple[float, Layout]:
         loss, (s_features, s_head, s_loss, layout) = self._forward(run, tokens, targets, divisor, segments)
         d12 = self.engine.cross_entropy_backward(1.0, s_loss)
-        d11 = gpt2.head_backward(run, self.config, d12, s_head)
-        gpt2.features_backward(run, self.config, d11, s_features)
+        d11 = network(self.config).head_backward(run, self.config, d12, s_head)
+        network(self.config).features_backward(run, self.config, d11, s_features)
         return loss, layout
 
 
-def load(path: str | Path, dtype: str = "float32", engine: str = "auto") -> Model:
-    """The model in a Hugging Face folder, or a run's best checkpoint; an adapter's folder brings its base along."""
+def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False) -> Model:
+    """The model in a Hugging Face folder, a GGUF file, a run's best checkpoint, or of a known name ("smollm2").
+
+    An adapter's folder brings its base along. With `quantized`, the blocks of a GGUF file stay as they are, frozen: a
+    base for adapters that needs a fraction of the memory.
+    """
+    from onfoot.formats.gguf_model import find_file, load_gguf
     from onfoot.formats.huggingface import load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.train.checkpoint import resolve
 
+    file = find_file(path)
+    if file is not None:
+        model = load_gguf(file, check_dtype(dtype), engine, quantized)
+        model.source = str(path)
+        return model
     folder = resolve(Path(path))
     if not is_adapter_folder(folder):
+        if quantized:
+            raise ValueError(f"quantized=True keeps the blocks of a GGUF file; {folder} is not one")
         return load_folder(folder, check_dtype(dtype), engine)
     base = base_of(folder)
-    if base is None or not Path(base).is_dir():
+    if base is None or not (Path(base).is_dir() or find_file(base)):
         raise ValueError(
             f"{folder} is an adapter of {base!r}, which is not a folder here; load the base, then the adapter"
         )
-    model = load(base, dtype, engine)
+    model = load(base, dtype, engine, quantized=quantized)
     model.load_adapter(folder)
     return model
 
 
-def create(config: GPT2Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:
-    """A model with GPT-2's initial values, the same for the same seed."""
-    if not isinstance(config, GPT2Config):
+def create(config: Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:
+    """A model with its family's initial values, the same for the same seed."""
+    if not isinstance(config, GPT2Config | LlamaConfig):
         raise ValueError(
-            f"a GPT2Config is needed, not {type(config).__name__}; onfoot.preset('gpt2') gives one by name"
+            f"a GPT2Config is needed, not {type(config).__name__}, or a LlamaConfig; "
+            f"onfoot.preset('gpt2') gives one by name"
         )
     return Model(config, initialise(config, seed, check_dtype(dtype)), dtype, engine)

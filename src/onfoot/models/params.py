@@ -1,77 +1,96 @@
-"""Parameters: a plain dict from Hugging Face's tensor name to an array; their shapes, counts and initial values."""
+"""Parameters: a plain dict from Hugging Face's tensor name to an array; their shapes, counts and initial values.
+
+What differs between families is in `gpt2_params` and `llama_params`; here is what can be asked of any configuration.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
 from onfoot.arrays import Shape
-from onfoot.config import GPT2Config
+from onfoot.config import Config, LlamaConfig
+from onfoot.models import gpt2_params, llama_params
+from onfoot.models.gpt2_params import HEAD, POSITION_TABLE, TOKEN_TABLE, block_shapes
 
-TOKEN_TABLE = "transformer.wte.weight"
-POSITION_TABLE = "transformer.wpe.weight"
-HEAD = "lm_head"
-
-
-def block_shapes(config: GPT2Config) -> dict[str, Shape]:
-    """Name within a block -> shape. Weights of linear layers are (in, out)."""
-    d, inner = config.n_embd, config.inner_width
-    queries_keys_values = config.n_head * (2 * config.key_width + config.value_width)
-    return {
-        "ln_1.weight": (d,),
-        "ln_1.bias": (d,),
-        "attn.c_attn.weight": (d, queries_keys_values),
-        "attn.c_attn.bias": (queries_keys_values,),
-        "attn.c_proj.weight": (config.n_head * config.value_width, d),
-        "attn.c_proj.bias": (d,),
-        "ln_2.weight": (d,),
-        "ln_2.bias": (d,),
-        "mlp.c_fc.weight": (d, inner),
-        "mlp.c_fc.bias": (inner,),
-        "mlp.c_proj.weight": (inner, d),
-        "mlp.c_proj.bias": (d,),
-    }
+__all__ = [
+    "HEAD",
+    "POSITION_TABLE",
+    "TOKEN_TABLE",
+    "Stored",
+    "block_shapes",
+    "count",
+    "default_targets",
+    "initialise",
+    "layer_order",
+    "linear_shapes",
+    "lora_count",
+    "names_of",
+    "part_columns",
+    "shapes",
+    "stored_weights",
+    "token_table",
+]
 
 
-def shapes(config: GPT2Config) -> dict[str, Shape]:
+class Stored(NamedTuple):
+    """Where a linear layer's weight is: the tensor's name, and whether it holds wᵗ, (out, in)."""
+
+    tensor: str
+    out_in: bool
+
+
+def names_of(config: Config) -> ModuleType:
+    """The names and shapes of a configuration's family."""
+    return llama_params if isinstance(config, LlamaConfig) else gpt2_params
+
+
+def token_table(config: Config) -> str:
+    """The name of the token embedding, (V, C)."""
+    return names_of(config).TOKEN_TABLE
+
+
+def default_targets(config: Config) -> tuple[str, ...]:
+    """The linear layers of a block, as LoRA's targets."""
+    return names_of(config).TARGETS
+
+
+def shapes(config: Config) -> dict[str, Shape]:
     """Every parameter's name and shape, in the order of the forward pass. The head is stored (vocabulary, width)."""
-    d = config.n_embd
-    out: dict[str, Shape] = {TOKEN_TABLE: (config.vocab_size, d), POSITION_TABLE: (config.n_positions, d)}
-    for b in range(config.n_layer):
-        for name, shape in block_shapes(config).items():
-            out[f"transformer.h.{b}.{name}"] = shape
-    out["transformer.ln_f.weight"] = (d,)
-    out["transformer.ln_f.bias"] = (d,)
-    if not config.tie_word_embeddings:
-        out[f"{HEAD}.weight"] = (config.vocab_size, d)
-    if config.lm_head_bias:
-        out[f"{HEAD}.bias"] = (config.vocab_size,)
-    return out
+    return names_of(config).shapes(config)
 
 
-def linear_shapes(config: GPT2Config) -> dict[str, tuple[int, int]]:
+def linear_shapes(config: Config) -> dict[str, tuple[int, int]]:
     """Every linear layer's name and (in, out), the head included: what LoRA can stand beside."""
-    out = {
-        f"transformer.h.{b}.{name.removesuffix('.weight')}": (shape[0], shape[1])
-        for b in range(config.n_layer)
-        for name, shape in block_shapes(config).items()
-        if len(shape) == 2
-    }
+    family = names_of(config)
+    out: dict[str, tuple[int, int]] = {}
+    for name, shape in shapes(config).items():
+        if len(shape) == 2 and name.startswith(family.BLOCKS):
+            out[name.removesuffix(".weight")] = (shape[1], shape[0]) if family.OUT_IN else (shape[0], shape[1])
     out[HEAD] = (config.n_embd, config.vocab_size)
     return out
 
 
-def part_columns(config: GPT2Config, layer: str) -> dict[str, slice]:
-    """The named parts of a layer's columns: queries, keys and values of c_attn; other layers have none."""
-    if not layer.endswith(".c_attn"):
-        return {}
-    qk, total = config.n_head * config.key_width, config.n_head * (2 * config.key_width + config.value_width)
-    return {f"{layer}.q": slice(0, qk), f"{layer}.k": slice(qk, 2 * qk), f"{layer}.v": slice(2 * qk, total)}
+@lru_cache(maxsize=8)
+def stored_weights(config: Config) -> Mapping[str, Stored]:
+    """Where every linear layer's weight is. Tied, the head's is the token table: w_11 = w_tokᵗ."""
+    out_in = names_of(config).OUT_IN
+    head = token_table(config) if config.tie_word_embeddings else f"{HEAD}.weight"
+    return {layer: Stored(f"{layer}.weight", out_in) for layer in linear_shapes(config)} | {HEAD: Stored(head, True)}
 
 
-def layer_order(config: GPT2Config) -> dict[str, int]:
+def part_columns(config: Config, layer: str) -> dict[str, slice]:
+    """The named parts of a layer's columns: queries, keys and values of GPT-2's c_attn; other layers have none."""
+    return names_of(config).part_columns(config, layer)
+
+
+@lru_cache(maxsize=8)
+def layer_order(config: Config) -> Mapping[str, int]:
     """Every layer that has parameters, numbered in the order of the forward pass."""
     layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes(config))
     return {layer: i for i, layer in enumerate([*(x for x in layers if x != HEAD), HEAD])}
@@ -87,12 +106,8 @@ def lora_count(layers: Sequence[tuple[int, int]], r: int) -> int:
     return sum(r * (n_in + n_out) for n_in, n_out in layers)
 
 
-def initialise(config: GPT2Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
-    """GPT-2's initial values: normal weights, biases 0, norms 1.
-
-    The two projections that write into the residual stream are narrower by √(2 n_layer), so that the sum of all blocks'
-    contributions starts with the same variance at any depth.
-    """
+def initialise(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
+    """The family's initial values: normal weights, biases 0, norms 1."""
     rng = np.random.default_rng(seed)
     out = {}
     for name, shape in shapes(config).items():
@@ -101,9 +116,6 @@ def initialise(config: GPT2Config, seed: int, dtype: str) -> dict[str, np.ndarra
         elif len(shape) == 1:
             value = np.ones(shape)
         else:
-            std = config.initializer_range
-            if name.endswith("c_proj.weight"):
-                std /= math.sqrt(2 * config.n_layer)
-            value = rng.normal(0.0, std, shape)
+            value = rng.normal(0.0, names_of(config).initial_std(config, name), shape)
         out[name] = value.astype(dtype)
     return out

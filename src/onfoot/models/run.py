@@ -8,15 +8,18 @@ what trains: the layer itself, nothing (frozen), or a low-rank companion beside 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from onfoot.arrays import Array, Shape
+from onfoot.config import Config
 from onfoot.engine import Engine
 from onfoot.models.adapters import Adapter
+from onfoot.models.params import layer_order, stored_weights
 from onfoot.ops.dropout import dropout_pattern
 
 Note = Callable[[str, Array], None]
+Take = Callable[[str, Array], None]
 
 
 class Run:
@@ -25,9 +28,9 @@ class Run:
     def __init__(
         self,
         engine: Engine,
+        config: Config,
         params: dict[str, Array],
         trainable: set[str],
-        order: Mapping[str, int],
         dtype: str,
         adapter: Adapter | None = None,
         dropout_seed: int | None = None,
@@ -43,7 +46,9 @@ class Run:
         self.keep_saved = keep_saved  # False where no backward pass follows
         self.note: Note = note or (lambda name, value: None)
         self.grads: dict[str, Array] = {}
-        self._order = order  # the layers, numbered as the forward pass meets them
+        self.take: Take | None = None
+        self._stored = stored_weights(config)
+        self._order = order = layer_order(config)  # the layers, numbered as the forward pass meets them
         self._lowest = min((order[self._layer(name)] for name in trainable), default=len(order))
 
     def _layer(self, parameter: str) -> str:
@@ -57,31 +62,35 @@ class Run:
         """Lets the error signal go all the way down, whatever trains."""
         self._lowest = -1
 
-    def add(self, name: str, grad: Array | None) -> None:
-        """Adds to a parameter's gradient. A parameter used twice (tied weights) gets the sum of both paths."""
+    def add(self, name: str, grad: Array | None, final: bool = True) -> None:
+        """Adds to a parameter's gradient. A parameter used twice (tied weights) gets the sum of both paths.
+
+        With the path that is `final`, the gradient goes to `take`, if anyone wants it before the pass has ended.
+        """
         if grad is not None and name in self.trainable:
             self.grads[name] = self.grads[name] + grad if name in self.grads else grad
+            if final and self.take is not None:
+                self.take(name, self.grads.pop(name))
 
     def trains_below(self, layer: str) -> bool:
         """Whether anything before this layer trains: if not, the error signal need not go on."""
         return self._lowest < self._order[layer]
 
-    def linear(self, layer: str, x: Array, stored: str | None = None) -> tuple[Array, Any]:
-        """y = x w + b and what stands beside it. `stored`: the tensor that holds wᵗ, where it is not the layer's."""
-        weight = self.params[f"{layer}.weight"] if stored is None else self.params[stored].T
+    def linear(self, layer: str, x: Array) -> tuple[Array, Any]:
+        """y = x w + b and what stands beside it."""
+        stored = self._stored[layer]
+        weight = self.params[stored.tensor].T if stored.out_in else self.params[stored.tensor]
         bias = self.params.get(f"{layer}.bias")
         companions = [] if self.adapter is None else self.adapter.companions(layer)
         if companions == [layer]:
             return self.engine.lora_linear_forward(x, weight, bias, *self._companion(layer, x))
         if companions:
             return self._parts(companions, x, weight, bias)
-        if self._weight_trains(layer, stored):
+        if self._weight_trains(layer):
             return self.engine.linear_forward(x, weight, bias)
         return self.engine.frozen_linear_forward(x, weight, bias)
 
-    def linear_backward(
-        self, layer: str, dy: Array, saved: Any, stored: str | None = None, dead: slice | None = None
-    ) -> Array:
+    def linear_backward(self, layer: str, dy: Array, saved: Any, dead: slice | None = None) -> Array:
         """The gradient of x. `dead` names the columns of the bias that cannot act: their gradient is written as 0."""
         companions = [] if self.adapter is None else self.adapter.companions(layer)
         if companions == [layer]:
@@ -90,17 +99,19 @@ class Run:
             return dx
         if companions:
             return self._parts_backward(dy, saved)
-        if not self._weight_trains(layer, stored):
+        if not self._weight_trains(layer):
             return self.engine.frozen_linear_backward(dy, saved)
         dx, dweight, dbias = self.engine.linear_backward(dy, saved)
         if dead is not None and dbias is not None:
             dbias[dead] = 0
-        self.add(stored or f"{layer}.weight", dweight.T if stored else dweight)
+        stored = self._stored[layer]
+        own = stored.tensor == f"{layer}.weight"  # another layer's tensor gets its last gradient there
+        self.add(stored.tensor, dweight.T if stored.out_in else dweight, final=own)
         self.add(f"{layer}.bias", dbias)
         return dx
 
-    def _weight_trains(self, layer: str, stored: str | None) -> bool:
-        return (stored or f"{layer}.weight") in self.trainable or f"{layer}.bias" in self.trainable
+    def _weight_trains(self, layer: str) -> bool:
+        return self._stored[layer].tensor in self.trainable or f"{layer}.bias" in self.trainable
 
     def _companion(self, name: str, x: Array) -> tuple[Array, Array, float, Array | None]:
         """A companion's d, u, scale, and the dropout pattern of its input."""
@@ -143,6 +154,14 @@ class Run:
         dx, dweight, dbias = self.engine.layer_norm_backward(dy, saved)
         self.add(f"{layer}.weight", dweight)
         self.add(f"{layer}.bias", dbias)
+        return dx
+
+    def rms_norm(self, layer: str, x: Array, eps: float) -> tuple[Array, Any]:
+        return self.engine.rms_norm_forward(x, self.params[f"{layer}.weight"], eps)
+
+    def rms_norm_backward(self, layer: str, dy: Array, saved: Any) -> Array:
+        dx, dweight = self.engine.rms_norm_backward(dy, saved)
+        self.add(f"{layer}.weight", dweight)
         return dx
 
     def dropout_keep(self, name: str, shape: Shape, p: float) -> Array | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
-from onfoot.models import gpt2
+from onfoot.models.layout import Layout, split_heads
 from onfoot.models.params import TOKEN_TABLE
 from onfoot.ops.attention import attention_weights, softmax, softmax_backward
 from onfoot.ops.embedding import embedding_input_gradient
@@ -89,7 +89,7 @@ def build_trace(
     params: dict[str, Array],
     loss: float,
     grads: dict[str, Array],
-    layout: gpt2.Layout,
+    layout: Layout,
     input_gradient: bool,
 ) -> Trace:
     """Sorts the notes of a pass, and opens up each head with the formulas that the pass used."""
@@ -100,7 +100,7 @@ def build_trace(
         a = {i: n[f"a_{i}"] for i in range(1, 11)}
         delta = {i: n[f"Δ_{i}"] for i in range(1, 11)}
         rho = attention_weights(n["q"], n["k"], config.causal, start)
-        d3 = gpt2.split_heads(delta[3], config.n_head)  # (B, H, T, d_h)
+        d3 = split_heads(delta[3], config.n_head)  # (B, H, T, d_h)
         delta_causal = softmax_backward(d3 @ namespace(d3).swapaxes(n["v"], -1, -2), rho)  # eq 25
         blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal))
     trace = Trace(

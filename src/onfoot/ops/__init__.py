@@ -25,6 +25,7 @@ from onfoot.ops.attention_head import (
 from onfoot.ops.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from onfoot.ops.dropout import dropout_backward, dropout_forward
 from onfoot.ops.embedding import embedding_backward, embedding_forward, embedding_input_gradient
+from onfoot.ops.grouped_query import grouped_query_backward, grouped_query_forward
 from onfoot.ops.layer_norm import layer_norm_backward, layer_norm_forward
 from onfoot.ops.linear import (
     frozen_linear_backward,
@@ -33,6 +34,9 @@ from onfoot.ops.linear import (
     linear_forward,
 )
 from onfoot.ops.lora import lora_backward, lora_forward, lora_linear_backward, lora_linear_forward
+from onfoot.ops.rms_norm import rms_norm_backward, rms_norm_forward
+from onfoot.ops.rope import rope_backward, rope_forward
+from onfoot.ops.swiglu import swiglu_backward, swiglu_forward
 
 __all__ = [
     "Head",
@@ -51,6 +55,8 @@ __all__ = [
     "gelu_erf_forward",
     "gelu_tanh_backward",
     "gelu_tanh_forward",
+    "grouped_query_backward",
+    "grouped_query_forward",
     "head_backward",
     "head_forward",
     "layer_norm_backward",
@@ -65,4 +71,10 @@ __all__ = [
     "multi_head_forward",
     "relu_backward",
     "relu_forward",
+    "rms_norm_backward",
+    "rms_norm_forward",
+    "rope_backward",
+    "rope_forward",
+    "swiglu_backward",
+    "swiglu_forward",
 ]

@@ -1,0 +1,75 @@
+"""The tokenizer that a GGUF file carries: byte-level BPE out of its metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from onfoot.formats.tokenizer import Tokenizer
+
+CONTROL, USER_DEFINED = 3, 4  # types of tokens that are looked for in a text as a whole
+# How LLaMA 3 and Qwen2 cut a text before BPE; they differ in how many digits stay together.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _cut(pattern: str) -> Any:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _pre_tokenizer(name: str) -> Any:
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if name in ("gpt-2", "gpt2"):
+        return gpt2
+    if name == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
+    if name in ("llama-bpe", "llama3", "llama-v3"):
+        return _cut(WORDS.format(digits="{1,3}"))
+    if name == "qwen2":
+        return _cut(WORDS.format(digits=""))
+    return None
+
+
+def read_tokenizer(metadata: dict[str, Any], path: Path) -> Tokenizer:
+    """The tokenizer in a file's metadata; a kind that is not known is refused by name."""
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
+    if kind != "gpt2":
+        raise ValueError(f"{path}: the tokenizer {kind!r} is not supported, only 'gpt2' (byte-level BPE)")
+    cut = _pre_tokenizer(pre)
+    if cut is None:
+        raise ValueError(
+            f"{path}: the pre-tokenizer {pre!r} is not supported; known are gpt-2, smollm, llama-bpe, qwen2"
+        )
+    tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
+    if not tokens or merges is None:
+        raise ValueError(f"{path} has no tokenizer.ggml.tokens or no tokenizer.ggml.merges")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    whole_words_first = pre in ("llama-bpe", "llama3", "llama-v3")
+    backend = Backend(models.BPE(vocab=vocab, merges=pairs, ignore_merges=whole_words_first))
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = cut
+    backend.decoder = decoders.ByteLevel()
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    for token, type_ in zip(tokens, types, strict=False):
+        if type_ == CONTROL:
+            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        elif type_ == USER_DEFINED:
+            backend.add_tokens([AddedToken(token, normalized=False)])
+
+    def named(which: str) -> str | None:
+        i = metadata.get(f"tokenizer.ggml.{which}_token_id")
+        return None if i is None or i >= len(tokens) else tokens[i]
+
+    return Tokenizer(backend, named("eos"), named("bos"), metadata.get("tokenizer.chat_template"))

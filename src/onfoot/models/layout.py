@@ -1,0 +1,26 @@
+"""What the families share: where tokens stand, and how features are cut into heads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onfoot.arrays import Array, namespace
+
+
+class Layout(NamedTuple):
+    """Where the tokens stand: their positions, and the first token that each may see (None: the first of all)."""
+
+    positions: Array  # (T,) or (B, T)
+    start: Array | None = None  # (B, T)
+
+
+def split_heads(x: Array, n_head: int) -> Array:
+    """(B, T, H D) -> (B, H, T, D). The transpose matters: a mere reshape would mix tokens and features."""
+    b, t, width = x.shape
+    return namespace(x).swapaxes(x.reshape(b, t, n_head, width // n_head), 1, 2)
+
+
+def merge_heads(x: Array) -> Array:
+    """(B, H, T, D) -> (B, T, H D)."""
+    b, h, t, d = x.shape
+    return namespace(x).swapaxes(x, 1, 2).reshape(b, t, h * d)

@@ -1,0 +1,48 @@
+"""Grouped-query attention: several query heads share one head of keys and values.
+
+Shapes: q (..., H, Tq, Dk), k (..., Hkv, Tk, Dk), v (..., Hkv, Tk, Dv); H is a multiple of Hkv, and query head h reads
+the keys and values of head h // (H / Hkv). Nothing is repeated in memory: the shared head has a group axis of 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onfoot.arrays import Array
+from onfoot.ops import attention
+from onfoot.ops.attention import attention_backward, attention_forward
+
+
+class Saved(NamedTuple):
+    shared: attention.Saved  # q (..., Hkv, G, Tq, Dk), k (..., Hkv, 1, Tk, Dk), v (..., Hkv, 1, Tk, Dv)
+
+
+def grouped_query_forward(
+    q: Array, k: Array, v: Array, causal: bool = True, start: Array | None = None, keep: Array | None = None
+) -> tuple[Array, Saved]:
+    """y = ρ v for each query head, (..., H, Tq, Dv). `start` and `keep` are those of attention, for q's heads."""
+    n_head, n_kv = q.shape[-3], k.shape[-3]
+    if n_head % n_kv:
+        raise ValueError(f"{n_head} query heads cannot share {n_kv} heads of keys and values evenly")
+    if start is not None:
+        start = _grouped(start[..., None], n_kv)[..., 0] if start.shape[-2] == n_head else start[..., None, :, :]
+    keep = None if keep is None else _grouped(keep, n_kv)
+    shared = (k[..., None, :, :], v[..., None, :, :])
+    y, saved = attention_forward(_grouped(q, n_kv), *shared, causal, start, keep)  # eq GQA.1
+    return _joined(y), Saved(saved)
+
+
+def grouped_query_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
+    """Gradients of q, k and v: a key's and a value's are the sum over the query heads that read it."""
+    dq, dk, dv = attention_backward(_grouped(dy, saved.shared.k.shape[-4]), saved.shared)
+    return _joined(dq), dk.sum(axis=-3), dv.sum(axis=-3)  # eq GQA.2, GQA.3
+
+
+def _grouped(x: Array, n_kv: int) -> Array:
+    """(..., H, T, D) -> (..., Hkv, G, T, D)."""
+    return x.reshape(*x.shape[:-3], n_kv, x.shape[-3] // n_kv, *x.shape[-2:])
+
+
+def _joined(x: Array) -> Array:
+    """(..., Hkv, G, T, D) -> (..., H, T, D)."""
+    return x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])

@@ -1,0 +1,81 @@
+"""RoPE: queries and keys turned, pair of features by pair, through an angle that grows with their position.
+
+The product of a query and a key then depends on how far apart they stand, and not on where. Nothing is trained; the
+backward pass turns the error signal back.
+
+Two layouts are in use: feature i is paired with feature i + D/2 (`interleaved=False`, Hugging Face's), or features 2i
+and 2i + 1 are a pair (`interleaved=True`, that of the RoPE paper and of GGUF files).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from onfoot.arrays import Array, namespace
+
+
+class Scaling(Protocol):
+    """What `frequencies` reads of a scaling: Hugging Face's fields."""
+
+    @property
+    def rope_type(self) -> str: ...
+    @property
+    def factor(self) -> float: ...
+    @property
+    def low_freq_factor(self) -> float: ...
+    @property
+    def high_freq_factor(self) -> float: ...
+    @property
+    def original_max_position_embeddings(self) -> int: ...
+
+
+class Saved(NamedTuple):
+    cos: Array
+    sin: Array
+    interleaved: bool
+
+
+def frequencies(theta: float, width: int, scaling: Scaling | None = None) -> np.ndarray:
+    """The angle a position adds to each pair of features, (D/2,), in float64."""
+    if width % 2:
+        raise ValueError(f"a width of {width} is odd: RoPE rotates pairs of features")
+    speed = theta ** (-np.arange(0, width, 2) / width)  # eq ROPE.1
+    if scaling is None:
+        return speed
+    if scaling.rope_type == "linear":
+        return speed / scaling.factor  # eq ROPE.2
+    if scaling.rope_type != "llama3":
+        raise ValueError(f"rope scaling {scaling.rope_type!r} is not supported; known are linear, llama3")
+    turns = scaling.original_max_position_embeddings * speed / (2 * math.pi)  # within the first context
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    share = np.clip((turns - low) / (high - low), 0, 1)  # 1: fast enough to stay; 0: slowed by the whole factor
+    return share * speed + (1 - share) * speed / scaling.factor  # eq ROPE.3
+
+
+def angles(positions: np.ndarray, speed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of position × frequency, (..., D/2), in float64: a float32 angle at position 8000 is off by 5e-4."""
+    angle = np.asarray(positions, dtype=np.float64)[..., None] * speed
+    return np.cos(angle), np.sin(angle)
+
+
+def rope_forward(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> tuple[Array, Saved]:
+    """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
+    return _turn(x, cos, sin, interleaved), Saved(cos, sin, interleaved)  # eq ROPE.4
+
+
+def rope_backward(dy: Array, saved: Saved) -> Array:
+    """The gradient of x: dy turned back, through the negative angle. cos and sin do not train."""
+    return _turn(dy, saved.cos, -saved.sin, saved.interleaved)  # eq ROPE.5
+
+
+def _turn(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    half = x.shape[-1] // 2
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
+    a, b = x[..., first], x[..., second]  # (..., T, D/2)
+    y = namespace(x).empty_like(x)
+    y[..., first] = a * cos - b * sin
+    y[..., second] = a * sin + b * cos
+    return y
