@@ -125,6 +125,13 @@ def test_the_gradient_of_a_packed_step_is_the_sum_of_its_examples(tmp_path: Path
         assert_close(sums[name], grad, 1e-12, name)
 
 
+def test_a_run_whose_data_has_changed_is_not_resumed(tmp_path: Path, base: Path, data: Path) -> None:
+    finetune.start(tmp_path / "run", options(base, data))
+    data.write_text(data.read_text().replace("and one", "plus one"))
+    with pytest.raises(ValueError, match="has changed since the run was begun"):
+        finetune.resume(tmp_path / "run")
+
+
 def test_steps_are_counted_from_the_epochs_and_kept_with_the_run(tmp_path: Path, base: Path, data: Path) -> None:
     trainer = finetune.start(tmp_path / "run", options(base, data, steps=0, epochs=2.0))
     rows = trainer.source.rows  # type: ignore[attr-defined]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
+from onfoot.formats.huggingface import read_json, write_json
+from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
 from onfoot.train import runs
-from onfoot.train.chat import ChatTemplate
 from onfoot.train.loop import Trainer
 from onfoot.train.options import FinetuneOptions
 from onfoot.train.sft import load_source
@@ -29,13 +29,13 @@ def resume(run: Path) -> tuple[Trainer, list[str]]:
 def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run, at a checkpoint or at the beginning."""
     base = checkpoint if checkpoint is not None and options.full else options.model
-    model = load(base, options.dtype, options.engine)
+    model = load(base, options.dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
         raise ValueError(f"{options.model} has no tokenizer; put its tokenizer.json beside its config.json")
     source = load_source(
         options.data,
         model.tokenizer,
-        ChatTemplate.find(model.source or options.model),
+        template_of(model),
         max_length=row_length(model, options),
         batch_size=options.batch_size,
         accumulate=options.accumulate,
@@ -46,6 +46,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
         validation_files=options.validation_data,
         seed=options.seed,
     )
+    _check_same_data(run, source.fingerprint())
     if options.steps == 0:
         options = replace(options, steps=source.steps_for(options.epochs))
     if not options.full:
@@ -58,23 +59,26 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
     return trainer
 
 
+def _check_same_data(run: Path, fingerprint: str) -> None:
+    """Notes down what the run learns from; a run whose data has changed since cannot be resumed to the same end."""
+    path = run / "data.json"
+    if not path.is_file():
+        write_json(path, {"sha256": fingerprint})
+    elif read_json(path)["sha256"] != fingerprint:
+        raise ValueError(f"the data of {run} has changed since the run was begun; begin a new run with it")
+
+
 def add_companions(model: Model, options: FinetuneOptions) -> None:
     """The adapter that the options ask for."""
     chosen = [target.strip() for target in options.targets.split(",") if target.strip()]
     model.add_lora(
         options.r,
         options.alpha,
-        chosen or block_targets(model),
+        chosen or None,
         dropout=options.lora_dropout,
         rank_stabilised=options.rank_stabilised,
         seed=options.seed,
     )
-
-
-def block_targets(model: Model) -> list[str]:
-    """All linear layers of the blocks, by the ends of their names: what LoRA stands beside by default."""
-    inside = (name for name, value in model.params.items() if value.ndim == 2 and re.search(r"\.\d+\.", name))
-    return sorted({name.split(".")[-2] for name in inside})
 
 
 def row_length(model: Model, options: FinetuneOptions) -> int:

@@ -121,6 +121,7 @@ class FinetuneOptions(LoopOptions):
     save_every: int = option(50, "Steps between checkpoints; the best evaluation is always saved.")
     sample_tokens: int = option(60, "Length of the sample answer at each evaluation; 0 means none.")
     full: bool = option(False, "Train all weights instead of LoRA companions.")
+    quantized: bool = option(False, "Keep a GGUF base in its small blocks, frozen: LoRA in a fraction of the memory.")
     r: int = option(16, "Rank of the companions.")
     alpha: float = option(16.0, "Their scale is alpha / r, as in PEFT.")
     targets: str = option("", "Layers that get one, with commas; by default all linear layers of the blocks.")
@@ -137,6 +138,8 @@ class FinetuneOptions(LoopOptions):
         self.check_at_least(max_length=0)
         if not self.epochs > 0:
             raise ValueError(f"epochs={self.epochs}: a number above 0 is needed")
+        if self.full and self.quantized:
+            raise ValueError("--full trains all weights, --quantized freezes them: choose one")
         if not self.data:
             raise ValueError("no data: give --data FILE.jsonl")
         if not 0 < self.validation < 1:

@@ -1,0 +1,42 @@
+"""The machine's own limits: how fast it multiplies matrices, how fast it reads memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def sgemm_gflops(n: int = 1024, width: int = 3072, rounds: int = 5) -> float:
+    """The best rate of a float32 product of the size that GPT-2's layers have."""
+    a, b = np.ones((n, 768), np.float32), np.ones((768, width), np.float32)
+    return 2 * n * 768 * width / _best(lambda: a @ b, rounds) / 1e9
+
+
+def read_gbytes(megabytes: int = 512, rounds: int = 3) -> float:
+    """The best rate of reading memory that no cache holds."""
+    a = np.ones(megabytes * 2**18, np.float32)
+    return a.nbytes / _best(a.max, rounds) / 1e9
+
+
+def _best(work: object, rounds: int) -> float:
+    times = []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        work()  # type: ignore[operator]
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def describe() -> str:
+    """The processor, its cores, and the versions that matter."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    versions = [f"Python {platform.python_version()}", f"NumPy {np.__version__}"]
+    return f"{model}, {os.cpu_count()} cores, {platform.system()}; {', '.join(versions)}"

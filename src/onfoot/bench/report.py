@@ -1,0 +1,71 @@
+"""Runs jobs and tells what came out: contenders in turn, several rounds, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from onfoot.bench.jobs import JOBS, Job
+
+
+@dataclass
+class Result:
+    """The best of all rounds."""
+
+    contender: str
+    seconds: float
+    peak_bytes: int
+
+    def rate(self, job: Job) -> float:
+        """What the table shows: milliseconds a step, or tokens a second."""
+        return job.new_tokens * job.batch / self.seconds if job.new_tokens else 1000 * self.seconds
+
+
+def run_job(job: Job, rounds: int, threads: int, say: Callable[[str], None]) -> list[Result]:
+    """Interleaved: every round has each contender once, so that a noisy minute hits them all."""
+    best: dict[str, Result] = {}
+    for round_ in range(rounds):
+        for contender in job.contenders:
+            got = measure_apart(job.name, contender, threads)
+            say(f"{job.name}  round {round_ + 1}/{rounds}  {contender}  {got['seconds'] * 1000:,.1f} ms")
+            old = best.get(contender)
+            seconds = min(got["seconds"], old.seconds) if old else got["seconds"]
+            peak = min(got["peak_bytes"], old.peak_bytes) if old else got["peak_bytes"]
+            best[contender] = Result(contender, seconds, peak)
+    return [best[c] for c in job.contenders]
+
+
+def measure_apart(job: str, contender: str, threads: int) -> dict[str, Any]:
+    """One contender's figures, from a process of its own."""
+    limits = dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), str(threads)
+    )
+    command = [sys.executable, "-m", "onfoot.bench.worker", job, contender, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **limits})
+    if done.returncode:
+        raise ValueError(f"{contender} failed in {job}: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def rows(job: Job, results: list[Result]) -> list[tuple[str, ...]]:
+    """Each contender's figures, and ours against each peer: speed above 1 is faster, memory below 1 is less."""
+    ours = results[0]
+    out: list[tuple[str, ...]] = []
+    for result in results:
+        speed, memory = result.seconds / ours.seconds, ours.peak_bytes / result.peak_bytes
+        against = ("", "") if result is ours else (f"{speed:.2f} ×", f"{memory:.2f} ×")
+        out.append((job.about if result is ours else "", result.contender, f"{result.rate(job):,.1f} {job.unit}",
+                    f"{result.peak_bytes / 1e6:,.0f} MB", *against))  # fmt: skip
+    return out
+
+
+def chosen(names: list[str]) -> list[Job]:
+    unknown = [name for name in names if name not in JOBS]
+    if unknown:
+        raise ValueError(f"unknown job {unknown[0]!r}; known are {', '.join(JOBS)}")
+    return [JOBS[name] for name in names or JOBS]
