@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -51,10 +52,14 @@ class GPT2Config:
                 f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; "
                 f"change one of them, or give head_dim (the width of a head) explicitly"
             )
-        if self.activation_function not in ACTIVATIONS:
+        if not isinstance(self.activation_function, str) or self.activation_function not in ACTIVATIONS:
             raise ValueError(
                 f"unknown activation_function {self.activation_function!r}; known are {', '.join(ACTIVATIONS)}"
             )
+        for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop", "layer_norm_epsilon", "initializer_range"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name}={value!r}: a finite number is needed")
         for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not in [0, 1)")

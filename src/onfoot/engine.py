@@ -7,7 +7,6 @@ explicitly; nothing is swapped behind anyone's back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,9 @@ from onfoot.arrays import Array, to_numpy
 ENGINES = ("numpy", "torch")
 DTYPES = ("float32", "float64")
 
-OPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {name: getattr(ops, name) for name in ops.__all__ if name.endswith(("_forward", "_backward"))}
-)
+OPS: Mapping[str, Callable[..., Any]] = {
+    name: getattr(ops, name) for name in ops.__all__ if name.endswith(("_forward", "_backward"))
+}
 
 
 class Engine:
@@ -50,7 +49,7 @@ class Engine:
 
 
 def get_engine(name: str = "auto") -> Engine:
-    """The engine of that name; "auto" is the fastest that is installed."""
+    """The engine of that name; "auto" is "numpy"."""
     if name in ("auto", "numpy"):
         return Engine("numpy", OPS, np.asarray)
     if name == "torch":

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from onfoot import engine
 from onfoot.cli import app
 from onfoot.cli.matrix import matrix_lines
-from onfoot.cli.probe import derivative
 from onfoot.cli.walk import SMALL, small_model
 from onfoot.ops.activation import gelu_erf_backward, gelu_tanh_backward
 from onfoot.ops.attention import attention_backward
 from onfoot.ops.cross_entropy import cross_entropy_backward
 from onfoot.ops.layer_norm import layer_norm_backward
 from onfoot.ops.linear import linear_backward
+from onfoot.probe import derivative
 
 
 def walk(*arguments: str, status: int = 0) -> dict[str, Any]:

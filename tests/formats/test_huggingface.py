@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +202,42 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path) -> None:
         onfoot.load(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(ValueError, match="can run code when it is read"):
+        onfoot.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header", ["[]", '"x"', '{"a": {}}', '{"a": {"dtype": "F32", "shape": ["2"], "data_offsets": [0, 8]}}']
+)
+def test_headers_that_make_no_sense_are_refused(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(64))
+    with pytest.raises(ValueError, match=r"x\.safetensors"):
+        TensorFile(path)
+
+
+def test_a_failed_save_leaves_the_old_files_as_they_were(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limit[1]))
+        with pytest.raises(OSError):
+            onfoot.create(onfoot.GPT2Config(**SIZES), seed=1).save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"embd_pdrop": None}, {"layer_norm_epsilon": "1e-5"}, {"activation_function": []}, {"n_embd": "12"}],
+    ids=str,
+)
+def test_configurations_of_wrong_types_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    edit_config(write_model(tmp_path), **changes)
+    with pytest.raises(ValueError, match=next(iter(changes))):
         onfoot.load(tmp_path)
 
 

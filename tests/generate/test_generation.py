@@ -121,6 +121,29 @@ def test_a_row_ends_at_a_stop_id_and_the_others_go_on() -> None:
         assert (out[1] == free[1]).all()
 
 
+def test_the_tokenizers_end_token_ends_a_text_even_if_the_configuration_does_not_name_it() -> None:
+    tokenizer = byte_tokenizer()
+    config = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=40, n_embd=8, n_layer=1, n_head=2, eos_token_id=3)
+    m = onfoot.create(config)
+    m.tokenizer = tokenizer
+    m.params["transformer.wte.weight"][:] = 0
+    m.params["transformer.ln_f.bias"][:] = 1
+    m.params["transformer.wte.weight"][tokenizer.end_id] = 1  # it always says its end token
+    assert m.generate([[5, 6]], 20, temperature=0)[0].tolist() == [5, 6, tokenizer.end_id]
+
+
+def test_damaged_weights_do_not_speak() -> None:
+    m = model()
+    m.params["transformer.ln_f.weight"][0] = np.nan
+    with pytest.raises(ValueError, match="logits are not finite"):
+        m.generate(np.array([[1]]), 1)
+
+
+def test_a_temperature_next_to_nothing_takes_the_likeliest_token() -> None:
+    logits = np.array([1.0, 3.0, 2.0])
+    assert probabilities(logits, Sampling(temperature=1e-320)).tolist() == [0, 1, 0]
+
+
 def test_a_stop_string_ends_the_text() -> None:
     tokenizer = byte_tokenizer()
     config = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=40, n_embd=8, n_layer=1, n_head=2)
@@ -154,6 +177,8 @@ def test_sliding_goes_beyond_the_context_and_agrees_before_it() -> None:
         ({"tokens": []}, "no prompts|empty"),
         ({"tokens": [[1], []]}, "empty batch|dtype"),
         ({"tokens": [[31]]}, "token id 31 is outside"),
+        ({"tokens": np.array([1, 2, 3])}, r"tokens have shape \(3,\)"),
+        ({"seed": -1}, "seed=-1: 0 or above"),
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"top_k": 0}, "top_k=0"),
         ({"top_p": 1.5}, "top_p=1.5"),

@@ -303,6 +303,8 @@ def edited(folder: Path, **changes: Any) -> Path:
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
         ({"layer_replication": [[0, 2]]}, "layer_replication="),
         ({"some_new_option": 3}, "some_new_option=3 is not supported"),
+        ({"r": None}, "r=None: a whole number of at least 1"),
+        ({"rank_pattern": {"(": 3}}, r"rank_pattern: the pattern '\(' is not a regular expression"),
         ({"r": 7}, r"lora_A.weight has shape \(4, 12\); this model and rank 7 ask for \(7, 12\)"),
     ],
     ids=str,
@@ -340,6 +342,9 @@ def test_an_adapter_of_another_base_is_refused_with_the_tensor_named(tmp_path: P
         ({"targets": "c_attn"}, "a list of layer names is needed"),
         ({"targets": ["c_attn", "c_attn.q"]}, "cannot both have a companion"),
         ({"dropout": 1.0}, r"dropout=1.0 is not in \[0, 1\)"),
+        ({"r": 2, "alpha": float("nan")}, "alpha=nan: a finite number above 0"),
+        ({"r": 2, "alpha": 0}, "alpha=0: a finite number above 0"),
+        ({"r": 2, "alpha": "16"}, "alpha='16': a finite number above 0"),
         ({"name": "a.b", "r": 2}, "must not be empty or contain a dot"),
     ],
     ids=str,
@@ -369,3 +374,32 @@ def test_what_would_lose_an_adapter_is_refused(tmp_path: Path) -> None:
     model.merge_adapter()
     with pytest.raises(ValueError, match="merged into the weights"):
         model.use_adapter("default")
+    with pytest.raises(ValueError, match="merged into the weights"):
+        model.add_lora(r=2, alpha=2, name="second")
+    assert set(model.adapters) == {"default"} and not any(".second." in name for name in model.params)
+
+
+def test_an_adapter_in_its_bases_own_folder_does_not_hide_the_base(tmp_path: Path) -> None:
+    base("float32").save(tmp_path)
+    model = onfoot.load(tmp_path)
+    model.add_lora(r=2, alpha=2)
+    away_from_start(model)
+    model.save_adapter(tmp_path)
+    again = onfoot.load(tmp_path)
+    assert again.active_adapter is None
+    again.load_adapter(tmp_path)
+    assert (again.logits(TOKENS) == model.logits(TOKENS)).all()
+
+
+def test_an_adapter_finds_its_base_from_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base("float32").save("base")
+    model = onfoot.load("base")
+    model.add_lora(r=2, alpha=2)
+    away_from_start(model)
+    model.save_adapter("adapter")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (onfoot.load("../adapter").logits(TOKENS) == model.logits(TOKENS)).all()

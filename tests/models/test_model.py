@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,11 @@ def test_a_trace_holds_every_step_of_table_2_and_the_same_gradients() -> None:
 
 def test_the_trace_without_input_gradient_has_no_delta_0() -> None:
     assert 0 not in onfoot.create(CONFIG).trace(TOKENS).delta
+
+
+def test_a_model_can_be_copied() -> None:
+    model = onfoot.create(CONFIG)
+    twin = copy.deepcopy(model)
+    twin.params["transformer.ln_f.bias"][0] = 5
+    assert model.params["transformer.ln_f.bias"][0] == 0
+    assert (twin.logits(TOKENS) != model.logits(TOKENS)).any()

@@ -61,17 +61,24 @@ def generate(
     from onfoot.generate.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    given = [
+        name for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--tokens", tokens)) if value
+    ]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)}: choose one")
+    if "" in (stop or []):
+        raise ValueError("--stop needs some text to stop at")
     loaded = load(model, dtype, engine)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if chat:
-        questions = [prompt_file.read_text(encoding="utf-8")] if prompt_file else (prompt or None)
+        questions = [_read(prompt_file)] if prompt_file else (prompt or None)
         _chat(loaded, questions, max_new_tokens or 200, sampling, seed, stop or [])
         return
     if tokens is not None:
         prompts = [np.asarray(parse_tokens(tokens))]
     else:
-        texts = [prompt_file.read_text(encoding="utf-8")] if prompt_file else (prompt or [])
+        texts = [_read(prompt_file)] if prompt_file else (prompt or [])
         prompts = _encode(loaded, texts)
     if max_new_tokens is None:
         room = loaded.config.n_positions - max(map(len, prompts))
@@ -86,6 +93,13 @@ def generate(
     for i, ids in enumerate(outputs):
         text = " ".join(map(str, ids.tolist())) if loaded.tokenizer is None else loaded.tokenizer.decode(ids.tolist())
         show_text((f"--- {i + 1} ---\n" if len(outputs) > 1 else "") + text)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not valid UTF-8") from None
 
 
 def _encode(model: Model, texts: list[str]) -> list[np.ndarray]:
@@ -154,7 +168,7 @@ def _stream(
         print(model.tokenizer.decode(prompt.tolist()), end="", flush=True)
     written = ""
     for column in _chain(first, pieces):
-        if int(column[0]) in (model.config.end_ids if stop_ids is None else stop_ids):
+        if int(column[0]) in (model.end_ids if stop_ids is None else stop_ids):
             break
         new.append(int(column[0]))
         written = _write(model.tokenizer, new, written)

@@ -57,4 +57,6 @@ def parse_tokens(text: str) -> list[int]:
     for word in words:
         if not word.removeprefix("-").isdecimal():
             raise ValueError(f'token {word!r} is not a whole number; give ids, as in --tokens "3 1 4 1 5"')
+    if any(len(word) > 18 for word in words):
+        raise ValueError(f"token {max(words, key=len)} is far too large for a token id")
     return [int(word) for word in words]

@@ -12,7 +12,7 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.config import Config, GPT2Config, LlamaConfig
-from onfoot.formats.tensors import TensorFile, write_tensors
+from onfoot.formats.tensors import TensorFile, replaced, write_tensors
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.models.params import HEAD, names_of, shapes, token_table
 
@@ -190,7 +190,7 @@ def load_folder(folder: str | Path, dtype: str, engine: str) -> Model:
 
     config = load_config(folder)
     model = Model(config, load_params(folder, config), dtype, engine)
-    model.source = str(folder)
+    model.source = str(Path(folder).resolve())  # an adapter made on it must find it from anywhere
     model.tokenizer = Tokenizer.find(folder)
     if model.tokenizer is not None and model.tokenizer.size > config.vocab_size:
         raise ValueError(
@@ -201,4 +201,5 @@ def load_folder(folder: str | Path, dtype: str, engine: str) -> Model:
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    with replaced(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

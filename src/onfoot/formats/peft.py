@@ -59,6 +59,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: init_lora_weights={values['init_lora_weights']!r} is not supported: it changes the base"
         )
+    if type(values.get("r")) is not int or values["r"] < 1:
+        raise ValueError(f"{path}: r={values.get('r')!r}: a whole number of at least 1 is needed")
     for name, value in values.items():
         if value and name not in NEUTRAL | HONOURED | {"bias", "init_lora_weights"}:
             raise ValueError(f"{path}: {name}={value!r} is not supported")
@@ -176,8 +178,11 @@ def _joined(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.n
 def _pattern(config: dict[str, Any], name: str, layer: str, default: Any) -> Any:
     """PEFT's patterns: the first key that is, or that matches the end of, the layer's name."""
     for key, value in (config.get(name) or {}).items():
-        if re.match(rf"(.*\.)?({key})$", layer):
-            return value
+        try:
+            if re.match(rf"(.*\.)?({key})$", layer):
+                return value
+        except re.error as error:
+            raise ValueError(f"{name}: the pattern {key!r} is not a regular expression ({error})") from None
     return default
 
 

@@ -6,7 +6,9 @@ Reading is lazy (a memory map), knows bfloat16, which NumPy does not, and says w
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,12 @@ class TensorFile(Mapping[str, np.ndarray]):
                 header: dict[str, Any] = json.loads(file.read(length))
             except ValueError:
                 raise ValueError(f"{self.path} is not a safetensors file: its header is not JSON") from None
+        if not isinstance(header, dict):
+            raise ValueError(f"{self.path} is not a safetensors file: its header holds no names")
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
+        for name, entry in header.items():
+            if not _is_entry(entry):
+                raise ValueError(f"{self.path}: the header's entry for {name!r} is not one of a tensor")
         self._entries = header
         self._start = 8 + length
         end = self._start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
@@ -83,7 +90,29 @@ def write_tensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
         place += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with Path(path).open("wb") as file:
+    with replaced(path) as temporary, temporary.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in ordered:
             file.write(np.ascontiguousarray(arrays[name]).data)
+
+
+@contextmanager
+def replaced(path: str | Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `path` once it is whole: a failure leaves the old file as it was."""
+    final = Path(path)
+    temporary = final.with_name(f"{final.name}.new")
+    try:
+        yield temporary
+        os.replace(temporary, final)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a header's entry has a dtype, a shape and two offsets."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    whole = all(isinstance(x, list) and all(type(n) is int and n >= 0 for n in x) for x in (shape, offsets))
+    return whole and len(entry["data_offsets"]) == 2

@@ -37,6 +37,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. A character that the tokenizer does not know is refused by name."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text has half a character, {text[error.start]!r}, at position {error.start}"
+            ) from None
         encoding = self.backend.encode(text, add_special_tokens=False)
         unknown = self.backend.token_to_id(UNKNOWN)
         if unknown is not None and unknown in encoding.ids:

@@ -30,8 +30,14 @@ def stream(
 
     The prompts go through the model in one pass; after that each step computes one row. Shorter prompts are padded on
     the left, where no token sees the padding. Each row has a random generator of its own: what is sampled for a prompt
-    does not depend on the prompts beside it. With `slide`, a full context goes on with its last half alone.
+    does not depend on what the other prompts are. With `slide`, a full context goes on with its last half alone.
     """
+    if not model.config.causal:
+        raise ValueError("causal=False: a model whose tokens see their successors cannot generate")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens}: at least 1 is needed")
+    if seed < 0:
+        raise ValueError(f"seed={seed}: 0 or above is needed")
     lengths = np.array([len(p) for p in prompts])
     longest = int(lengths.max())
     limit = model.config.n_positions
@@ -87,14 +93,12 @@ def generate(
     A row is done after a token of `stop_ids` or when its new text contains a string of `stop`; in an array, the place
     behind its end is filled with its last token.
     """
-    if not model.config.causal:
-        raise ValueError("causal=False: a model whose tokens see their successors cannot generate")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens}: at least 1 is needed")
     if stop and model.tokenizer is None:
         raise ValueError("stop strings need a tokenizer; this model has none (use stop_ids)")
     as_list = isinstance(tokens, list | tuple) and bool(tokens) and not np.isscalar(tokens[0])
     rows = tokens if as_list else to_numpy(tokens)
+    if not as_list and len(rows) and rows.ndim != 2:
+        raise ValueError(f"tokens have shape {rows.shape}; (batch, tokens) is needed, or a list of prompts")
     prompts = [
         inputs.check_tokens(np.asarray(row)[None], model.config.vocab_size, model.config.n_positions)[0] for row in rows
     ]

@@ -43,7 +43,8 @@ def penalise(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray
 
 def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """The distribution that is sampled from, (V,), after temperature, top-k, top-p and min-p, in this order."""
-    scores = logits.astype(np.float64) / sampling.temperature
+    with np.errstate(over="ignore"):  # the likeliest is at 0; far below it −inf is as good as any number
+        scores = (logits.astype(np.float64) - logits.max()) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < scores.size:
         threshold = np.partition(scores, -sampling.top_k)[-sampling.top_k]
         scores = np.where(scores < threshold, -np.inf, scores)
@@ -59,6 +60,8 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 def next_token(logits: np.ndarray, seen: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
     """One token for one row of logits (V,), given the tokens before it."""
+    if not np.isfinite(logits).all():
+        raise ValueError("the model's logits are not finite: its weights are damaged, or its training diverged")
     if sampling.repetition_penalty != 1:
         logits = penalise(logits, seen, sampling.repetition_penalty)
     if sampling.temperature == 0:

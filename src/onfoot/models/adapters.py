@@ -118,6 +118,8 @@ def new_adapter(
         raise ValueError(f"targets={targets!r}: a list of layer names is needed, such as ['c_attn', 'c_proj']")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout={dropout} is not in [0, 1)")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
+        raise ValueError(f"alpha={alpha!r}: a finite number above 0 is needed")
     layers = match_layers(model, targets)
     adapter = Adapter(name, {})
     values = {}
@@ -138,6 +140,8 @@ def install(model: Model, adapter: Adapter, values: dict[str, np.ndarray]) -> No
         raise ValueError(f"the model has an adapter {adapter.name!r} already; give the new one another name")
     if not adapter.name or "." in adapter.name:
         raise ValueError(f"adapter name {adapter.name!r}: it must not be empty or contain a dot")
+    if model.merged is not None:
+        raise ValueError(f"the adapter {model.merged!r} is merged into the weights; unmerge_adapter() first")
     for parameter, value in values.items():
         model.params[parameter] = model.engine.floats(value, model.dtype)
     model.adapters[adapter.name] = adapter

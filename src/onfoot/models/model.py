@@ -132,6 +132,12 @@ class Model:
         return {name for name, value in self.params.items() if isinstance(value, Quantized)}
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a text: the configuration's and the tokenizer's."""
+        own = () if self.tokenizer is None or self.tokenizer.end_id is None else (self.tokenizer.end_id,)
+        return tuple(dict.fromkeys((*self.config.end_ids, *own)))
+
+    @property
     def n_params(self) -> int:
         """The number of parameters, adapters included."""
         return sum(int(np.prod(p.shape)) for p in self.params.values())
@@ -232,7 +238,7 @@ class Model:
         from onfoot.generate.sampling import Sampling
 
         if stop_ids is None:
-            stop_ids = self.config.end_ids
+            stop_ids = self.end_ids
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
 
@@ -308,7 +314,7 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
     base for adapters that needs a fraction of the memory.
     """
     from onfoot.formats.gguf_model import find_file, load_gguf
-    from onfoot.formats.huggingface import load_folder
+    from onfoot.formats.huggingface import is_model_folder, load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.train.checkpoint import resolve
 
@@ -318,14 +324,15 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
         model.source = str(path)
         return model
     folder = resolve(Path(path))
-    if not is_adapter_folder(folder):
+    if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may lie in its base's own folder
         if quantized:
             raise ValueError(f"quantized=True keeps the blocks of a GGUF file; {folder} is not one")
         return load_folder(folder, check_dtype(dtype), engine)
     base = base_of(folder)
-    if base is None or not (Path(base).is_dir() or find_file(base)):
+    if not isinstance(base, str) or not (Path(base).is_dir() or find_file(base)):
         raise ValueError(
-            f"{folder} is an adapter of {base!r}, which is not a folder here; load the base, then the adapter"
+            f"{folder} is an adapter of {base!r}, which is not here; load the base, then the adapter "
+            f"(onfoot generate BASE --adapter {folder})"
         )
     model = load(base, dtype, engine, quantized=quantized)
     model.load_adapter(folder)
