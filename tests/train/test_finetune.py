@@ -55,9 +55,13 @@ def tensors(folder: Path, name: str) -> dict[str, np.ndarray]:
     return {k: np.array(v) for k, v in TensorFile(folder / name).items()}
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
-def test_a_run_learns_and_resumes_to_bit_identical_weights(tmp_path: Path, base: Path, data: Path, full: bool) -> None:
-    settings = options(base, data, full=full, dropout=0.1, lora_dropout=0.0 if full else 0.2)
+@pytest.mark.parametrize("targets", ["", "c_attn.q,c_attn.v", "full"])
+def test_a_run_learns_and_resumes_to_bit_identical_weights(
+    tmp_path: Path, base: Path, data: Path, targets: str
+) -> None:
+    full = targets == "full"
+    chosen = "" if full else targets
+    settings = options(base, data, full=full, targets=chosen, dropout=0.1, lora_dropout=0.0 if full else 0.2)
     outcome = finetune.start(tmp_path / "whole", settings).train()
     assert outcome.validation_loss is not None
     plain = onfoot.load(base)
@@ -84,6 +88,37 @@ def test_a_run_learns_and_resumes_to_bit_identical_weights(tmp_path: Path, base:
     one, other = tensors(tmp_path / "whole" / "last", name), tensors(run / "last", name)
     assert set(one) == set(other)
     assert all((one[k] == other[k]).all() for k in one)
+
+
+def test_the_options_dropout_acts_whatever_the_model_says(tmp_path: Path, base: Path, data: Path) -> None:
+    trainer = finetune.start(tmp_path / "run", options(base, data, dropout=0.3))
+    assert trainer.model.config.resid_pdrop == 0.3
+    seeds = [trainer.dropout_seed(0), trainer.dropout_seed(1)]
+    trainer.state.step += 1
+    assert len({*seeds, trainer.dropout_seed(0)}) == 3  # another pattern in every microbatch of every step
+
+
+def test_full_fine_tuning_keeps_the_chat_template(tmp_path: Path, base: Path) -> None:
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }};{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    (base / "chat_template.jinja").write_text(template)
+    chats = tmp_path / "chats.jsonl"
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    chats.write_text("".join(json.dumps({"messages": talk}) + "\n" for _ in range(6)))
+    run = tmp_path / "run"
+    trainer = finetune.start(run, options(base, chats, full=True, steps=4))
+    before = trainer.source.microbatches(0)[0].tokens
+    trainer.train()
+    resumed, _ = finetune.resume(run)
+    assert (resumed.source.microbatches(0)[0].tokens == before).all()
+    assert (run / "best" / "chat_template.jinja").read_text() == template
+
+
+def test_an_adapter_is_not_a_base(tmp_path: Path, base: Path, data: Path) -> None:
+    finetune.start(tmp_path / "first", options(base, data)).train()
+    for full in (False, True):
+        with pytest.raises(ValueError, match="is an adapter; make it one with its base first: onfoot merge"):
+            finetune.start(tmp_path / "second", options(tmp_path / "first", data, full=full))
 
 
 def test_a_runs_adapter_opens_in_peft_and_merged_in_transformers(tmp_path: Path, base: Path, data: Path) -> None:
@@ -165,6 +200,9 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, base: Path, data
     for changes, message in (
         ({"data": []}, "no data"),
         ({"epochs": 0.0}, "epochs=0.0"),
+        ({"epochs": float("inf"), "steps": 0}, "epochs=inf"),
+        ({"batch_size": 0, "steps": 0}, "batch_size=0"),
+        ({"seed": -1, "steps": 0}, "seed=-1"),
         ({"validation": 0.0}, "validation=0.0"),
     ):
         with pytest.raises(ValueError, match=message):

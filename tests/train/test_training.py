@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import onfoot
 from onfoot.formats.tensors import TensorFile
@@ -24,7 +25,8 @@ from onfoot.train.checkpoint import checkpoints, newest_sound, problem, resolve
 from onfoot.train.log import Log
 from onfoot.train.loop import Batch, Outcome, Trainer
 from onfoot.train.options import TrainOptions
-from oracles import assert_close, scrambled
+from onfoot.train.schedule import learning_rate
+from oracles import assert_close, gpt2_logits, scrambled
 
 TEXT = "the quick brown fox jumps over the lazy dog while the cat looks on. " * 60
 SMALL: dict[str, Any] = {
@@ -116,7 +118,7 @@ def test_a_run_writes_its_log_its_curve_and_checkpoints_that_load(tmp_path: Path
     assert [p.name for p in checkpoints(run)][-1] == "step-0000012"
     assert (run / "last").resolve() == checkpoints(run)[-1]
     model = onfoot.load(run)
-    assert resolve(run) == run / "best"
+    assert resolve(run) == (run / "best").resolve()
     best = min(evaluations, key=lambda r: r["val_loss"])
     assert json.loads((run / "best" / "trainer" / "state.json").read_text())["step"] == best["step"]
     assert model.tokenizer is not None and model.tokenizer.encode("fox")
@@ -124,10 +126,12 @@ def test_a_run_writes_its_log_its_curve_and_checkpoints_that_load(tmp_path: Path
 
 def test_old_checkpoints_are_removed_but_never_the_best(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
-    pretrain.start(run, options(text, keep=1, lr=0.5, clip=0.0, warmup=0, steps=9, eval_every=3)).train()
+    worse = options(text, keep=1, lr=30.0, clip=0.0, warmup=0, steps=9, eval_every=3, schedule="constant")
+    pretrain.start(run, worse).train()
     steps = {int(p.name[5:]) for p in checkpoints(run)}
     best = json.loads((run / "last" / "trainer" / "state.json").read_text())["best_step"]
-    assert steps == {9, best}
+    assert best < 9 and steps == {9, best}
+    assert resolve(run) == checkpoints(run)[0]
 
 
 def interrupted_run(run: Path, settings: TrainOptions, at: int) -> Outcome:
@@ -183,6 +187,7 @@ def kill_and_resume(tmp_path: Path, text: Path, moments: list[float]) -> None:
         time.sleep(moment)
         process.kill()
         process.communicate()
+        assert not (run / "checkpoints" / "step-0000040").exists()  # it was killed before its end
         result = subprocess.run(command("train", "--resume", str(run)), capture_output=True, text=True, timeout=120)
         assert result.returncode == 0, result.stderr
         assert_same_weights(tmp_path / "whole" / "last", run / "last")
@@ -277,6 +282,85 @@ def test_a_non_finite_loss_names_the_step_and_overwrites_nothing(tmp_path: Path,
     found, complaints = newest_sound(run)
     assert found is not None and found.name == "step-0000006" and complaints == []
     assert all(np.isfinite(w).all() for w in weights(found).values())
+
+
+def test_a_diverged_run_does_not_become_the_best(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    trainer = pretrain.start(run, options(text))
+    evaluate = trainer.evaluate
+
+    def poisoned(report: Any, show_sample: bool) -> bool:
+        if trainer.state.step == 8:
+            trainer.model.params["transformer.ln_f.weight"][0] = np.nan
+        return evaluate(report, show_sample)
+
+    trainer.evaluate = poisoned  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="the validation loss is nan"):
+        trainer.train()
+    assert resolve(run).name == "step-0000004"
+    assert all(np.isfinite(w).all() for w in weights(resolve(run)).values())
+
+
+def test_one_step_is_the_gradient_clipped_and_pytorchs_adamw(tmp_path: Path, text: Path) -> None:
+    settings = options(text, dtype="float64", dropout=0.0, clip=0.05, betas=(0.8, 0.9), weight_decay=0.3, lr=0.02)
+    trainer = pretrain.start(tmp_path / "run", settings)
+    leaves = {k: torch.tensor(v, requires_grad=True) for k, v in trainer.model.params.items()}
+    groups = [
+        {"params": [p for p in leaves.values() if p.ndim > 1], "weight_decay": 0.3},
+        {"params": [p for p in leaves.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    peer = torch.optim.AdamW(groups, lr=1.0, betas=(0.8, 0.9))
+    for step in range(3):
+        peer.zero_grad()
+        batches = trainer.source.microbatches(step)
+        n = sum(int((b.targets != -100).sum()) for b in batches)
+        for batch in batches:
+            logits = gpt2_logits(leaves, trainer.model.config, torch.tensor(batch.tokens)).flatten(0, 1)
+            targets = torch.tensor(batch.targets).flatten()
+            (torch.nn.functional.cross_entropy(logits, targets, reduction="sum") / n).backward()
+        for i in range(2):  # autograd's noise around 0, which Adam would blow up to whole steps
+            leaves[f"transformer.h.{i}.attn.c_attn.bias"].grad[16:32] = 0
+        norm = torch.nn.utils.clip_grad_norm_(leaves.values(), 0.05)
+        lr = learning_rate(step, settings.steps, 0.02, settings.warmup)
+        for group in peer.param_groups:
+            group["lr"] = lr
+        peer.step()
+        _, ours, _ = trainer.step(lr)
+        trainer.state.step += 1
+        assert ours == pytest.approx(float(norm), rel=1e-7)  # PyTorch adds 1e-6 to the norm when it clips
+    for name, leaf in leaves.items():
+        assert_close(trainer.model.params[name], leaf.detach().numpy(), 1e-6, name)
+
+
+def test_the_loop_follows_the_schedule(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "run", options(text, schedule="linear")).train()
+    rates = [r["lr"] for r in Log(tmp_path / "run" / "log.jsonl").read() if "loss" in r]
+    assert rates == [learning_rate(s, 12, 2e-3, 2, "linear") for s in range(12)]
+
+
+def test_a_copy_that_followed_the_links_goes_on_with_new_ones(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    interrupted_run(run, options(text), 7)
+    shutil.copytree(run, tmp_path / "copy", symlinks=False)
+    resumed, _ = pretrain.resume(tmp_path / "copy")
+    resumed.train()
+    assert (tmp_path / "copy" / "last").is_symlink()
+    assert (tmp_path / "copy" / "last").resolve().name == "step-0000012"
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path, text: Path) -> None:
+    trainer = pretrain.start(tmp_path / "run", options(text))
+    step = trainer.step
+
+    def meanwhile(lr: float) -> Any:
+        second, _ = pretrain.resume(tmp_path / "run")
+        with pytest.raises(ValueError, match="is being trained by another process"):
+            second.train()
+        trainer.step = step  # type: ignore[method-assign]
+        return step(lr)
+
+    trainer.step = meanwhile  # type: ignore[method-assign]
+    assert not trainer.train().interrupted
 
 
 def test_a_model_can_be_trained_further_on_other_text(tmp_path: Path, text: Path) -> None:

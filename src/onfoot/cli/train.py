@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,7 +82,7 @@ def finish(trainer: Trainer) -> None:
         raise typer.Exit(130)
     loss = outcome.validation_loss
     assert loss is not None  # the last step is always evaluated
-    show_text(f"\nvalidation loss {loss:.4f} nats a token (perplexity {math.exp(loss):.2f})")
+    show_text(f"\nvalidation loss {loss:.4f} nats a token (perplexity {math.exp(min(loss, 700)):.2f})")
     if trainer.bigram is not None:
         below = trainer.bigram - loss
         word = f"{below:.2f} below" if below > 0 else f"{-below:.2f} above"
@@ -93,7 +94,14 @@ def finish(trainer: Trainer) -> None:
     what, opens = ("adapter", "PEFT") if adapter else ("model  ", "transformers")
     show_text(
         f"\n{what} {run / 'best'}  (opens in {opens}, too)\ncurve   {run / 'loss.png'}\n"
-        f'next    onfoot generate {run} --prompt "The " --max-new-tokens 200 --slide'
+        f"next    onfoot generate {shlex.quote(str(run))} {_prompt(trainer)}--max-new-tokens 200 --slide"
     )
     if adapter:
-        show_text(f"        onfoot merge {run} --out {run / 'merged'}")
+        show_text(f"        onfoot merge {shlex.quote(str(run))} --out {shlex.quote(str(run / 'merged'))}")
+
+
+def _prompt(trainer: Trainer) -> str:
+    """The beginning of the validation text as an option: what the model's own tokenizer surely knows."""
+    prompt, tokenizer = trainer.source.prompt(), trainer.model.tokenizer
+    words = tokenizer.decode(prompt.tolist()).split() if tokenizer is not None and prompt is not None else []
+    return f"--prompt {shlex.quote(words[0])} " if words and words[0].isprintable() else ""

@@ -110,6 +110,22 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
     install(model, adapter, values)
 
 
+def restore_adapter(model: Model, folder: Path) -> None:
+    """Fills the active adapter with what `save_adapter` wrote of it, companion by companion: `_joined` undone."""
+    assert model.active_adapter is not None
+    adapter, tensors = model.adapters[model.active_adapter], TensorFile(folder / TENSORS)
+    for layer in dict.fromkeys(companion.beside for companion in adapter.layers.values()):
+        down, up = (np.array(tensors[f"{PREFIX}{layer}.lora_{side}.weight"]) for side in "AB")
+        row = 0
+        for name in adapter.companions(layer):
+            companion = adapter.layers[name]
+            part = slice(row, row + companion.r)
+            model.params[adapter.down(name)] = model.engine.floats(down[part].copy(), model.dtype)
+            block = up[companion.columns or slice(None), part].copy()
+            model.params[adapter.up(name)] = model.engine.floats(block, model.dtype)
+            row = part.stop
+
+
 def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> None:
     """Writes one adapter. Companions of parts of a layer are written as one of the whole layer, which PEFT knows."""
     name = name or model.active_adapter or model.merged

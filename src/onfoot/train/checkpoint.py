@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onfoot.arrays import to_numpy
 from onfoot.formats.huggingface import read_json
 from onfoot.formats.tensors import TensorFile, write_tensors
 
@@ -40,9 +39,7 @@ def save_checkpoint(
         write(folder)
         trainer = folder / "trainer"
         trainer.mkdir()
-        moments = {f"m.{k}": to_numpy(x) for k, x in optimizer.m.items()}
-        moments |= {f"v.{k}": to_numpy(x) for k, x in optimizer.v.items()}
-        write_tensors(trainer / "optimizer.safetensors", moments)
+        write_tensors(trainer / "optimizer.safetensors", optimizer.moments())
         (trainer / "state.json").write_text(json.dumps({**state, "optimizer_steps": optimizer.steps}, indent=2) + "\n")
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         manifest = {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
@@ -57,11 +54,7 @@ def save_checkpoint(
 def restore_optimizer(folder: Path, optimizer: AdamW) -> None:
     """Fills the optimizer's moments and step count from a checkpoint."""
     moments = TensorFile(folder / "trainer" / "optimizer.safetensors")
-    floats = optimizer.model.engine.floats
-    for name in optimizer.m:
-        optimizer.m[name] = floats(moments[f"m.{name}"].copy(), optimizer.model.dtype)
-        optimizer.v[name] = floats(moments[f"v.{name}"].copy(), optimizer.model.dtype)
-    optimizer.steps = read_state(folder)["optimizer_steps"]
+    optimizer.restore(moments, read_state(folder)["optimizer_steps"])
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -88,7 +81,9 @@ def problem(folder: Path) -> str | None:
 def checkpoints(run: Path) -> list[Path]:
     """The run's complete checkpoints, oldest first. Folders that were never finished have other names."""
     folder = run / "checkpoints"
-    return sorted((p for p in folder.glob("step-*") if NAME.search(p.name)), key=lambda p: p.name)
+    return sorted(
+        (p for p in folder.glob("step-*") if NAME.search(p.name)), key=lambda p: int(p.name.removeprefix("step-"))
+    )
 
 
 def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
@@ -114,6 +109,8 @@ def prune(run: Path, keep: int, best: Path) -> None:
 def point(link: Path, target: Path) -> None:
     """Makes `link` a link to the target, replaced in one step. Where links cannot be made, there is none."""
     temporary = link.with_name(f".{link.name}.new")
+    if link.is_dir() and not link.is_symlink():  # a copy of the run that followed the link: what it shows is outdated
+        shutil.rmtree(link)
     with suppress(OSError):
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
@@ -122,15 +119,13 @@ def point(link: Path, target: Path) -> None:
 
 def resolve(path: Path) -> Path:
     """The model folder that a path means: itself, or a run's best checkpoint, or its last sound one."""
-    if not (path / "checkpoints").is_dir():
+    if not (path / "run.json").is_file():
         return path
-    best = path / "best"
-    if (best / MANIFEST).is_file():
-        return best
     newest, complaints = newest_sound(path)
     if newest is None:
         raise ValueError(f"the run {path} has no sound checkpoint yet" + "".join(f"; {c}" for c in complaints))
-    return newest
+    best = checkpoint_folder(path, read_state(newest)["best_step"])
+    return newest if problem(best) else best
 
 
 @contextmanager

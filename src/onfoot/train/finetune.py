@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.peft import restore_adapter
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
 from onfoot.train import runs
-from onfoot.train.loop import Trainer
+from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
+from onfoot.train.parallel import World, world
 from onfoot.train.sft import load_source
 
 LONGEST = 1024  # the default length of a row, where the model allows more
@@ -32,10 +34,14 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
     model = load(base, options.dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
         raise ValueError(f"{options.model} has no tokenizer; put its tokenizer.json beside its config.json")
+    if model.active_adapter is not None:
+        raise ValueError(f"{options.model} is an adapter; make it one with its base first: onfoot merge")
+    set_dropout(model, options.dropout)
+    template = template_of(model)
     source = load_source(
         options.data,
         model.tokenizer,
-        template_of(model),
+        template,
         max_length=row_length(model, options),
         batch_size=options.batch_size,
         accumulate=options.accumulate,
@@ -46,15 +52,23 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
         validation_files=options.validation_data,
         seed=options.seed,
     )
-    _check_same_data(run, source.fingerprint())
+    ranks, fingerprint = world(), source.fingerprint()
+    ranks.first(lambda: _check_same_data(run, fingerprint), lambda: _check_found_data(ranks, run, fingerprint))
     if options.steps == 0:
         options = replace(options, steps=source.steps_for(options.epochs))
     if not options.full:
+        add_companions(model, options)
         if checkpoint is not None:
-            model.load_adapter(checkpoint)
-        else:
-            add_companions(model, options)
-    trainer = Trainer(run, options, model, source, model.save if options.full else model.save_adapter)
+            restore_adapter(model, checkpoint)
+
+    def write(folder: Path) -> None:
+        if not options.full:
+            model.save_adapter(folder)
+            return
+        model.save(folder)
+        template.save(folder)  # a resumed run, and whoever opens the model, must write conversations alike
+
+    trainer = Trainer(run, options, model, source, write)
     trainer.restore(checkpoint)
     return trainer
 
@@ -66,6 +80,12 @@ def _check_same_data(run: Path, fingerprint: str) -> None:
         write_json(path, {"sha256": fingerprint})
     elif read_json(path)["sha256"] != fingerprint:
         raise ValueError(f"the data of {run} has changed since the run was begun; begin a new run with it")
+
+
+def _check_found_data(ranks: World, run: Path, fingerprint: str) -> None:
+    """The same on a rank that does not write: its data must be rank 0's."""
+    ranks.see(run / "data.json")
+    _check_same_data(run, fingerprint)
 
 
 def add_companions(model: Model, options: FinetuneOptions) -> None:

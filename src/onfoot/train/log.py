@@ -11,10 +11,13 @@ from typing import Any
 class Log:
     """Appends records to a file. `resume` drops what lies behind the checkpoint that a run resumes from."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writes: bool = True) -> None:
         self.path = path
+        self.writes = writes  # of several ranks, only one does
 
     def append(self, **record: Any) -> None:
+        if not self.writes:
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
@@ -31,6 +34,9 @@ class Log:
         return records
 
     def resume(self, step: int) -> None:
+        """Drops what was logged after `step`."""
+        if not self.writes:
+            return
         kept = [record for record in self.read() if record["step"] <= step]
         temporary = self.path.with_suffix(".new")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")

@@ -7,27 +7,36 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 from onfoot.arrays import Array
-from onfoot.models.inputs import count_targets
 from onfoot.models.model import Model
+from onfoot.models.run import Take
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.train.buckets import Layout, ShardSums, WholeSums
 from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
 from onfoot.train.log import Log, draw_losses
-from onfoot.train.optimizer import AdamW, clip, global_norm
+from onfoot.train.optimizer import AdamW, clip
 from onfoot.train.options import LoopOptions
+from onfoot.train.parallel import ALL, Share, World, world
 from onfoot.train.progress import Reporter, duration
 from onfoot.train.schedule import learning_rate
+from onfoot.train.shard import ShardedAdamW
 from onfoot.train.watch import invariants
 
 
@@ -38,11 +47,14 @@ class Batch(NamedTuple):
 
 
 class Source(Protocol):
-    """Where batches come from. The same step always has the same batches: resuming needs no other state."""
+    """Where batches come from. The same step always has the same batches: resuming needs no other state.
 
-    def microbatches(self, step: int) -> list[Batch]: ...
+    Of several ranks each asks for its share of the rows only.
+    """
 
-    def validation(self) -> Iterable[Batch]: ...
+    def microbatches(self, step: int, share: Share = ALL) -> list[Batch]: ...
+
+    def validation(self, share: Share = ALL) -> Iterable[Batch]: ...
 
     def prompt(self) -> np.ndarray | None:
         """The beginning of the samples that an evaluation shows, (T,), or None."""
@@ -85,88 +97,128 @@ class Trainer:
     ) -> None:
         self.run, self.options, self.model, self.source, self.write = run, options, model, source, write
         self.bigram = bigram  # an entropy to draw beside the losses
-        self.optimizer = AdamW(model, options.lr, options.betas, weight_decay=options.weight_decay)
+        self.world = world()
+        self.ours = () if self.world.size == 1 else (self.world.share,)  # what a source is asked for
+        self.sums, self.optimizer = make_update(self.world, model, options)
         self.state = State()
-        self.log = Log(run / "log.jsonl")
+        self.saved: int | None = None  # the step of the last checkpoint
+        self.log = Log(run / "log.jsonl", self.world.writes)
         self.validation_loss: float | None = None
 
     def restore(self, checkpoint: Path | None) -> None:
         """Goes back to where a checkpoint left the run; None: to its beginning. The weights are the caller's."""
         if checkpoint is None:
-            self.log.path.unlink(missing_ok=True)
+            if self.world.writes:
+                self.log.path.unlink(missing_ok=True)
             return
         restore_optimizer(checkpoint, self.optimizer)
         saved = read_state(checkpoint)
         self.state = State(**{name: saved[name] for name in vars(State()) if name in saved})
+        self.saved = self.state.step
         self.log.resume(self.state.step)
 
     def train(self) -> Outcome:
         """Runs to the end, or until interrupted; then the run has been saved."""
+        with self.world.guard(self.run, self.options.command), _alone(self.run, self.world.writes):
+            return self._train()
+
+    def _train(self) -> Outcome:
         options, state = self.options, self.state
         begun = time.monotonic() - state.seconds
         with _interrupts() as interrupted, Reporter(options.steps, state.step) as report:
-            speed = 0.0
-            while state.step < options.steps and not interrupted():
+            speed, stopped = 0.0, False
+            while state.step < options.steps and not (stopped := self.world.any(interrupted())):
                 lr = learning_rate(state.step, options.steps, options.lr, options.warmup, options.schedule)
                 tick = time.monotonic()
                 loss, norm, n_tokens = self.step(lr)
-                rate = n_tokens / (time.monotonic() - tick)
+                seconds = time.monotonic() - tick
+                rate = n_tokens / seconds
+                waited = {} if self.sums is None else {"waiting": round(self.sums.times.waiting / seconds, 4)}
                 speed = rate if speed == 0 else 0.9 * speed + 0.1 * rate
                 state.step += 1
                 state.seconds = time.monotonic() - begun
                 last = state.step == options.steps
-                self.log.append(step=state.step, loss=loss, lr=lr, grad_norm=norm, tokens_per_s=round(rate))
+                self.log.append(step=state.step, loss=loss, lr=lr, grad_norm=norm, tokens_per_s=round(rate), **waited)
                 figures = {"loss": f"{loss:.4f}"}
                 if self.validation_loss is not None:
                     figures["val"] = f"{self.validation_loss:.4f}"
                 figures |= {"lr": f"{lr:.2e}", "norm": f"{norm:.2f}", "tokens/s": f"{speed:,.0f}"}
+                if waited:
+                    figures["waiting"] = f"{waited['waiting']:.0%}"
                 report.update(state.step, figures)
                 improved = False
                 if last or state.step % options.eval_every == 0:
                     improved = self.evaluate(report, show_sample=not last)
                 if last or improved or state.step % options.save_every == 0:
                     self.save()
-            if interrupted() and not checkpoint_folder(self.run, state.step).is_dir():
+            if stopped and self.saved != state.step:
                 self.save()
-        draw_losses(self.log.read(), self.run / "loss.png", self.bigram)
+        if self.world.writes:
+            draw_losses(self.log.read(), self.run / "loss.png", self.bigram)
         return Outcome(state, checkpoint_folder(self.run, state.step), self.validation_loss, state.step < options.steps)
 
     def step(self, lr: float) -> tuple[float, float, int]:
         """One step over its microbatches: the mean loss, the gradients' norm before clipping, and the tokens."""
-        batches = self.source.microbatches(self.state.step)
-        divisor = count_targets(np.concatenate([b.targets.reshape(-1) for b in batches]))  # of the whole step
+        batches = self.source.microbatches(self.state.step, *self.ours)
+        n_targets = sum(int((b.targets != IGNORE).sum()) for b in batches)
+        divisor, n_tokens = self.world.sum(n_targets, sum(b.tokens.size for b in batches))  # of the whole step
+        if divisor == 0:
+            where = f"step {self.state.step + 1}"
+            raise self.world.agreed(ValueError(f"{where}: none of its {n_tokens:.0f} tokens has a target that counts"))
         loss, grads = 0.0, dict[str, Array]()
+        take = grads_adder(grads) if self.sums is None else self.sums.take
+        if self.sums is not None:
+            self.sums.begin()
         for i, batch in enumerate(batches):
-            seed = int(np.random.SeedSequence([self.options.seed, self.state.step, i]).generate_state(1)[0])
-            part, part_grads = self.model.loss_and_grads(
-                batch.tokens, batch.targets, divisor=divisor, segments=batch.segments, dropout_seed=seed
+            if self.sums is not None and i == len(batches) - 1:
+                self.sums.last()
+            part, _ = self.model.loss_and_grads(
+                batch.tokens,
+                batch.targets,
+                divisor=int(divisor),
+                segments=batch.segments,
+                dropout_seed=self.dropout_seed(i),
+                take=take,
             )
             loss += part
-            for name, grad in part_grads.items():
-                grads[name] = grads[name] + grad if name in grads else grad
-        norm = clip(grads, self.options.clip) if self.options.clip else global_norm(grads)
+        if self.sums is not None:
+            grads = self.sums.finish()
+        figures = self.world.table(loss, self.optimizer.squares(grads))
+        loss, norm = float(figures[:, 0].sum()), math.sqrt(self.optimizer.total(figures[:, 1]))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise ValueError(
-                f"step {self.state.step + 1}: the loss is {loss} and the gradients' norm {norm}; the run stops "
-                f"here and nothing was overwritten. Try a lower learning rate (this was {lr:.2e}) or clipping, and go "
-                f"on from the last checkpoint in {self.run / 'checkpoints'}"
-            )
+            raise self.world.agreed(self._diverged(f"the loss is {loss} and the gradients' norm {norm}"))
+        if self.options.clip:
+            clip(grads, self.options.clip, norm)
         self.optimizer.step(grads, lr)
-        return loss, norm, sum(b.tokens.size for b in batches)
+        return loss, norm, int(n_tokens)
+
+    def _diverged(self, what: str) -> ValueError:
+        return ValueError(
+            f"step {self.state.step + 1}: {what}; the run stops here and nothing was overwritten. Begin a new run "
+            f"with a lower --lr (this was {self.options.lr:g}) or a smaller --clip"
+        )
+
+    def dropout_seed(self, i: int) -> int:
+        """The seed of microbatch i of this step; of several ranks, each has its own."""
+        where = [self.options.seed, self.state.step, i, *([self.world.rank] if self.world.rank else [])]
+        return int(np.random.SeedSequence(where).generate_state(1)[0])
 
     def evaluate(self, report: Reporter, show_sample: bool) -> bool:
         """The validation loss, the invariants and a sample; whether the loss is the best so far."""
         total, n_targets = 0.0, 0
         first = None
-        for batch in self.source.validation():
+        for batch in self.source.validation(*self.ours):
             first = first or batch
             n = int((batch.targets != IGNORE).sum())
             total += self.model.loss(batch.tokens, batch.targets, divisor=1.0, segments=batch.segments) if n else 0.0
             n_targets += n
-        self.validation_loss = total / n_targets
+        total, n_all = self.world.sum(total, n_targets)
+        self.validation_loss = total / n_all
+        if not math.isfinite(self.validation_loss):
+            raise self.world.agreed(self._diverged(f"the validation loss is {self.validation_loss}"))
         record: dict[str, Any] = {"step": self.state.step, "val_loss": self.validation_loss}
         said = f"step {self.state.step}: validation loss {self.validation_loss:.4f}"
-        if self.options.watch and first is not None:
+        if self.options.watch and first is not None and self.world.writes:
             record["invariants"] = invariants(self.model, first.tokens[:2], first.targets[:2])
             said += "  " + "  ".join(f"{name} {value:.1e}" for name, value in record["invariants"].items())
         report.say(said + f"  ({duration(self.state.seconds)})")
@@ -175,13 +227,16 @@ class Trainer:
             record["sample"] = sample
             report.say("  " + sample.replace("\n", "\n  "))
         self.log.append(**record)
+        self.world.wait()
         if self.validation_loss < self.state.best_loss:
             self.state.best_loss, self.state.best_step = self.validation_loss, self.state.step
             return True
         return False
 
     def sample(self) -> str | None:
-        """Text that the model goes on with, at temperature 0.8."""
+        """Text that the model goes on with, at temperature 0.8; rank 0 shows it."""
+        if not self.world.writes:
+            return None
         prompt, tokenizer = self.source.prompt(), self.model.tokenizer
         if prompt is None or tokenizer is None or not self.options.sample_tokens or not self.model.config.causal:
             return None
@@ -190,11 +245,58 @@ class Trainer:
         return tokenizer.decode(out.tolist())
 
     def save(self) -> None:
-        """A checkpoint of this moment. A run that was never evaluated counts as its own best."""
+        """A checkpoint of this moment, complete on return. A run that was never evaluated counts as its own best."""
         if not math.isfinite(self.state.best_loss):
             self.state.best_step = self.state.step
+        for name in self.world.align(self.optimizer.everything()):
+            print(f"{name} had drifted from rank 0; it has rank 0's weights now", file=sys.stderr)
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
-        save_checkpoint(self.run, self.write, self.optimizer, values, self.options.keep)
+        if self.world.writes:
+            save_checkpoint(self.run, self.write, self.optimizer, values, self.options.keep)
+        else:
+            self.optimizer.send_moments()
+        self.saved = self.state.step
+        self.world.wait()
+
+
+def set_dropout(model: Model, p: float) -> None:
+    """Makes a loaded model drop as the run's options say, whatever its own configuration did."""
+    places = ("embd_pdrop", "attn_pdrop", "resid_pdrop", "attention_dropout")
+    model.config = replace(model.config, **{name: p for name in places if hasattr(model.config, name)})
+
+
+def make_update(ranks: World, model: Model, options: LoopOptions) -> tuple[WholeSums | ShardSums | None, AdamW]:
+    """How gradients are summed over the ranks (not at all, where there is one), and the optimizer they go to."""
+    settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
+    if ranks.size == 1:
+        return None, AdamW(model, **settings)
+    layout = Layout.of(model, options.bucket_mb, ranks.size)
+    if options.shard:
+        return ShardSums(ranks, layout, model), ShardedAdamW(model, ranks, layout, **settings)
+    return WholeSums(ranks, layout, model), AdamW(model, **settings)
+
+
+def grads_adder(grads: dict[str, Array]) -> Take:
+    """Adds a microbatch's gradients to those of the microbatches before."""
+
+    def take(name: str, grad: Array) -> None:
+        grads[name] = grads[name] + grad if name in grads else grad
+
+    return take
+
+
+@contextmanager
+def _alone(run: Path, writes: bool) -> Iterator[None]:
+    """Keeps a second process from training the same run at the same time."""
+    if not writes or fcntl is None:
+        yield
+        return
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(f"{run} is being trained by another process; wait for it, or stop it first") from None
+        yield
 
 
 @contextmanager

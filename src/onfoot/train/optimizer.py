@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onfoot.arrays import Array, namespace
+from onfoot.arrays import Array, namespace, to_numpy
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -36,10 +36,43 @@ class AdamW:
         self.steps = 0
         self.m: dict[str, Array] = {}
         self.v: dict[str, Array] = {}
-        for name in sorted(model.trainable):
-            xp = namespace(model.params[name])
-            self.m[name] = xp.zeros_like(model.params[name])
-            self.v[name] = xp.zeros_like(model.params[name])
+        self.make_moments()
+
+    def make_moments(self) -> None:
+        """The running means before the first step: 0."""
+        for name in sorted(self.model.trainable):
+            xp = namespace(self.model.params[name])
+            self.m[name] = xp.zeros_like(self.model.params[name])
+            self.v[name] = xp.zeros_like(self.model.params[name])
+
+    def moments(self) -> dict[str, np.ndarray]:
+        """The running means by the names that they have in a checkpoint."""
+        means = {f"m.{k}": to_numpy(x) for k, x in self.m.items()}
+        return means | {f"v.{k}": to_numpy(x) for k, x in self.v.items()}
+
+    def send_moments(self) -> None:
+        """What a rank that does not write has to do when another does: nothing, where each has all."""
+
+    def everything(self) -> list[np.ndarray]:
+        """What must be the same on all ranks: the trained weights and the running means."""
+        weights = [to_numpy(self.model.params[name]) for name in sorted(self.model.trainable)]
+        return weights + list(self.moments().values())
+
+    def squares(self, grads: Mapping[str, Array]) -> float:
+        """The sum of the squares of these gradients, in float64."""
+        return sum(_squares(g) for g in grads.values())
+
+    def total(self, squares: np.ndarray) -> float:
+        """The sum of the squares of all gradients, from what each rank has: all of them, or nearly so in rounding."""
+        return float(squares.max())
+
+    def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
+        """Goes on from saved running means after that many steps."""
+        floats = self.model.engine.floats
+        for name in self.m:
+            self.m[name] = floats(moments[f"m.{name}"].copy(), self.model.dtype)
+            self.v[name] = floats(moments[f"v.{name}"].copy(), self.model.dtype)
+        self.steps = steps
 
     def step(self, grads: Mapping[str, Array], lr: float | None = None) -> None:
         """One update of every parameter that has a gradient, at the given learning rate or the optimizer's own."""
@@ -48,10 +81,14 @@ class AdamW:
             self.update(name, grad, self.lr if lr is None else lr)
 
     def update(self, name: str, g: Array, lr: float) -> None:
-        """One parameter's update. The second moment is weighted with 1 − β₂, not 1 − β₁."""
-        p, m, v = self.model.params[name], self.m[name], self.v[name]
+        """One parameter's update."""
+        p = self.model.params[name]
+        self.apply(p, g, self.m[name], self.v[name], lr, decays=p.ndim > 1)
+
+    def apply(self, p: Array, g: Array, m: Array, v: Array, lr: float, decays: bool) -> None:
+        """The update of some elements and their moments. The second moment is weighted with 1 − β₂, not 1 − β₁."""
         beta1, beta2 = self.betas
-        if p.ndim > 1:
+        if decays:
             p *= 1 - lr * self.weight_decay  # eq ADAM.1: decay acts on the weight, not through the gradient
         m *= beta1
         m += (1 - beta1) * g  # eq ADAM.2
@@ -65,12 +102,15 @@ class AdamW:
 
 def global_norm(grads: Mapping[str, Array]) -> float:
     """The norm of all gradients taken as one vector, summed in float64."""
-    return math.sqrt(sum(float(_squares(g)) for g in grads.values()))
+    return math.sqrt(sum(_squares(g) for g in grads.values()))
 
 
-def clip(grads: Mapping[str, Array], max_norm: float) -> float:
-    """Scales all gradients in place so that their global norm is at most `max_norm`; returns the norm before."""
-    norm = global_norm(grads)
+def clip(grads: Mapping[str, Array], max_norm: float, norm: float | None = None) -> float:
+    """Scales all gradients in place so that their global norm is at most `max_norm`; returns the norm before.
+
+    `norm`: that norm, where it is known, or where there are more gradients than these.
+    """
+    norm = global_norm(grads) if norm is None else norm
     if norm > max_norm:
         for g in grads.values():
             g *= max_norm / norm

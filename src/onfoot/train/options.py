@@ -22,6 +22,7 @@ class LoopOptions:
     """What the loop itself can be told, whatever it trains."""
 
     command: ClassVar[str] = ""  # the command that such a run belongs to
+    least_steps: ClassVar[int] = 1
 
     steps: int = option(1200, "Number of optimizer steps.")
     batch_size: int = option(12, "Sequences a microbatch.")
@@ -32,12 +33,16 @@ class LoopOptions:
     betas: tuple[float, float] = option((0.9, 0.99), "AdamW's decay of the mean gradient and of the mean square.")
     weight_decay: float = option(0.1, "AdamW's decay of weights; biases and norms are not decayed.")
     clip: float = option(1.0, "Largest global norm of the gradients; 0 means no clipping.")
-    dropout: float = option(0.0, "Share of features dropped at random. Small models on enough text need none.")
+    dropout: float = option(
+        0.0, "Share of features dropped at random in training. Small models on enough text need none."
+    )
     eval_every: int = option(200, "Steps between evaluations.")
     eval_windows: int = option(192, "At most so many validation sequences an evaluation.")
     save_every: int = option(200, "Steps between checkpoints; the best evaluation is always saved.")
     keep: int = option(2, "Newest checkpoints that are kept, the best one besides.")
     sample_tokens: int = option(160, "Length of the sample text at each evaluation; 0 means none.")
+    shard: bool = option(False, "Under mpiexec: share AdamW's running means out over the ranks, which saves memory.")
+    bucket_mb: float = option(8.0, "Under mpiexec: megabytes of gradients that are summed over the ranks at a time.")
     watch: bool = option(False, "Measure the invariants of the mathematics at each evaluation.")
     seed: int = option(0, "Determines initial values, the order of the data, dropout and samples.")
     dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
@@ -45,9 +50,11 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         self.check_at_least(
-            steps=1, batch_size=1, accumulate=1, lr=0, warmup=0, weight_decay=0, clip=0, eval_every=1, eval_windows=1,
-            save_every=1, keep=1, sample_tokens=0, seed=0,
+            steps=self.least_steps, batch_size=1, accumulate=1, lr=0, warmup=0, weight_decay=0, clip=0, eval_every=1,
+            eval_windows=1, save_every=1, keep=1, sample_tokens=0, seed=0,
         )  # fmt: skip
+        if not self.bucket_mb > 0:
+            raise ValueError(f"bucket_mb={self.bucket_mb}: a number above 0 is needed")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} is not in [0, 1)")
         for name, known in (("schedule", SCHEDULES), ("dtype", DTYPES), ("engine", ("auto", *ENGINES))):
@@ -74,8 +81,10 @@ class LoopOptions:
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise ValueError(f"{path}: the option {unknown[0]!r} is not known to this version")
-        values["betas"] = tuple(values["betas"])
-        return cls(**values)
+        try:
+            return cls(**{**values, "betas": tuple(values["betas"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a run's options: {error!r}") from None
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ class FinetuneOptions(LoopOptions):
     """A run of `onfoot finetune`: LoRA companions, or all weights, on prompts and completions."""
 
     command = "finetune"
+    least_steps = 0  # 0 is counted from the epochs, once the data is read
 
     model: str = ""
     data: list[str] = field(default_factory=list)  # .jsonl files
@@ -133,11 +143,10 @@ class FinetuneOptions(LoopOptions):
     validation: float = option(0.1, "Share of the examples that is kept for validation.")
 
     def __post_init__(self) -> None:
-        if self.steps != 0:  # 0 is to be counted from the epochs, once the data is read
-            super().__post_init__()
+        super().__post_init__()
         self.check_at_least(max_length=0)
-        if not self.epochs > 0:
-            raise ValueError(f"epochs={self.epochs}: a number above 0 is needed")
+        if not 0 < self.epochs <= 1e6:
+            raise ValueError(f"epochs={self.epochs}: a number above 0 and at most a million is needed")
         if self.full and self.quantized:
             raise ValueError("--full trains all weights, --quantized freezes them: choose one")
         if not self.data:

@@ -13,8 +13,9 @@ from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, c
 from onfoot.models.model import Model, create, load
 from onfoot.train import corpus, runs
 from onfoot.train.data import Windows, split
-from onfoot.train.loop import Batch, Trainer
+from onfoot.train.loop import Batch, Trainer, set_dropout
 from onfoot.train.options import TrainOptions
+from onfoot.train.parallel import ALL, Share, World, world
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class TextSource:
     accumulate: int
     eval_windows: int
 
-    def microbatches(self, step: int) -> list[Batch]:
-        first = step * self.batch_size * self.accumulate
-        return [Batch(*self.train.sample(first + i * self.batch_size, self.batch_size)) for i in range(self.accumulate)]
+    def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
+        n = self.batch_size * self.accumulate
+        return [Batch(*self.train.sample(step * n + p.start, len(p))) for p in share.pieces(n, self.batch_size)]
 
-    def validation(self) -> Iterable[Batch]:
-        n = min(len(self.held_out), self.eval_windows)
-        for begin in range(0, n, self.batch_size):
-            pairs = [self.held_out.window(i) for i in range(begin, min(begin + self.batch_size, n))]
+    def validation(self, share: Share = ALL) -> Iterable[Batch]:
+        rows = share.of(min(len(self.held_out), self.eval_windows))
+        for begin in range(0, len(rows), self.batch_size):
+            pairs = [self.held_out.window(i) for i in rows[begin : begin + self.batch_size]]
             yield Batch(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]))
 
     def report(self) -> str:
@@ -75,6 +76,12 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     return tokenizer, corpus.write_tokens(texts, tokenizer, folder)
 
 
+def find_data(run: Path, ranks: World) -> tuple[Tokenizer, np.ndarray]:
+    """What another rank has prepared."""
+    ranks.see(run / "data" / "tokens.bin")
+    return Tokenizer.load(run / "data"), corpus.open_tokens(run / "data")
+
+
 def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
     """The model before the first step."""
     if options.init is not None:
@@ -84,6 +91,9 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
                 f"a context of {options.context} exceeds n_positions={model.config.n_positions} of {options.init}; "
                 f"pass --context {model.config.n_positions} or less"
             )
+        if model.active_adapter is not None:
+            raise ValueError(f"{options.init} is an adapter; make it one with its base first: onfoot merge")
+        set_dropout(model, options.dropout)
         return model
     config = GPT2Config(
         vocab_size=tokenizer.size,
@@ -104,10 +114,15 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
 
 def start(run: Path, options: TrainOptions) -> Trainer:
     """A run in a new folder. What can be refused before any work is done is refused before."""
+    world().together(lambda: check(options))
+    return runs.begin(run, options, build)
+
+
+def check(options: TrainOptions) -> None:
+    """Refuses what can be seen to be wrong at a glance."""
     if options.texts:
         corpus.find_texts([Path(p) for p in options.texts])
     GPT2Config(n_embd=options.n_embd, n_head=options.n_head)
-    return runs.begin(run, options, build)
 
 
 def resume(run: Path) -> tuple[Trainer, list[str]]:
@@ -117,7 +132,8 @@ def resume(run: Path) -> tuple[Trainer, list[str]]:
 
 def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run, at a checkpoint or at the beginning."""
-    tokenizer, tokens = prepare_data(run, options)
+    ranks = world()
+    tokenizer, tokens = ranks.first(lambda: prepare_data(run, options), lambda: find_data(run, ranks))
     train, held_out = split(tokens, options.validation, options.context)
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
     source = TextSource(
@@ -127,7 +143,7 @@ def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
         options.accumulate,
         options.eval_windows,
     )
-    bigram = corpus.bigram_entropy(tokens, model.config.vocab_size)
+    bigram = corpus.bigram_entropy(tokens, model.config.vocab_size) if ranks.writes else None
     trainer = Trainer(run, options, model, source, model.save, bigram)
     trainer.restore(checkpoint)
     return trainer

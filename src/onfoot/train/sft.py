@@ -13,6 +13,7 @@ import numpy as np
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.train.chat import ChatTemplate
 from onfoot.train.loop import Batch
+from onfoot.train.parallel import ALL, Share
 from onfoot.train.sft_examples import fit, read_examples, split_examples
 from onfoot.train.sft_packing import Rows
 
@@ -28,12 +29,13 @@ class SftSource:
     eval_rows: int = 192
     about: str = ""  # what was read, and what of it was cut or left out
 
-    def microbatches(self, step: int) -> list[Batch]:
-        first = step * self.batch_size * self.accumulate
-        return [self.train.sample(first + i * self.batch_size, self.batch_size) for i in range(self.accumulate)]
+    def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
+        n = self.batch_size * self.accumulate
+        return [self.train.sample(step * n + p.start, len(p)) for p in share.pieces(n, self.batch_size)]
 
-    def validation(self) -> Iterable[Batch]:
+    def validation(self, share: Share = ALL) -> Iterable[Batch]:
         numbers = self.held_out.order(0)[: self.eval_rows]  # shuffled: the first rows of a packing are the longest
+        numbers = numbers[share.of(len(numbers))]
         for begin in range(0, len(numbers), self.batch_size):
             yield self.held_out.batch(numbers[begin : begin + self.batch_size])
 

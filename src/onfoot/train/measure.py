@@ -1,0 +1,134 @@
+"""What data-parallel steps cost here: run by every rank under mpiexec, `python -m onfoot.train.measure`, as JSON.
+
+Steps without any sum over the ranks, with sums after the backward pass, and with sums during it are measured in turn,
+so that whatever else the machine does falls on all three alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from onfoot.config import GPT2Config
+from onfoot.models.model import Model, create
+from onfoot.train.buckets import Layout, ShardSums, Sums, WholeSums
+from onfoot.train.optimizer import AdamW
+from onfoot.train.parallel import World, world
+from onfoot.train.shard import ShardedAdamW
+
+KINDS = ("alone", "after", "during")
+
+
+def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb: float, shard: bool) -> dict[str, Any]:
+    """Medians over the rounds, in seconds a step; of several ranks the slowest counts. `rows` is each rank's own."""
+    ranks = world()
+    model = create(config)
+    layout = Layout.of(model, bucket_mb, ranks.size)
+    optimizer = ShardedAdamW(model, ranks, layout) if shard and ranks.size > 1 else AdamW(model)
+    sums: Sums | None = None
+    if ranks.size > 1:
+        sums = (ShardSums if shard else WholeSums)(ranks, layout, model)
+    rng = np.random.default_rng(ranks.rank)
+    tokens, targets = rng.integers(0, config.vocab_size, (2, rows, context))
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds + 1):
+        for kind in KINDS if sums is not None else KINDS[:1]:
+            for name, seconds in _step(ranks, model, optimizer, sums, tokens, targets, kind).items():
+                found.setdefault(name, []).append(seconds)
+        if sums is not None:
+            found.setdefault("sums", []).append(_sums_only(ranks, sums))
+    times = {name: median(seconds[1:]) for name, seconds in found.items()}  # the first round is a warm-up
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return {
+        "ranks": ranks.size,
+        "shard": shard,
+        "parameters": model.n_trainable,
+        "bytes": model.n_trainable * np.dtype(model.dtype).itemsize,
+        "buckets": len(layout.lengths),
+        "bucket_mb": bucket_mb,
+        "tokens": rows * context * ranks.size,
+        "seconds": times,
+        "hidden": None
+        if sums is None
+        else 1 - (times["during: moving"] + times["during: waiting"]) / times["after: waiting"],
+        "memory_mb": max(ranks.table(memory)[:, 0].tolist()),
+    }
+
+
+def _step(
+    ranks: World, model: Model, optimizer: AdamW, sums: Sums | None, tokens: Any, targets: Any, kind: str
+) -> dict[str, float]:
+    """One step's times by name.
+
+    Ranks do not end their backward passes at the same moment, and who is early waits for the others, whatever is sent:
+    so `waiting` is from the moment when the last has ended its own to the moment when all have all sums. The clock is
+    the host's, the same for its ranks.
+    """
+    ranks.table(0.0)  # together
+    begun = time.perf_counter()
+    moving = 0.0
+    if sums is None:
+        _, grads = model.loss_and_grads(tokens, targets, divisor=float(targets.size))
+        made = time.perf_counter()
+    else:
+        sums.begin()
+        sums.overlap = kind == "during"
+        if kind != "alone":
+            sums.last()
+        model.loss_and_grads(tokens, targets, divisor=float(targets.size * ranks.size), take=sums.take)
+        made = time.perf_counter()
+        grads = sums.finish() if kind != "alone" else {}
+        moving = sums.times.moving
+    summed = time.perf_counter()
+    if grads:
+        optimizer.step(grads, 1e-6)
+    ended = time.perf_counter()
+    every = ranks.table(begun, made, summed, moving, ended - summed)
+    out = {f"{kind}: gradients": every[:, 2].max() - every[:, 0].max()}
+    if grads:
+        out["update"] = every[:, 4].max()
+    if sums is not None and kind != "alone":
+        out[f"{kind}: moving"] = every[:, 3].max()
+        out[f"{kind}: waiting"] = every[:, 2].max() - every[:, 1].max()
+    return {name: float(seconds) for name, seconds in out.items()}
+
+
+def _sums_only(ranks: World, sums: Sums) -> float:
+    """The sums of one step with nothing else to do."""
+    sums.begin()
+    sums.overlap = False
+    ranks.table(0.0)
+    begun = time.perf_counter()
+    sums.finish()
+    return float(ranks.table(time.perf_counter() - begun).max())
+
+
+def main() -> None:
+    """Reads its options, measures, and lets rank 0 print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in (("layers", 6), ("width", 384), ("heads", 6), ("vocab", 8192), ("context", 128), ("rows", 4)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--bucket-mb", type=float, default=16.0)
+    parser.add_argument("--shard", action="store_true")
+    asked = parser.parse_args()
+    config = GPT2Config(
+        n_layer=asked.layers,
+        n_embd=asked.width,
+        n_head=asked.heads,
+        vocab_size=asked.vocab,
+        n_positions=asked.context,
+    )
+    result = measure(config, asked.rows, asked.context, asked.rounds, asked.bucket_mb, asked.shard)
+    if world().writes:
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
