@@ -111,7 +111,7 @@ def test_a_run_writes_its_log_its_curve_and_checkpoints_that_load(tmp_path: Path
     evaluations = [r for r in records if "val_loss" in r]
     assert [r["step"] for r in evaluations] == [4, 8, 12]
     for record in evaluations:
-        assert record["invariants"]["gradient_of_b_k"] == 0
+        assert record["invariants"]["gradient_of_b_k"] < 1e-5
         assert record["invariants"]["rows_of_delta_causal"] < 1e-5
         assert record["invariants"]["features_of_layer_norm"] < 1e-5
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")

@@ -99,6 +99,7 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     if not run.trains_below(f"{name}.attn.c_proj"):
         return None
     dq, dk, dv = eng.attention_backward(split_heads(d3, heads), s_attention)
+    run.note(f"{b}.dk", dk)
     dqkv = namespace(d3).concatenate([merge_heads(dq), merge_heads(dk), merge_heads(dv)], axis=-1)
     dead = slice(qk, 2 * qk)  # eq 29: the keys' biases shift every score of a row alike
     d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=dead)

@@ -25,6 +25,7 @@ class BlockTrace:
     v: Array = None  # (B, H, T, d_h)
     rho: Array = None  # (B, H, T, T)
     delta_causal: Array = None  # (B, H, T, T)
+    dk: Array = None  # (B, H, T, d_ρ), the gradient of the keys as the pass made it
 
 
 @dataclass
@@ -102,7 +103,7 @@ def build_trace(
         rho = attention_weights(n["q"], n["k"], config.causal, start)
         d3 = split_heads(delta[3], config.n_head)  # (B, H, T, d_h)
         delta_causal = softmax_backward(d3 @ namespace(d3).swapaxes(n["v"], -1, -2), rho)  # eq 25
-        blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal))
+        blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal, n["dk"]))
     trace = Trace(
         loss=loss,
         a={0: noted["a_0"], "tok": noted["a_tok"], "pos": noted["a_pos"], 11: noted["a_11"], 12: noted["a_12"]},

@@ -16,22 +16,20 @@ def invariants(model: Model, tokens: np.ndarray, targets: np.ndarray) -> dict[st
     """Each as a share of the size of what is summed: rounding in float32 is about 1e-6, a mistake is about 1.
 
     - rows of Δ_causal sum to 0 (eq. 26)
-    - the keys' biases have gradient 0 (eq. 29)
+    - the keys' biases have gradient 0 (eq. 29): the sum of the keys' gradients over the tokens, as the pass made them
     - the features of what a layer norm sends back sum to 0 (eq. 40)
     """
     trace = model.trace(tokens, targets)
     rows, norms, keys = 0.0, 0.0, 0.0
-    for b, block in enumerate(trace.blocks):
+    for block in trace.blocks:
         causal = to_numpy(block.delta_causal)
         rows = max(rows, _share(causal.sum(-1), np.abs(causal).sum(-1)))
         for after, before in ((1, 5), (5, 10)):  # Δ_1 = Δ_5 + LNᵇ(Δ_2), Δ_5 = Δ_10 + LNᵇ(Δ_6)
             skipped = to_numpy(block.delta[before])
             sent = to_numpy(block.delta[after]) - skipped
             norms = max(norms, _share(sent.sum(-1), (np.abs(sent) + np.abs(skipped)).sum(-1)))
-        bias = trace.grads.get(f"transformer.h.{b}.attn.c_attn.bias")
-        if bias is not None:
-            width = model.config.n_head * model.config.key_width
-            keys = max(keys, float(np.abs(to_numpy(bias)[width : 2 * width]).max()))
+        dk = to_numpy(block.dk)  # (B, H, T, d_ρ)
+        keys = max(keys, _share(dk.sum(axis=(0, 2)), np.abs(dk).sum(axis=(0, 2))))
     return {"rows_of_delta_causal": rows, "gradient_of_b_k": keys, "features_of_layer_norm": norms}
 
 
