@@ -10,7 +10,6 @@ import torch
 
 from errata import (
     attention,
-    loss_and_embedding,
     measure_attention,
     norm_lora_network,
     note_on_qk,
@@ -20,6 +19,7 @@ from errata.catalogue import CATALOGUE
 from errata.oracle import attention_data, attention_gradients, draw
 from errata.page import AGREES, PAGE, refreshed
 from errata.registry import ERRATA, KINDS, Erratum, Line
+from onfoot.check.mistakes.embedding import table_gradient_by_assignment
 from onfoot.ops import (
     Head,
     attention_backward,
@@ -169,7 +169,7 @@ def test_e23_log_of_softmax_overflows_and_underflows() -> None:
 
 def test_e24_only_repeated_tokens_are_lost() -> None:
     ids, (dy,) = np.array([2, 0, 2, 1]), draw(24, (4, 3))
-    literal = loss_and_embedding.table_gradient_by_assignment(ids, dy, 4)
+    literal = table_gradient_by_assignment(ids, dy, 4)
     right = embedding_backward(dy, embedding_forward(ids, np.zeros((4, 3)))[1])
     np.testing.assert_array_equal(literal[[0, 1, 3]], right[[0, 1, 3]])
     np.testing.assert_array_equal(literal[2], dy[2])

@@ -10,6 +10,12 @@ import math
 import numpy as np
 
 from errata.core import Array, core_with, scaled_scores, t
+from onfoot.check.mistakes import mask
+from onfoot.check.mistakes.attention import (
+    softmax_backward_over_tokens,
+    softmax_backward_with_hadamard,
+    softmax_backward_without_keepdims,
+)
 from onfoot.ops import attention_backward, attention_forward
 from onfoot.ops.attention import attention_weights, softmax
 
@@ -23,8 +29,8 @@ def lower(n: int) -> Array:
 
 
 def weights_masked_by_product(q: Array, k: Array) -> Array:
-    """ρ = softmax(m ∘ q kᵗ/√d_ρ): what is masked has the score 0, hence the weight exp(0)."""
-    return softmax(lower(q.shape[-2]) * scaled_scores(q, k))
+    """ρ = softmax(m ∘ q kᵗ/√d_ρ)."""
+    return mask.weights_masked_by_product(scaled_scores(q, k), lower(q.shape[-2]))
 
 
 def attention_masked_by_product(q: Array, k: Array, v: Array) -> Array:
@@ -53,8 +59,8 @@ def _softmax_backward(drho: Array, rho: Array) -> Array:
 
 
 def attention_masked_after_softmax(q: Array, k: Array, v: Array) -> Array:
-    """y = (m ∘ softmax(q kᵗ/√d_ρ)) v: the rows no longer sum to 1, and the normaliser has seen the future."""
-    return (lower(q.shape[-2]) * softmax(scaled_scores(q, k))) @ v
+    """y = (m ∘ softmax(q kᵗ/√d_ρ)) v."""
+    return mask.weights_masked_after_softmax(scaled_scores(q, k), lower(q.shape[-2])) @ v
 
 
 def value_bias_gradient(dout: Array) -> Array:
@@ -62,38 +68,7 @@ def value_bias_gradient(dout: Array) -> Array:
     return dout.sum(axis=-2)
 
 
-def plain_softmax(scores: Array) -> Array:
-    """exp over its sum, the maximum taken off first: enough for finite scores."""
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def masked_by_adding_a_product(scores: Array, mask: Array) -> Array:
-    """s + (1 − m)(−inf): 0 · inf is nan, so what should stay visible is lost."""
-    return scores + (1 - mask) * -math.inf
-
-
-def masked_by_a_large_number(scores: Array, mask: Array) -> Array:
-    """−1e9 where masked: −inf all the same in float16."""
-    return scores + np.where(mask, 0, -1e9).astype(scores.dtype)
-
-
 # E6, E7: the gradient of softmax, (25)
-
-
-def softmax_backward_without_keepdims(drho: Array, rho: Array) -> Array:
-    """The row sums of a square matrix, broadcast as NumPy broadcasts a vector: along the wrong axis."""
-    return (drho - (drho * rho).sum(axis=-1)[..., None, :]) * rho
-
-
-def softmax_backward_over_tokens(drho: Array, rho: Array) -> Array:
-    """The sums taken down the columns."""
-    return (drho - (drho * rho).sum(axis=-2, keepdims=True)) * rho
-
-
-def softmax_backward_with_hadamard(drho: Array, rho: Array) -> Array:
-    """[dρ − dρ ∘ ρ] ∘ ρ: the derivation's ~∘ taken at its word, nothing is summed."""
-    return (drho - drho * rho) * rho
 
 
 without_keepdims = core_with(softmax_backward_without_keepdims)
@@ -146,7 +121,7 @@ def step_multiplications(n_tokens: int, d_rho: int, d_h: int) -> int:
     return n_tokens * (d_rho + d_h)
 
 
-# E17, E18, E19
+# E17, E18
 
 
 def delta_q(a: Array, w_q: Array, w_k: Array, v: Array, dout: Array) -> Array:
@@ -158,9 +133,3 @@ def delta_q(a: Array, w_q: Array, w_k: Array, v: Array, dout: Array) -> Array:
 def weights_of_queries_alone(q: Array) -> Array:
     """softmax(q qᵗ/√d_ρ), without a mask: symmetric before softmax only."""
     return attention_weights(q, q, causal=False)
-
-
-def split_heads_by_reshape(x: Array, n_head: int) -> Array:
-    """(B, T, H D) -> (B, H, T, D) by reshape alone: the right shape, with tokens and features mixed."""
-    b, n, width = x.shape
-    return x.reshape(b, n_head, n, width // n_head)

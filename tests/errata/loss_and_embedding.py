@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from onfoot.check.layers.cross_entropy import one_hot
+from onfoot.check.mistakes.cross_entropy import (
+    divisor_of_all_tokens,
+    divisor_of_the_mean_of_means,
+    targets_by_next_id,
+    targets_by_roll,
+)
 from onfoot.ops.attention import softmax
 
 Array = np.ndarray
-
-
-def one_hot(ids: Array, n: int) -> Array:
-    return np.eye(n)[ids]
 
 
 # E20, E21, E22: Δ_12 = y_pred − y_gt
@@ -21,19 +24,18 @@ def one_hot(ids: Array, n: int) -> Array:
 
 def delta_of_the_sum(logits: Array, targets: Array) -> Array:
     """y_pred − y_gt, not divided; a negative target has no row."""
-    rows = softmax(logits) - one_hot(np.maximum(targets, 0), logits.shape[-1])
+    rows = softmax(logits) - one_hot(targets, logits.shape[-1])
     return np.where(targets[..., None] >= 0, rows, 0)
 
 
 def delta_over_all_tokens(logits: Array, targets: Array) -> Array:
     """Divided by the number of tokens, where only some have a target."""
-    return delta_of_the_sum(logits, targets) / targets.size
+    return delta_of_the_sum(logits, targets) / divisor_of_all_tokens(targets, logits.shape[-1])
 
 
 def delta_of_the_mean_of_means(logits: Array, targets: Array) -> Array:
     """Each sequence divided by its own number of targets, then by the number of sequences."""
-    counts = (targets >= 0).sum(axis=-1)
-    return delta_of_the_sum(logits, targets) / counts[:, None, None] / len(targets)
+    return delta_of_the_sum(logits, targets) / divisor_of_the_mean_of_means(targets, logits.shape[-1])
 
 
 def delta_with_a_zero_row(logits: Array, ids: Array) -> Array:
@@ -45,15 +47,12 @@ def delta_with_a_zero_row(logits: Array, ids: Array) -> Array:
 
 def delta_with_a_roll(logits: Array, ids: Array) -> Array:
     """shiftByOne as a cyclic roll: the last token is asked to predict the first."""
-    return softmax(logits) - one_hot(np.roll(ids, -1, axis=-1), logits.shape[-1])
+    return softmax(logits) - one_hot(targets_by_roll(ids), logits.shape[-1])
 
 
 def delta_of_the_next_id(logits: Array, ids: Array) -> Array:
     """y_gt(t*) = t* + 1 as arithmetic on ids; the last token, without a target, is left out."""
-    n_vocab = logits.shape[-1]
-    delta = softmax(logits) - one_hot((ids + 1) % n_vocab, n_vocab)
-    delta[:, -1] = 0
-    return delta
+    return delta_of_the_sum(logits, targets_by_next_id(ids, logits.shape[-1]))
 
 
 # E23: −log softmax in two steps
@@ -67,13 +66,6 @@ def loss_in_two_steps(logits: Array, targets: Array, shifted: bool) -> float:
 
 
 # E24, E26, E27: gradients of tables
-
-
-def table_gradient_by_assignment(ids: Array, dy: Array, n_rows: int) -> Array:
-    """dW[ids] += Δ: of a token's several occurrences only the last is kept."""
-    dweight = np.zeros((n_rows, dy.shape[-1]))
-    dweight[ids] += dy
-    return dweight
 
 
 def position_gradient_as_printed(d1: Array, n_context: int) -> Array:

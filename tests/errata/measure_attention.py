@@ -21,6 +21,12 @@ from errata.oracle import (
 )
 from errata.registry import Line, erratum
 from errata.rotation import key_gradient_under_rotation, rotated_attention
+from onfoot.check.mistakes.attention import (
+    softmax_backward_over_tokens,
+    softmax_backward_with_hadamard,
+    softmax_backward_without_keepdims,
+)
+from onfoot.check.mistakes.heads import split_heads_by_reshape
 from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops import Head, attention_backward, attention_forward, head_backward, head_forward
 from onfoot.ops.attention import attention_weights, softmax_backward
@@ -42,14 +48,14 @@ def softmax_line(what: str, as_printed: SoftmaxBackward, causal: bool = True) ->
 @erratum("E6", "T", "§3.2, eq 25, 50", "row sums that broadcast along the wrong axis")
 def e6() -> list[Line]:
     return [
-        softmax_line("Δ_causal, without keepdims", literal.softmax_backward_without_keepdims),
-        softmax_line("Δ_causal, summed over axis 0", literal.softmax_backward_over_tokens),
+        softmax_line("Δ_causal, without keepdims", softmax_backward_without_keepdims),
+        softmax_line("Δ_causal, summed over axis 0", softmax_backward_over_tokens),
     ]
 
 
 @erratum("E7", "S", "§3.2, the derivation of eq 25", "~∘ printed for ~⊖")
 def e7() -> list[Line]:
-    return [softmax_line("Δ_causal, with ∘ taken at its word", literal.softmax_backward_with_hadamard)]
+    return [softmax_line("Δ_causal, with ∘ taken at its word", softmax_backward_with_hadamard)]
 
 
 @erratum("E8", "S", "§3.1, eq 17", "the shape of w_v")
@@ -250,6 +256,6 @@ def e19() -> list[Line]:
     q, k, v = draw(19, (2, 7, 12), (2, 7, 12), (2, 7, 12))
     heads = [full_attention(*(x[None, ..., 4 * h : 4 * h + 4] for x in (q, k, v)))[0] for h in range(3)]
     reference = np.concatenate(heads, axis=-1)
-    reshaped = attention_forward(*(literal.split_heads_by_reshape(x, 3) for x in (q, k, v)))[0].reshape(2, 7, 12)
+    reshaped = attention_forward(*(split_heads_by_reshape(x, 3) for x in (q, k, v)))[0].reshape(2, 7, 12)
     right = merge_heads(attention_forward(*(split_heads(x, 3) for x in (q, k, v)))[0])
     return [Line("y of three heads", relative_error(reshaped, reference), relative_error(right, reference))]

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from errata import loss_and_embedding as literal
 from errata.oracle import draw, outcome
 from errata.registry import Line, erratum
+from onfoot.check.layers.cross_entropy import one_hot
+from onfoot.check.mistakes.embedding import table_gradient_by_assignment
 from onfoot.models.inputs import next_token_targets
 from onfoot.ops import (
     cross_entropy_backward,
@@ -76,7 +78,7 @@ def e21() -> list[Line]:
     logits, targets = logits_of(IDS), next_token_targets(IDS)
     reference = loss_gradient(logits, targets, "sum")
     right = relative_error(right_gradient(logits, targets, 1), reference)
-    shifted = literal.one_hot(IDS[:, 1:], N_VOCAB)
+    shifted = one_hot(IDS[:, 1:], N_VOCAB)
     return [
         Line("y_pred − y_gt, n_T rows and n_T − 1 rows", outcome(lambda: logits - shifted), str(reference.shape)),
         Line(
@@ -131,7 +133,7 @@ def e24() -> list[Line]:
     return [
         Line(
             "∂w_tok",
-            relative_error(literal.table_gradient_by_assignment(IDS, dy, N_VOCAB), reference),
+            relative_error(table_gradient_by_assignment(IDS, dy, N_VOCAB), reference),
             relative_error(embedding_backward(dy, embedding_forward(IDS, table)[1]), reference),
         )
     ]

@@ -12,6 +12,7 @@ from errata import attention as literal
 from errata.core import scaled_scores, t
 from errata.oracle import attention_data, full_attention, full_weights
 from errata.registry import Line, erratum
+from onfoot.check.mistakes.mask import masked_by_a_large_number, masked_by_adding_a_product, plain_softmax
 from onfoot.ops import attention_forward
 from onfoot.ops.attention import attention_weights, softmax
 from oracles import autograd, relative_error
@@ -102,9 +103,9 @@ def e4() -> list[Line]:
         return f"{np.isnan(weights).sum()} nan"
 
     with np.errstate(invalid="ignore", over="ignore"):
-        by_product = literal.plain_softmax(literal.masked_by_adding_a_product(scores, mask))
-        blind = literal.plain_softmax(np.where(nothing, scores, -np.inf))
-        half = literal.plain_softmax(literal.masked_by_a_large_number(scores.astype(np.float16), nothing))
+        by_product = plain_softmax(masked_by_adding_a_product(scores, mask))
+        blind = plain_softmax(np.where(nothing, scores, -np.inf))
+        half = plain_softmax(masked_by_a_large_number(scores.astype(np.float16), nothing))
     return [
         Line("49 weights, (1 − m)·(−inf) added", nans(by_product), nans(softmax(scores, mask > 0))),
         Line("49 weights, rows that see nothing", nans(blind), nans(softmax(scores, nothing > 0))),

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from errata import norm_lora_network as literal
 from errata.oracle import attention, attention_data, draw, outcome
 from errata.registry import Line, erratum
+from onfoot.check.mistakes.gelu import gelu_mixed_backward
+from onfoot.check.mistakes.layer_norm import weight_gradient_diag_builds
+from onfoot.check.mistakes.linear import input_gradient_after_update
 from onfoot.ops import (
     attention_forward,
     gelu_tanh_backward,
@@ -45,7 +48,7 @@ def e28() -> list[Line]:
 
     small = 3e-3 * x  # σ of about √eps, where the place of eps matters
     constant = np.ones((1, 8))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         as_printed = literal.layer_norm_without_eps(constant, weight, dy[:1])
     right = layer_norm_backward(dy[:1], layer_norm_forward(constant, weight, bias, EPS)[1])[0]
     normed = layer_norm_forward(x, weight, bias, EPS)[1].normed
@@ -57,7 +60,7 @@ def e28() -> list[Line]:
         Line("the 8 features of a constant token, no eps", nans(as_printed), nans(right)),
         Line(
             "shape of ∂w, diag as a maker of matrices",
-            outcome(lambda: literal.weight_gradient_diag_builds(normed, dy)),
+            outcome(lambda: weight_gradient_diag_builds(normed, dy)),
             outcome(lambda: layer_norm_backward(dy, layer_norm_forward(x, weight, bias, EPS)[1])[1]),
         ),
     ]
@@ -126,12 +129,12 @@ def e32() -> list[Line]:
     return [
         Line(
             "Δ through a weight already updated, η = 0.1",
-            relative_error(literal.input_gradient_after_update(dy, x, weight, 0.1), dx),
+            relative_error(input_gradient_after_update(dy, x, weight, 0.1), dx),
             relative_error(linear_backward(dy, linear_forward(x, weight)[1])[0], dx),
         ),
         Line(
             "Δ_7 with GELU's tanh form forward and the erf form's derivative",
-            relative_error(literal.gelu_mixed_backward(dg, z), dz),
+            relative_error(gelu_mixed_backward(dg, z), dz),
             relative_error(gelu_tanh_backward(dg, gelu_tanh_forward(z)[1]), dz),
         ),
         Line(

@@ -10,6 +10,7 @@ import torch
 from errata import note_on_qk as literal
 from errata.oracle import attention_data, attention_gradients, draw, outcome
 from errata.registry import Line, erratum
+from onfoot.check.mistakes.attention import key_gradient_by_printed_jacobian
 from onfoot.ops import attention_backward, attention_forward
 from oracles import autograd, relative_error
 
@@ -47,7 +48,7 @@ def e43() -> list[Line]:
         ),
         Line(
             "dK = dZ Qᵗ, n = d_k = 5",
-            relative_error(literal.key_gradient_by_printed_jacobian(dz, q), reference),
+            relative_error(key_gradient_by_printed_jacobian(dz, q), reference),
             relative_error(literal.key_gradient(dz, q), reference),
         ),
     ]

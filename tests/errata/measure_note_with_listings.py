@@ -10,10 +10,17 @@ import torch
 from errata import note_with_listings as literal
 from errata.core import scaled_scores, t
 from errata.measure_attention import softmax_line
-from errata.norm_lora_network import input_gradient_after_update
 from errata.oracle import attention, attention_data, attention_gradients, draw, outcome, score_gradients
 from errata.registry import Line, erratum
 from onfoot import GPT2Config
+from onfoot.check.mistakes.attention import (
+    softmax_backward_matrix_products,
+    softmax_backward_minus_mean,
+    softmax_backward_over_tokens,
+    softmax_jacobian_without_outer_product,
+    value_gradient_without_transpose,
+)
+from onfoot.check.mistakes.linear import input_gradient_after_update
 from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops import attention_backward, attention_forward, linear_backward, linear_forward
 from onfoot.ops.attention import attention_weights, softmax
@@ -74,19 +81,19 @@ def e33() -> list[Line]:
 @erratum("E34", "W", "the note's listings", "the mean in place of the weighted sum")
 def e34() -> list[Line]:
     return [
-        softmax_line("dS, every token visible", literal.softmax_backward_minus_mean, causal=False),
-        softmax_line("dS, causal", literal.softmax_backward_minus_mean, causal=True),
+        softmax_line("dS, every token visible", softmax_backward_minus_mean, causal=False),
+        softmax_line("dS, causal", softmax_backward_minus_mean, causal=True),
     ]
 
 
 @erratum("E35", "W", "the note, gradient of S", "A dAᵗ A as matrix products")
 def e35() -> list[Line]:
-    return [softmax_line("dS, every token visible", literal.softmax_backward_matrix_products, causal=False)]
+    return [softmax_line("dS, every token visible", softmax_backward_matrix_products, causal=False)]
 
 
 @erratum("E36", "A", "the note, table of gradients", "the sum over i")
 def e36() -> list[Line]:
-    return [softmax_line("dS, every token visible, i as the row", literal.softmax_backward_row_index, causal=False)]
+    return [softmax_line("dS, every token visible, i as the row", softmax_backward_over_tokens, causal=False)]
 
 
 @erratum("E37", "A", "the note, Jacobian of softmax", "a product that must be an outer one")
@@ -101,7 +108,7 @@ def e37() -> list[Line]:
     return [
         Line(
             "dS by the Jacobian of each row, one-dimensional arrays",
-            relative_error(by_jacobian(literal.softmax_jacobian_without_outer_product), reference),
+            relative_error(by_jacobian(softmax_jacobian_without_outer_product), reference),
             relative_error(by_jacobian(literal.softmax_jacobian), reference),
         ),
         Line(
@@ -133,7 +140,7 @@ def e38() -> list[Line]:
 def e39() -> list[Line]:
     q, k, v, dout = attention_data()
     reference = attention_gradients(q, k, v, dout, causal=False)[2]
-    as_printed = literal.value_gradient_without_transpose(attention_weights(q, k, causal=False), dout)
+    as_printed = value_gradient_without_transpose(attention_weights(q, k, causal=False), dout)
     _, _, right = attention_backward(dout, attention_forward(q, k, v, causal=False)[1])
     return [Line("dV", relative_error(as_printed, reference), relative_error(right, reference))]
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from onfoot.ops import gelu_erf_backward, gelu_tanh_forward
+from onfoot.check.layer import Pieces
+from onfoot.check.layers.layer_norm import PIECES, steps
+from onfoot.check.mistakes.layer_norm import (
+    along_over_tokens,
+    mean_over_tokens,
+    rstd_eps_outside_root,
+    rstd_unbiased,
+    rstd_without_eps,
+)
 from onfoot.ops.attention import softmax
 
 Array = np.ndarray
@@ -13,37 +23,30 @@ Array = np.ndarray
 # E28: layer norm, eqs 36 to 41
 
 
-def _norm_backward(x: Array, weight: Array, dy: Array, sigma: Array, axis: int = -1) -> Array:
-    """(40) with a given σ, its two sums taken along a given axis."""
-    normed = (x - x.mean(axis=-1, keepdims=True)) / sigma
-    dnormed = dy * weight
-    mean = dnormed.mean(axis=axis, keepdims=True)
-    along = (normed * dnormed).mean(axis=axis, keepdims=True)
-    return (dnormed - mean - normed * along) / sigma
+def _norm_backward(rstd: Callable[[Array, float], Array], x: Array, weight: Array, dy: Array, eps: float) -> Array:
+    """(40) with a given formula for 1/σ."""
+    p = Pieces(**{**vars(PIECES), "rstd": rstd})
+    return steps(p, x, weight, np.zeros_like(weight), dy, eps)[0]
 
 
 def layer_norm_without_eps(x: Array, weight: Array, dy: Array) -> Array:
     """As printed: a token whose features are all alike divides 0 by 0."""
-    return _norm_backward(x, weight, dy, x.std(axis=-1, keepdims=True))
+    return _norm_backward(rstd_without_eps, x, weight, dy, 0)
 
 
 def layer_norm_eps_outside_root(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
-    return _norm_backward(x, weight, dy, x.std(axis=-1, keepdims=True) + eps)
+    return _norm_backward(rstd_eps_outside_root, x, weight, dy, eps)
 
 
 def layer_norm_unbiased(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
     """The variance divided by d − 1, as `std` has it in some libraries."""
-    return _norm_backward(x, weight, dy, np.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + eps))
+    return _norm_backward(rstd_unbiased, x, weight, dy, eps)
 
 
 def layer_norm_over_tokens(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
     """The sums of (40) left where batch norm has them: over the tokens."""
-    return _norm_backward(x, weight, dy, np.sqrt(x.var(axis=-1, keepdims=True) + eps), axis=0)
-
-
-def weight_gradient_diag_builds(normed: Array, dy: Array) -> Array:
-    """diag in (41) read as in (37), as a maker of diagonal matrices."""
-    return np.diag(np.diag(normed.T @ dy))
+    p = Pieces(**{**vars(PIECES), "mean_term": mean_over_tokens, "along_term": along_over_tokens})
+    return steps(p, x, weight, np.zeros_like(weight), dy, eps)[0]
 
 
 # E29, E30, E31: LoRA
@@ -81,16 +84,6 @@ def multiplications_low_rank_first(n_tokens: int, n_in: int, n_out: int, rank: i
 
 
 # E32
-
-
-def input_gradient_after_update(dy: Array, x: Array, weight: Array, learning_rate: float) -> Array:
-    """Δ w'ᵗ with w' = w − η ∂w: the weight has moved before the error signal has passed it."""
-    return dy @ (weight - learning_rate * x.T @ dy).T
-
-
-def gelu_mixed_backward(dy: Array, x: Array) -> Array:
-    """The tanh form forward, the derivative of the erf form backward."""
-    return gelu_erf_backward(dy, gelu_tanh_forward(x)[1])
 
 
 def attention_scaled_by_width(q: Array, k: Array, v: Array) -> Array:

@@ -24,11 +24,6 @@ def without_scale(q: Array, k: Array, v: Array, dout: Array, causal: bool = Fals
     return ds @ k, t(ds) @ q, t(a) @ dout
 
 
-def key_gradient_by_printed_jacobian(dz: Array, q: Array) -> Array:
-    """dZ · ∂Z/∂K with "∂Z/∂K = Qᵗ" (E43): the shapes fit only where n = d_k."""
-    return dz @ t(q)
-
-
 def key_gradient(dz: Array, q: Array) -> Array:
     """dZᵗ Q."""
     return t(dz) @ q

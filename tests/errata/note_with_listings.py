@@ -10,31 +10,17 @@ import math
 import numpy as np
 
 from errata.core import Array, core_with, t
+from onfoot.check.mistakes.attention import (
+    key_gradient_transposed,
+    softmax_backward_matrix_products,
+    softmax_backward_minus_mean,
+    softmax_backward_over_tokens,
+    value_gradient_without_transpose,
+)
 from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops.attention import attention_weights, softmax_backward
 
 # E34 to E37: four ways to the gradient of the scores
-
-
-def softmax_backward_minus_mean(da: Array, a: Array) -> Array:
-    """dS = dA ∘ A − mean(dA ∘ A) of each row: its rows sum to 0, yet it is not the gradient."""
-    ds = da * a
-    return ds - ds.mean(axis=-1, keepdims=True)
-
-
-def softmax_backward_matrix_products(da: Array, a: Array) -> Array:
-    """dS = dA ⊙ A − A dAᵗ A, the last term as two matrix products."""
-    return da * a - a @ t(da) @ a
-
-
-def softmax_backward_row_index(da: Array, a: Array) -> Array:
-    """A ∘ (dA − Σ_i A_i dA_i) with i running over the rows, as A_i does in the rest of the note."""
-    return a * (da - (a * da).sum(axis=-2, keepdims=True))
-
-
-def softmax_jacobian_without_outer_product(row: Array) -> Array:
-    """A_i (I − A_iᵗ) on a one-dimensional array, whose transpose is itself: A_k (δ_jk − A_k)."""
-    return row * (np.eye(len(row)) - row.T)
 
 
 def softmax_jacobian(row: Array) -> Array:
@@ -44,27 +30,17 @@ def softmax_jacobian(row: Array) -> Array:
 
 minus_mean = core_with(softmax_backward_minus_mean)
 matrix_products = core_with(softmax_backward_matrix_products)
-row_index = core_with(softmax_backward_row_index)
+row_index = core_with(softmax_backward_over_tokens)  # Σ_i A_i dA_i with i the row, as A_i is in the rest of the note
 
 
 # E38, E39: transposes
 
 
-def key_gradient_transposed(q: Array, ds: Array) -> Array:
-    """Qᵗ dS/√d_k: the transpose of the gradient, (d_k, n)."""
-    return t(q) @ ds / math.sqrt(q.shape[-1])
-
-
 def keys_transposed(q: Array, k: Array, v: Array, dout: Array, causal: bool = False) -> tuple[Array, Array, Array]:
     """Attention's backward pass with that dK; its shape is right only where n = d_k."""
     a = attention_weights(q, k, causal)
-    ds = softmax_backward(dout @ t(v), a)
-    return ds @ k / math.sqrt(q.shape[-1]), key_gradient_transposed(q, ds), t(a) @ dout
-
-
-def value_gradient_without_transpose(a: Array, dout: Array) -> Array:
-    """A dO: the axes "transposed" into the order they had."""
-    return np.transpose(a, (0, 1, 2, 3)) @ dout
+    draw = softmax_backward(dout @ t(v), a) / math.sqrt(q.shape[-1])
+    return draw @ k, key_gradient_transposed(draw, q), t(a) @ dout
 
 
 # E33, E40: the whole layer

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onfoot.cli import attribute, finetune, generate, info, merge, table, train, walk
+from onfoot.cli import attribute, check, finetune, generate, info, merge, table, train, walk
 
 
 class _Group(TyperGroup):
@@ -20,7 +20,7 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # the reader has seen enough, as in `onfoot walk | head`
             raise
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, MemoryError) as error:
             if os.environ.get("ONFOOT_DEBUG"):
                 raise
             print(f"error: {_one_line(error)}", file=sys.stderr)
@@ -38,6 +38,7 @@ app = typer.Typer(
 app.command("table")(table.table)
 app.command("walk")(walk.walk)
 app.command("attribute")(attribute.attribute)
+app.command("check")(check.check)
 app.command("train")(train.train)
 app.command("finetune")(finetune.finetune)
 app.command("merge")(merge.merge)
@@ -46,6 +47,8 @@ app.command("info")(info.info)
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return f"not enough memory ({error}); choose smaller sizes"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

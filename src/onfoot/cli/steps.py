@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.cli.probe import Check, Move, Probe, itself
 from onfoot.models.model import Model
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.models.trace import Trace
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.ops.embedding import embedding_backward, embedding_forward
 from onfoot.ops.layer_norm import layer_norm_forward
+from onfoot.probe import Check, Move, Probe, itself
 from onfoot.tables import Formula, formulas
 
 

@@ -95,9 +95,9 @@ class Walked:
     """One walk: the loss at once, the sections as they are checked, and what the checks said."""
 
     def __init__(self, config: GPT2Config, tokens: np.ndarray, seed: int, summed: bool) -> None:
-        from onfoot.cli.probe import Probe
         from onfoot.cli.steps import Walk
         from onfoot.models.inputs import check_tokens, count_targets, next_token_targets
+        from onfoot.probe import Probe
 
         self.config, self.seed = config, seed
         self.tokens = check_tokens(tokens, config.vocab_size, config.n_positions)

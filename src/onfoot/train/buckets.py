@@ -10,92 +10,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from onfoot.arrays import Array, Shape, to_numpy
+from onfoot.arrays import Array, to_numpy
 from onfoot.models.model import Model
 from onfoot.train.parallel import World
+from onfoot.train.vector import Layout, Place
 
 NAP = 0.0005  # seconds between calls of MPI by the thread
 SHARD = "shard"  # the name of one rank's part of all sums
-
-
-class Place(NamedTuple):
-    """Where a stretch of a parameter's elements lies."""
-
-    name: str
-    begin: int  # in the parameter, flat
-    end: int
-    bucket: int
-    offset: int  # in the bucket
-
-
-class Owned(NamedTuple):
-    """A stretch of a parameter's elements that one rank updates, where updates are shared out."""
-
-    name: str
-    begin: int  # in the parameter, flat
-    end: int
-    rank: int
-    offset: int  # in that rank's shard
-
-
-class Layout:
-    """Parameters as one vector in buckets. Each bucket's length is a multiple of the ranks, who own a part of each."""
-
-    def __init__(self, shapes: Mapping[str, Shape], bucket: int, size: int) -> None:
-        self.shapes, self.size = shapes, size
-        self.bucket = -(-max(bucket, 1) // size) * size
-        self.places: dict[str, list[Place]] = {}
-        total = 0
-        for name, shape in shapes.items():
-            begin, count = 0, int(np.prod(shape))
-            self.places[name] = []
-            while begin < count:
-                k, offset = divmod(total, self.bucket)
-                n = min(count - begin, self.bucket - offset)
-                self.places[name].append(Place(name, begin, begin + n, k, offset))
-                begin, total = begin + n, total + n
-        self.total = total
-        whole, rest = divmod(total, self.bucket)
-        self.lengths = [self.bucket] * whole + ([-(-rest // size) * size] if rest else [])  # the last may be padded
-        self.inside: list[list[Place]] = [[] for _ in self.lengths]
-        for places in self.places.values():
-            for place in places:
-                self.inside[place.bucket].append(place)
-
-    @classmethod
-    def of(cls, model: Model, megabytes: float, size: int) -> Layout:
-        """What trains, from the top of the network down: as the backward pass meets it. Tied tables come last."""
-        names = [name for name in reversed(list(model.params)) if name in model.trainable]
-        bucket = int(megabytes * 1e6 / np.dtype(model.dtype).itemsize)
-        return cls({name: tuple(model.params[name].shape) for name in names}, bucket, size)
-
-    @property
-    def shard(self) -> int:
-        """The number of elements that each rank owns, padding included."""
-        return sum(self.lengths) // self.size
-
-    def chunk(self, k: int) -> slice:
-        """A rank's part of bucket k, in its shard."""
-        begin = k * self.bucket // self.size
-        return slice(begin, begin + self.lengths[k] // self.size)
-
-    def owned(self, name: str) -> list[Owned]:
-        """Who owns what of a parameter, in order."""
-        out = []
-        for _, begin, end, k, offset in self.places[name]:
-            width = self.lengths[k] // self.size
-            while begin < end:
-                rank, inside = divmod(offset, width)
-                n = min(end - begin, width - inside)
-                out.append(Owned(name, begin, begin + n, rank, self.chunk(k).start + inside))
-                begin, offset = begin + n, offset + n
-        return out
 
 
 @dataclass
@@ -108,15 +34,38 @@ class Times:
 
 
 class Sums:
-    """The sums over microbatches and ranks of one step after the other: begin, take ..., last, take ..., finish.
+    """The sums over the microbatches of one step after the other: begin, take ..., last, take ..., finish."""
+
+    def __init__(self) -> None:
+        self.times = Times()
+        self._grads: dict[str, Array] = {}
+
+    def begin(self) -> None:
+        """A new step."""
+
+    def last(self) -> None:
+        """What comes from here on is final: the step's last microbatch."""
+
+    def take(self, name: str, grad: Array) -> None:
+        """A parameter's gradient of one microbatch."""
+        self._grads[name] = self._grads[name] + grad if name in self._grads else grad
+
+    def finish(self) -> dict[str, Array]:
+        """All sums, by name."""
+        grads, self._grads = self._grads, {}
+        return grads
+
+
+class RankSums(Sums):
+    """The sums over microbatches and ranks, in buckets.
 
     What a full bucket's sum is, and what a rank needs of it, is for `start` and `result` to say.
     """
 
     def __init__(self, world: World, layout: Layout, dtype: str) -> None:
+        super().__init__()
         self.world, self.layout, self.dtype = world, layout, np.dtype(dtype)
         self.overlap = True  # False: the sums start when the backward pass has ended
-        self.times = Times()
         self._lock = threading.Lock()  # for MPI and all below; what is summed is the main thread's until it is full
         self._busy = threading.Event()
         self._error: BaseException | None = None
@@ -124,7 +73,6 @@ class Sums:
         threading.Thread(target=self._keep_moving, daemon=True).start()
 
     def begin(self) -> None:
-        """A new step."""
         with self._lock:
             self.times = Times()
             self._missing = [sum(p.end - p.begin for p in inside) for inside in self.layout.inside]
@@ -135,11 +83,9 @@ class Sums:
             self._numbers: list[int] = []  # the buckets of the requests
 
     def last(self) -> None:
-        """What comes from here on is final: the step's last microbatch."""
         self._last = True
 
     def take(self, name: str, grad: Array) -> None:
-        """A parameter's gradient of one microbatch."""
         begun = time.perf_counter()
         flat = to_numpy(grad).reshape(-1)
         for place in self.layout.places[name]:
@@ -230,7 +176,7 @@ class Sums:
             self.done(self._numbers.pop(i))
 
 
-class WholeSums(Sums):
+class WholeSums(RankSums):
     """Every rank gets all sums, by all-reduce: what an optimizer on every rank needs."""
 
     def __init__(self, world: World, layout: Layout, model: Model) -> None:
@@ -255,7 +201,7 @@ class WholeSums(Sums):
         return self.world.comm.Iallreduce(MPI.IN_PLACE, self.buffer(k))
 
 
-class ShardSums(Sums):
+class ShardSums(RankSums):
     """Every rank gets its own part of each bucket, by reduce-scatter. Buckets that are done are used again."""
 
     def __init__(self, world: World, layout: Layout, model: Model) -> None:

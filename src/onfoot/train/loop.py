@@ -24,11 +24,9 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-from onfoot.arrays import Array
 from onfoot.models.model import Model
-from onfoot.models.run import Take
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.buckets import Layout, ShardSums, WholeSums
+from onfoot.train.buckets import ShardSums, Sums, WholeSums
 from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
 from onfoot.train.log import Log, draw_losses
 from onfoot.train.optimizer import AdamW, clip
@@ -37,6 +35,7 @@ from onfoot.train.parallel import ALL, Share, World, world
 from onfoot.train.progress import Reporter, duration
 from onfoot.train.schedule import learning_rate
 from onfoot.train.shard import ShardedAdamW
+from onfoot.train.vector import Layout
 from onfoot.train.watch import invariants
 
 
@@ -133,7 +132,7 @@ class Trainer:
                 loss, norm, n_tokens = self.step(lr)
                 seconds = time.monotonic() - tick
                 rate = n_tokens / seconds
-                waited = {} if self.sums is None else {"waiting": round(self.sums.times.waiting / seconds, 4)}
+                waited = {"waiting": round(self.sums.times.waiting / seconds, 4)} if self.world.size > 1 else {}
                 speed = rate if speed == 0 else 0.9 * speed + 0.1 * rate
                 state.step += 1
                 state.seconds = time.monotonic() - begun
@@ -165,12 +164,10 @@ class Trainer:
         if divisor == 0:
             where = f"step {self.state.step + 1}"
             raise self.world.agreed(ValueError(f"{where}: none of its {n_tokens:.0f} tokens has a target that counts"))
-        loss, grads = 0.0, dict[str, Array]()
-        take = grads_adder(grads) if self.sums is None else self.sums.take
-        if self.sums is not None:
-            self.sums.begin()
+        loss = 0.0
+        self.sums.begin()
         for i, batch in enumerate(batches):
-            if self.sums is not None and i == len(batches) - 1:
+            if i == len(batches) - 1:
                 self.sums.last()
             part, _ = self.model.loss_and_grads(
                 batch.tokens,
@@ -178,11 +175,10 @@ class Trainer:
                 divisor=int(divisor),
                 segments=batch.segments,
                 dropout_seed=self.dropout_seed(i),
-                take=take,
+                take=self.sums.take,
             )
             loss += part
-        if self.sums is not None:
-            grads = self.sums.finish()
+        grads = self.sums.finish()
         figures = self.world.table(loss, self.optimizer.squares(grads))
         loss, norm = float(figures[:, 0].sum()), math.sqrt(self.optimizer.total(figures[:, 1]))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -265,24 +261,15 @@ def set_dropout(model: Model, p: float) -> None:
     model.config = replace(model.config, **{name: p for name in places if hasattr(model.config, name)})
 
 
-def make_update(ranks: World, model: Model, options: LoopOptions) -> tuple[WholeSums | ShardSums | None, AdamW]:
-    """How gradients are summed over the ranks (not at all, where there is one), and the optimizer they go to."""
+def make_update(ranks: World, model: Model, options: LoopOptions) -> tuple[Sums, AdamW]:
+    """How gradients are summed over microbatches and ranks, and the optimizer that the sums go to."""
     settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
     if ranks.size == 1:
-        return None, AdamW(model, **settings)
+        return Sums(), AdamW(model, **settings)
     layout = Layout.of(model, options.bucket_mb, ranks.size)
     if options.shard:
         return ShardSums(ranks, layout, model), ShardedAdamW(model, ranks, layout, **settings)
     return WholeSums(ranks, layout, model), AdamW(model, **settings)
-
-
-def grads_adder(grads: dict[str, Array]) -> Take:
-    """Adds a microbatch's gradients to those of the microbatches before."""
-
-    def take(name: str, grad: Array) -> None:
-        grads[name] = grads[name] + grad if name in grads else grad
-
-    return take
 
 
 @contextmanager

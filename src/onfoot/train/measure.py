@@ -17,10 +17,11 @@ import numpy as np
 
 from onfoot.config import GPT2Config
 from onfoot.models.model import Model, create
-from onfoot.train.buckets import Layout, ShardSums, Sums, WholeSums
+from onfoot.train.buckets import RankSums, ShardSums, WholeSums
 from onfoot.train.optimizer import AdamW
 from onfoot.train.parallel import World, world
 from onfoot.train.shard import ShardedAdamW
+from onfoot.train.vector import Layout
 
 KINDS = ("alone", "after", "during")
 
@@ -31,7 +32,7 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     model = create(config)
     layout = Layout.of(model, bucket_mb, ranks.size)
     optimizer = ShardedAdamW(model, ranks, layout) if shard and ranks.size > 1 else AdamW(model)
-    sums: Sums | None = None
+    sums: RankSums | None = None
     if ranks.size > 1:
         sums = (ShardSums if shard else WholeSums)(ranks, layout, model)
     rng = np.random.default_rng(ranks.rank)
@@ -62,7 +63,7 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
 
 
 def _step(
-    ranks: World, model: Model, optimizer: AdamW, sums: Sums | None, tokens: Any, targets: Any, kind: str
+    ranks: World, model: Model, optimizer: AdamW, sums: RankSums | None, tokens: Any, targets: Any, kind: str
 ) -> dict[str, float]:
     """One step's times by name.
 
@@ -99,7 +100,7 @@ def _step(
     return {name: float(seconds) for name, seconds in out.items()}
 
 
-def _sums_only(ranks: World, sums: Sums) -> float:
+def _sums_only(ranks: World, sums: RankSums) -> float:
     """The sums of one step with nothing else to do."""
     sums.begin()
     sums.overlap = False

@@ -10,9 +10,10 @@ import numpy as np
 
 from onfoot.arrays import Array, to_numpy
 from onfoot.models.model import Model
-from onfoot.train.buckets import SHARD, Layout, Owned
+from onfoot.train.buckets import SHARD
 from onfoot.train.optimizer import AdamW
 from onfoot.train.parallel import World
+from onfoot.train.vector import Layout, Owned
 
 AHEAD = 2  # buckets of weights under way at a time
 MEANS = ("m", "v")

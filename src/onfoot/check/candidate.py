@@ -1,0 +1,192 @@
+"""A candidate explanation of a wrong result: some known mistakes at once, and changes of single gradients.
+
+`Evidence` holds what a function returned, and says whether a candidate, run on the same data, returns the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from onfoot.check.budget import allowed, distance, magnitudes, norm
+from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
+
+GATE = {"float64": 1e-6, "float32": 1e-2}  # a candidate further away than this is not looked at closely
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something wrong with one gradient alone: a factor, a transpose, another gradient in its place."""
+
+    gradient: int
+    name: str
+    fix: str
+    # all gradients -> what is returned in place of this one
+    apply: Callable[[Gradients, Case], Array] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    mistakes: tuple[Mistake, ...] = ()
+    changes: tuple[Change, ...] = ()
+    values: tuple[float, ...] = ()  # of the mistakes that have a parameter, in their order
+
+    @property
+    def size(self) -> float:
+        """How much is assumed; a catalogued mistake is likelier than a bare factor."""
+        return len(self.mistakes) + 1.1 * len(self.changes)
+
+    @property
+    def names(self) -> list[str]:
+        return [m.name for m in self.mistakes] + [c.name for c in self.changes]
+
+    def joined(self, other: Candidate) -> Candidate:
+        """Both at once."""
+        mistakes = tuple(dict.fromkeys((*self.mistakes, *other.mistakes)))
+        return Candidate(mistakes, tuple(dict.fromkeys((*self.changes, *other.changes))))
+
+
+@dataclass
+class Evidence:
+    """The gradients that a function returned, case by case, and what can be compared with them."""
+
+    layer: Layer
+    options: Mapping[str, Any]
+    cases: list[Case]
+    answers: list[list[Array]]
+    magnitudes: list[list[float]]  # of the right gradients, case by case
+    dtype: str
+    _runs: dict[tuple[Candidate, int], Gradients | None] = field(default_factory=dict)
+    _budgets: dict[tuple[Candidate, int], list[float]] = field(default_factory=dict)
+
+    def pieces(self, candidate: Candidate) -> Pieces:
+        pieces, values = self.layer.pieces, iter(candidate.values)
+        for m in candidate.mistakes:
+            pieces = pieces.with_changes(m.apply(pieces, next(values, 0.0)) if m.parameter else m.apply(pieces))
+        return pieces
+
+    def run(self, candidate: Candidate, i: int) -> Gradients | None:
+        """The candidate's gradients in a case; None where it cannot be run."""
+        if (candidate, i) not in self._runs:
+            self._runs[candidate, i] = self._run(candidate, self.cases[i])
+        return self._runs[candidate, i]
+
+    def _run(self, candidate: Candidate, case: Case) -> Gradients | None:
+        try:
+            return self._one_run(candidate, self.pieces(candidate), case)
+        except (ValueError, IndexError, TypeError):  # shapes that do not fit: code with these mistakes raises too
+            return None
+
+    def _one_run(self, candidate: Candidate, pieces: Pieces, case: Case) -> Gradients:
+        grads = list(self.layer.run(pieces, case, self.options))
+        for change in candidate.changes:
+            grads[change.gradient] = change.apply(tuple(grads), case)
+        return tuple(grads)
+
+    @cached_property
+    def norms(self) -> list[list[float]]:
+        return [[norm(g) for g in answer] for answer in self.answers]
+
+    def informative(self, i: int, g: int) -> bool:
+        """Whether a gradient of a case is more than rounding noise."""
+        return self.norms[i][g] > allowed(self.magnitudes[i][g], self.dtype)
+
+    def difference(self, candidate: Candidate, i: int, g: int) -> float:
+        """The distance of the candidate from the answer; inf where the shapes or the nan differ."""
+        ran = self.run(candidate, i)
+        if ran is None or ran[g].shape != self.answers[i][g].shape:
+            return math.inf
+        got, answer = ran[g], self.answers[i][g]
+        return distance(got, answer) if np.array_equal(np.isfinite(got), np.isfinite(answer)) else math.inf
+
+    def residual(self, candidate: Candidate, g: int) -> float:
+        """The largest distance over all cases that say something, relative to the answer and to the terms in it."""
+        found = [
+            self.difference(candidate, i, g) / max(self.norms[i][g], self.magnitudes[i][g])
+            for i in range(len(self.cases))
+            if self.informative(i, g)
+        ]
+        return max(found, default=math.inf)
+
+    def fits(self, candidate: Candidate, g: int) -> bool:
+        """Whether the candidate returns the same gradient to rounding, in every case."""
+        if not any(np.isfinite(answer[g]).any() for answer in self.answers):
+            return False  # nan everywhere has many causes
+        return self._near(candidate, g) and self._close(candidate, g)
+
+    def _near(self, candidate: Candidate, g: int) -> bool:
+        """Whether a closer look is worth while."""
+        return all(
+            self.difference(candidate, i, g) <= GATE[self.dtype] * max(self.magnitudes[i][g], self.norms[i][g])
+            for i in range(len(self.cases))
+        )
+
+    def _close(self, candidate: Candidate, g: int) -> bool:
+        return all(
+            self.difference(candidate, i, g) <= max(self.budget(candidate, i)[g], self.budget(Candidate(), i)[g] * 1e-3)
+            for i in range(len(self.cases))
+        )
+
+    def budget(self, candidate: Candidate, i: int) -> list[float]:
+        """What rounding may change in the candidate's gradients of a case."""
+        if (candidate, i) not in self._budgets:
+            run = partial(self._one_run, candidate, case=self.cases[i])
+            found = magnitudes(lambda pieces: run(pieces=pieces), self.pieces(candidate))
+            self._budgets[candidate, i] = [allowed(m, self.dtype) for m in found]
+        return self._budgets[candidate, i]
+
+    def same_as_right(self, candidate: Candidate, g: int) -> bool:
+        """Whether the candidate leaves a gradient as it should be."""
+        for i in range(len(self.cases)):
+            got, right = self.run(candidate, i), self.run(Candidate(), i)
+            if got is None or right is None or got[g].shape != right[g].shape:
+                return False
+            if not np.isfinite(got[g]).all() or distance(got[g], right[g]) > self.budget(Candidate(), i)[g]:
+                return False
+        return True
+
+    def with_values(self, candidate: Candidate, gradients: Sequence[int]) -> Candidate | None:
+        """The candidate with its unknown number, if it has one, such that these gradients come closest; or None."""
+        n = sum(bool(m.parameter) for m in candidate.mistakes)
+        if n == 0:
+            return candidate
+        value = self._closest(candidate, gradients) if n == 1 else None
+        return None if value is None else replace(candidate, values=(value,))
+
+    def _closest(self, candidate: Candidate, gradients: Sequence[int]) -> float | None:
+        """Gauss and Newton's method in one unknown; exact in one step where the gradients are linear in it."""
+        value, step, first = 0.0, 1e-3, 0.0
+        for n in range(12):
+            along, square, left = self._slopes(candidate, gradients, value, step)
+            if not (square > 0 and math.isfinite(along / square)):
+                return None
+            first = first or left
+            if (n == 0 and left - along * along / square > left / 2) or (n == 2 and left > 1e-3 * first):
+                return None  # no value of it comes near
+            value, step = value + along / square, 1e-6
+            if abs(along / square) <= 1e-14 * abs(value):
+                break
+        return value
+
+    def _slopes(
+        self, candidate: Candidate, gradients: Sequence[int], value: float, step: float
+    ) -> tuple[float, float, float]:
+        """Sums over cases and gradients, each by the size of the answer: slope · gap, slope², gap²."""
+        along, square, left = 0.0, 0.0, 0.0
+        for i in range(len(self.cases)):
+            a = self.run(replace(candidate, values=(value,)), i)
+            b = self.run(replace(candidate, values=(value + step,)), i)
+            for g in gradients:
+                answer = self.answers[i][g]
+                if a is None or b is None or a[g].shape != answer.shape or not self.informative(i, g):
+                    continue
+                slope, gap, weight = (b[g] - a[g]) / step, answer - a[g], self.norms[i][g] ** -2
+                along += weight * float(np.sum(slope * gap))
+                square += weight * float(np.sum(slope * slope))
+                left += weight * float(np.sum(gap * gap))
+        return along, square, left

@@ -1,0 +1,48 @@
+"""What a function must be like to be checked as a layer, and the mistakes that would be named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from onfoot.check.layer import Layer
+from onfoot.check.mistakes import mistakes_of
+from onfoot.check.text import wrapped
+
+
+@dataclass(frozen=True)
+class Contract:
+    layer: Layer
+    passed: bool = True  # there is nothing that could fail
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        layer = self.layer
+        yield f"{layer.name} · what is expected"
+        yield f"  {layer.signature}"
+        for line in layer.contract:
+            yield f"  {line}"
+        if layer.options:
+            options = ", ".join(f"{name}={value}" for name, value in layer.options.items())
+            yield from wrapped(f"options, passed by name to a function that has such a parameter: {options}", "  ")
+        known = mistakes_of(layer, layer.options)
+        yield ""
+        yield f"{len(known)} known mistakes, and every pair of them:"
+        for mistake in known:
+            yield f"  {mistake.name}"
+
+    def to_dict(self) -> dict[str, Any]:
+        layer = self.layer
+        return {
+            "layer": layer.name,
+            "signature": layer.signature,
+            "contract": list(layer.contract),
+            "options": dict(layer.options),
+            "mistakes": [
+                {"name": m.name, "explains": m.explains, "equation": m.equation, "fix": m.fix, "errata": m.errata}
+                for m in mistakes_of(layer, layer.options)
+            ],
+        }

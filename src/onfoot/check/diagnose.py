@@ -1,0 +1,182 @@
+"""Which known mistakes explain a wrong result.
+
+Every catalogued mistake of the layer is run on the same data. What agrees to rounding with a wrong gradient, in every
+case, explains it. Where no single mistake does, a factor and then all pairs are tried. The smallest set of mistakes
+that explains all wrong gradients, and leaves the right ones right, is the diagnosis.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from onfoot.check.candidate import Candidate, Change, Evidence
+from onfoot.check.changes import find_change
+from onfoot.check.layer import Mistake
+from onfoot.check.mistakes import mistakes_of, touched
+
+LARGEST = 4.5  # sizes of candidates beyond this are not tried
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake that was found."""
+
+    name: str
+    explains: str
+    equation: str
+    fix: str
+    errata: str
+    gradients: list[str]
+    value: str = ""  # "learning rate = 0.1"
+
+
+@dataclass
+class Diagnosis:
+    """What explains a result; empty where nothing does."""
+
+    findings: list[Finding] = field(default_factory=list)
+    residual: float = math.inf  # of the gradients that are explained, relative to what was returned
+    cases: int = 0  # that it was compared in
+    unexplained: list[str] = field(default_factory=list)
+    candidates: list[tuple[list[str], float]] = field(default_factory=list)  # best first, with their residuals
+    plain: dict[str, str] = field(default_factory=dict)  # gradient -> what it is to the right one, if that is simple
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.findings) and not self.unexplained
+
+
+def diagnose(evidence: Evidence, wrong: Sequence[int]) -> Diagnosis:
+    """The smallest set of known mistakes that returns the same wrong gradients."""
+    return _Search(evidence, wrong).diagnosis()
+
+
+class _Search:
+    def __init__(self, evidence: Evidence, wrong: Sequence[int]) -> None:
+        self.evidence, self.wrong = evidence, list(wrong)
+        self.right = [g for g in range(len(evidence.layer.gradients)) if g not in self.wrong]
+        self.singles = [Candidate((m,)) for m in mistakes_of(evidence.layer, evidence.options)]
+        self.options: dict[int, list[Candidate]] = {g: [] for g in self.wrong}
+
+    def diagnosis(self) -> Diagnosis:
+        self.try_each(self.singles, self.wrong)
+        for g in self.wrong:
+            self.try_changes([Candidate()], g)
+        found = self.cover()
+        left = [g for g in self.wrong if not self.options[g]]
+        if found is None or left:
+            pairs = [a.joined(b) for a, b in itertools.combinations(self.singles, 2) if _compatible(a.joined(b))]
+            self.try_each(pairs, left)
+            for g in left:
+                if not self.options[g]:
+                    self.try_changes(self.singles, g)
+            found = self.cover()
+        return self.told(found)
+
+    def try_each(self, candidates: Iterable[Candidate], gradients: Iterable[int]) -> None:
+        gradients = list(gradients)
+        for candidate in candidates:
+            for g in gradients:
+                if self.explains(candidate, [g], [g]):
+                    self.options[g].append(candidate)
+
+    def try_changes(self, bases: Iterable[Candidate], g: int) -> None:
+        for base in bases:
+            if not any(m.parameter for m in base.mistakes):
+                change = find_change(self.evidence, base, g)
+                if change is not None:
+                    self.options[g].append(Candidate(base.mistakes, (change,)))
+
+    def explains(self, candidate: Candidate, gradients: Sequence[int], closest: Sequence[int]) -> bool:
+        valued = self.evidence.with_values(candidate, closest)
+        return valued is not None and all(self.evidence.fits(valued, g) for g in gradients)
+
+    def cover(self) -> Candidate | None:
+        """The smallest candidate that fits every gradient that anything fits, and the right ones."""
+        wanted = [g for g in self.wrong if self.options[g]]
+        if not wanted:
+            return None
+        best: Candidate | None = None
+        seen: set[frozenset[Mistake | Change]] = set()
+
+        def search(candidate: Candidate, covered: list[int]) -> None:
+            nonlocal best
+            key: frozenset[Mistake | Change] = frozenset((*candidate.mistakes, *candidate.changes))
+            if key in seen or candidate.size > (best.size - 0.05 if best else LARGEST):
+                return
+            seen.add(key)
+            valued = self.evidence.with_values(candidate, covered)
+            if valued is None:
+                return
+            open_ = [g for g in wanted if not self.evidence.fits(valued, g)]
+            if not open_ and all(self.evidence.fits(valued, g) for g in self.right):
+                best = valued
+            for g in open_[:1]:
+                for option in self.options[g]:
+                    joined = candidate.joined(option)
+                    if _compatible(joined):
+                        search(joined, [*covered, g])
+
+        search(Candidate(), [])
+        return best
+
+    def told(self, found: Candidate | None) -> Diagnosis:
+        evidence, names = self.evidence, self.evidence.layer.gradients
+        out = Diagnosis(cases=len(evidence.cases))
+        explained = [g for g in self.wrong if self.options[g]]
+        if found is not None:
+            out.residual = max((evidence.residual(found, g) for g in explained), default=math.inf)
+            out.findings = [*self._mistakes(found), *self._changes(found.changes)]
+            out.candidates.append((found.names, out.residual))
+        else:  # each by itself: the same mistake was made in one gradient and not in another
+            for g in explained:
+                best = evidence.with_values(min(self.options[g], key=lambda c: c.size), [g])
+                assert best is not None
+                out.findings += [*self._mistakes(best, [g]), *self._changes(best.changes)]
+                out.candidates.append((best.names, evidence.residual(best, g)))
+            out.residual = max((r for _, r in out.candidates), default=math.inf)
+        out.plain = {
+            names[g]: option.changes[0].name
+            for g in self.wrong
+            for option in self.options[g]
+            if option.changes and not option.mistakes
+        }
+        out.unexplained = [names[g] for g in self.wrong if not self.options[g]]
+        out.candidates += self.nearest(found)
+        return out
+
+    def _mistakes(self, candidate: Candidate, only: Sequence[int] | None = None) -> list[Finding]:
+        names, values, found = self.evidence.layer.gradients, iter(candidate.values), []
+        for m in candidate.mistakes:
+            value = next(values) if m.parameter else None
+            alone = Candidate((m,), values=() if value is None else (value,))
+            changed = [names[g] for g in only or self.wrong if not self.evidence.same_as_right(alone, g)]
+            said = "" if value is None else f"{m.parameter} = {value:.6g}"
+            found.append(Finding(m.name, m.explains, m.equation, m.fix, m.errata, changed, said))
+        return found
+
+    def _changes(self, changes: Sequence[Change]) -> list[Finding]:
+        names = self.evidence.layer.gradients
+        return [Finding(c.name, "", "", c.fix, "", [names[c.gradient]]) for c in changes]
+
+    def nearest(self, found: Candidate | None) -> list[tuple[list[str], float]]:
+        """The single mistakes by how far they are from the result; those that cannot be compared are left out."""
+        measured = []
+        for single in self.singles:
+            valued = self.evidence.with_values(single, self.wrong)
+            if valued is None or (found is not None and valued.names == found.names):
+                continue
+            residual = max(self.evidence.residual(valued, g) for g in self.wrong)
+            if math.isfinite(residual):
+                measured.append((valued.names, residual))
+        return sorted(measured, key=lambda one: one[1])[:5]
+
+
+def _compatible(candidate: Candidate) -> bool:
+    """Whether the mistakes exchange different pieces, and the changes are of different gradients."""
+    pieces = [piece for m in candidate.mistakes for piece in touched(m)]
+    gradients = [c.gradient for c in candidate.changes]
+    return len(pieces) == len(set(pieces)) and len(gradients) == len(set(gradients))

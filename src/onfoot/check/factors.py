@@ -1,0 +1,43 @@
+"""Factors by name: a number that is √d_k in one case and √d_k in the next is no accident."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+CONSTANTS = {"2": 2.0, "3": 3.0, "4": 4.0}
+
+
+def candidates(sizes: Mapping[str, float]) -> dict[str, float]:
+    """Quantities above 1 in size that a gradient may be off by, the plainest first."""
+    found: dict[str, float] = {}
+    for name, size in sizes.items():
+        found[name] = size
+    for name, size in sizes.items():
+        if name.isidentifier():
+            found[f"√{name}"] = math.sqrt(size)
+    for name, size in sizes.items():
+        if name.isidentifier():
+            found[f"({name} − 1)"] = size - 1
+            found[f"{name}/({name} − 1)"] = size / (size - 1) if size != 1 else math.inf
+    return {**found, **CONSTANTS}
+
+
+def recognise(measured: Sequence[tuple[Mapping[str, float], float]], tolerance: float) -> tuple[str, bool] | None:
+    """(name, times) of a factor that is the measured one in every case; `times` is False where it divides.
+
+    `measured` holds the sizes of a case and the factor found in it. A name of "" stands for 1.
+    """
+
+    def agrees(value: float, factor: float) -> bool:
+        return math.isclose(value, factor, rel_tol=tolerance)
+
+    if all(agrees(1.0, factor) for _, factor in measured):
+        return "", True
+    for name in candidates(measured[0][0]):
+        values = [(candidates(sizes).get(name, math.nan), factor) for sizes, factor in measured]
+        if all(agrees(value, factor) for value, factor in values):
+            return name, True
+        if all(value and agrees(1 / value, factor) for value, factor in values):
+            return name, False
+    return None

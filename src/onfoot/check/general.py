@@ -1,0 +1,155 @@
+"""A check of any backward pass against finite differences of its forward pass.
+
+For a random upstream gradient u and random directions v, ⟨v, Jᵗu⟩ (the backward pass) must be ⟨u, J v⟩ (a difference of
+the forward pass). That is cheap, and tells which argument is wrong. Only then is it looked at entry by entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onfoot.check.budget import ALLOWED, norm
+from onfoot.check.call import Answer, Problem
+from onfoot.check.general_report import Agreement, GradientReport
+from onfoot.check.known import checked_dtypes
+from onfoot.check.layer import Array
+from onfoot.check.locate import pattern
+from onfoot.check.pair import Pair
+
+ENTRIES = 400  # looked at one by one where an argument is wrong
+ENTRY = 1e-6  # an entry is wrong if it is off by this much of the largest
+
+
+def gradients(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    wrt: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    saved: bool = False,
+    dtypes: Sequence[str] = ("float64",),
+    directions: int = 3,
+    seed: int = 0,
+) -> GradientReport:
+    """Checks `backward(*inputs, dout)` against finite differences of `forward(*inputs)`.
+
+    `inputs` are NumPy arrays, PyTorch tensors, or anything else, which is passed on. Gradients are expected for the
+    floating-point arrays among them, in their order, or for those at the places `wrt`. With `saved=True` the pair is
+    of this library's kind: `y, saved = forward(*inputs)` and `backward(dy, saved)`. Everything is computed in float64;
+    with "float32" among the dtypes, the backward pass is run in that as well, and is allowed what rounding explains.
+    """
+    dtypes = checked_dtypes(dtypes)
+    pair = Pair(forward, backward, inputs, wrt, names, saved)
+    rng = np.random.default_rng(seed)
+    name = getattr(backward, "__qualname__", type(backward).__name__)
+    report = GradientReport(name, pair.names, pair.shapes, pair.arrays, seed)
+    with np.errstate(all="ignore"):
+        y = _first_value(pair, report)
+        if y is not None:
+            u = rng.standard_normal(y.shape)
+            noise = pair.noise(u, rng)
+            for dtype in dtypes:
+                _check(pair, report, u, noise, dtype, directions, rng)
+    return report
+
+
+def _first_value(pair: Pair, report: GradientReport) -> Array | None:
+    """The output of the forward pass, or None where there is nothing that could be differentiated."""
+    try:
+        y, again = pair.value(), pair.value()
+    except Exception as error:
+        report.problems.append(Problem("raises", f"{type(error).__name__}: {error} (the forward pass)"))
+        return None
+    if y.dtype.kind != "f":
+        report.problems.append(Problem("type", f"the forward pass returns {y.dtype}; one array of floats expected"))
+        return None
+    if not np.isfinite(y).all():
+        bad = int((~np.isfinite(y)).sum())
+        report.problems.append(Problem("nan", f"the forward pass: {bad} of {y.size} entries are nan or infinite"))
+        return None
+    if y.tobytes() != again.tobytes():
+        report.problems.append(Problem("random", "the forward pass: a second call with the same inputs differs"))
+        return None
+    if y.dtype != np.float64:
+        report.warnings.append(f"the forward pass computes in {y.dtype}; its differences are only as good as that")
+    return y
+
+
+def _check(
+    pair: Pair, report: GradientReport, u: Array, noise: float, dtype: str, directions: int, rng: np.random.Generator
+) -> None:
+    """Every argument in one dtype of the backward pass."""
+    answer = pair.gradients(u, dtype)
+    report.problems += [p for p in answer.problems if p not in report.problems]
+    if answer.gradients is None or any(p.kind in ("shape", "nan") for p in answer.problems):
+        return
+    if not _same(answer, pair.gradients(u, dtype)):
+        report.problems.append(Problem("random", "a second call of the backward pass with the same inputs differs"))
+    spreads = pair.spreads(u, dtype, rng)
+    for place, (name, grad, spread) in enumerate(zip(pair.names, answer.gradients, spreads, strict=True)):
+        found = []
+        for _ in range(directions):
+            v = pair.scale(place) * rng.standard_normal(grad.shape)
+            numeric = pair.derivative(place, v, u, noise)
+            said = float(np.sum(v * grad))
+            allowed = 10 * (0 if numeric.has_kink else numeric.error) + ALLOWED * norm(v * spread)
+            ok = numeric.agrees(said, allowed)
+            found.append(Agreement(name, dtype, said, numeric.value, allowed, numeric.has_kink, ok))
+        if not all(a.ok for a in found) and name not in report.where:
+            where, any_wrong = _locate(pair, place, grad, u, noise, rng)
+            if not any_wrong and all(a.ok or a.kink for a in found):
+                for a in found:  # where several kinks meet, only entry by entry is there a left and a right
+                    a.ok = True
+            else:
+                report.where[name] = where
+        if any(a.kink for a in found):
+            note = f"{name}: the function has kinks here; there, any value between both sides' derivatives is accepted"
+            report.warnings += [note] if note not in report.warnings else []
+        report.agreements += found
+
+
+def _same(answer: Answer, again: Answer) -> bool:
+    first, second = answer.gradients or [], again.gradients or []
+    return len(first) == len(second) and all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
+
+
+def _locate(pair: Pair, place: int, grad: Array, u: Array, noise: float, rng: np.random.Generator) -> tuple[str, bool]:
+    """Which entries are wrong, in words, from differences entry by entry; and whether any is."""
+    chosen = np.arange(grad.size) if grad.size <= ENTRIES else np.sort(rng.permutation(grad.size)[:ENTRIES])
+    right, wrong = np.zeros(grad.shape), np.zeros(grad.shape, dtype=bool)
+    scale, largest = pair.scale(place), float(np.abs(grad).max(initial=0))
+    for flat in chosen:
+        index = np.unravel_index(flat, grad.shape)
+        v = np.zeros(grad.shape)
+        v[index] = scale
+        numeric = pair.derivative(place, v, u, noise)
+        right[index] = numeric.value / scale
+        allowed = 10 * (0 if numeric.has_kink else numeric.error) + ENTRY * scale * largest
+        wrong[index] = not numeric.agrees(float(grad[index]) * scale, allowed)
+    if not wrong.any():
+        return f"no entry by itself is off by more than {ENTRY:.0e} of the largest", False
+    seen = pattern(wrong) if grad.size <= ENTRIES else f"of {ENTRIES} entries looked at, {int(wrong.sum())} are wrong"
+    return seen + _worst(grad, right, wrong) + _ratio(grad, right, wrong), True
+
+
+def _worst(grad: Array, right: Array, wrong: Array) -> str:
+    index = np.unravel_index(int(np.argmax(np.where(wrong, np.abs(grad - right), -1))), grad.shape)
+    return f"; the worst at {[int(i) for i in index]}: {grad[index]:.6g}, should be {right[index]:.6g}"
+
+
+def _ratio(grad: Array, right: Array, wrong: Array) -> str:
+    """A factor that all wrong entries share."""
+    seen = wrong & (np.abs(right) > 1e-3 * np.abs(right).max(initial=0))
+    if seen.sum() < 2:
+        return ""
+    if not grad[seen].any():
+        return "; these are 0"
+    ratios = grad[seen] / right[seen]
+    if np.ptp(ratios) > 1e-4 * np.abs(ratios).max():
+        return ""
+    factor = float(np.median(ratios))
+    return "; these have the wrong sign" if abs(factor + 1) < 1e-4 else f"; these are {factor:.5g} times the right ones"

@@ -1,0 +1,106 @@
+"""What the general checker found, to read and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from onfoot.check.call import Problem
+from onfoot.check.text import shown, wrapped
+
+
+@dataclass
+class Agreement:
+    """One direction v: what the backward pass says of it, and what a difference of the forward pass says."""
+
+    argument: str
+    dtype: str
+    backward: float  # ⟨v, Jᵗu⟩
+    forward: float  # ⟨u, J v⟩
+    allowed: float
+    kink: bool
+    ok: bool
+
+
+@dataclass
+class GradientReport:
+    """All that is known about a pair of functions; `str()` is the report to read."""
+
+    function: str
+    arguments: list[str]
+    shapes: list[tuple[int, ...]]
+    arrays: str
+    seed: int
+    agreements: list[Agreement] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    where: dict[str, str] = field(default_factory=dict)  # wrong argument -> which entries, in words
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> list[str]:
+        bad = {a.argument for a in self.agreements if not a.ok}
+        return [name for name in self.arguments if name in bad]
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems and not self.wrong
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        """What was checked, how the two sides agree, what is wrong and where."""
+        lines = [f"gradients · {self.function}", *_table(self), "", *_verdict(self)]
+        for warning in self.warnings:
+            lines += wrapped(f"note: {warning}", "")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "function": self.function,
+            "passed": self.passed,
+            "wrong": self.wrong,
+            "arguments": {name: list(shape) for name, shape in zip(self.arguments, self.shapes, strict=True)},
+            "arrays": self.arrays,
+            "seed": self.seed,
+            "agreements": [asdict(a) for a in self.agreements],
+            "problems": [vars(p) for p in self.problems],
+            "where": self.where,
+            "warnings": self.warnings,
+        }
+
+
+def _table(report: GradientReport) -> Iterator[str]:
+    arrays = {"numpy": "NumPy arrays", "torch": "PyTorch tensors"}[report.arrays]
+    yield f"  {arrays}; u a random upstream gradient, v random directions, seed {report.seed}"
+    if not report.agreements:
+        return
+    labels = {name: f"{name} {shape}" for name, shape in zip(report.arguments, report.shapes, strict=True)}
+    width = max(map(len, labels.values())) + 2
+    yield ""
+    yield f"  {'':<{width}}{'⟨v, Jᵗu⟩ yours':>20}{'⟨u, J v⟩ numeric':>20}{'difference':>14}{'allowed':>12}"
+    for name, label in labels.items():
+        for dtype in dict.fromkeys(a.dtype for a in report.agreements):
+            mine = [a for a in report.agreements if a.argument == name and a.dtype == dtype]
+            if mine:
+                yield f"  {label:<{width}}{_row(max(mine, key=lambda a: (not a.ok, abs(a.backward - a.forward))))}"
+
+
+def _row(a: Agreement) -> str:
+    numbers = f"{a.backward:>20.10g}{a.forward:>20.10g}{shown(abs(a.backward - a.forward)):>14}{shown(a.allowed):>12}"
+    dtype = "" if a.dtype == "float64" else f"  {a.dtype}"
+    return f"{numbers} {'✓' if a.ok else '✗'}{dtype}{'  at a kink' if a.kink else ''}"
+
+
+def _verdict(report: GradientReport) -> Iterator[str]:
+    if report.passed:
+        yield "✓ passes: the backward pass agrees with differences of the forward pass"
+        return
+    yield f"✗ wrong: {', '.join(report.wrong)}" if report.wrong else "✗ fails"
+    for name in report.wrong:
+        yield from wrapped(f"{name}: {report.where.get(name, '')}", "  ")
+    for problem in report.problems:
+        verb = "it raises " if problem.kind == "raises" else ""
+        yield from wrapped(f"{problem.kind}: {verb}{problem.message}", "  ")

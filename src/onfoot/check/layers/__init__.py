@@ -1,0 +1,46 @@
+"""The layers that the checker knows, one file a layer."""
+
+from __future__ import annotations
+
+from onfoot.check.layer import Layer
+from onfoot.check.layers.adamw import ADAMW
+from onfoot.check.layers.attention import ATTENTION
+from onfoot.check.layers.block import BLOCK
+from onfoot.check.layers.cross_entropy import NEXT_TOKEN_LOSS, SOFTMAX_CROSS_ENTROPY
+from onfoot.check.layers.embedding import EMBEDDING, TIED_EMBEDDING
+from onfoot.check.layers.gelu import GELU
+from onfoot.check.layers.layer_norm import LAYER_NORM
+from onfoot.check.layers.linear import LINEAR
+from onfoot.check.layers.lora import LORA
+from onfoot.check.layers.multi_head import MULTI_HEAD
+from onfoot.check.layers.rms_norm import RMS_NORM
+from onfoot.check.layers.rope import ROPE
+from onfoot.check.layers.swiglu import SWIGLU
+
+LAYERS: dict[str, Layer] = {
+    layer.name: layer
+    for layer in (
+        ATTENTION,
+        MULTI_HEAD,
+        LAYER_NORM,
+        RMS_NORM,
+        LINEAR,
+        LORA,
+        EMBEDDING,
+        TIED_EMBEDDING,
+        SOFTMAX_CROSS_ENTROPY,
+        NEXT_TOKEN_LOSS,
+        GELU,
+        SWIGLU,
+        ROPE,
+        BLOCK,
+        ADAMW,
+    )
+}
+
+
+def get_layer(name: str) -> Layer:
+    """The layer of that name, or a ValueError that lists them."""
+    if name not in LAYERS:
+        raise ValueError(f"unknown layer {name!r}; known are {', '.join(LAYERS)}")
+    return LAYERS[name]

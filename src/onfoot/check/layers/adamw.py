@@ -1,0 +1,88 @@
+"""One step of AdamW, in steps. No gradient is computed here, but an update can be wrong in the same ways."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.train.optimizer import AdamW
+
+DEFAULTS: dict[str, float] = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+
+PIECES = Pieces(
+    decayed=lambda param, lr, decay: param * (1 - lr * decay),
+    seen_gradient=lambda grad, param, decay: grad,
+    first=lambda m, g, beta1: beta1 * m + (1 - beta1) * g,
+    second=lambda v, g, beta1, beta2: beta2 * v + (1 - beta2) * (g * g),
+    first_corrected=lambda m, beta1, beta2, t: m / (1 - beta1**t),
+    second_corrected=lambda v, beta1, beta2, t: v / (1 - beta2**t),
+    spread=lambda v, eps: np.sqrt(v) + eps,
+    moved=lambda param, lr, m, spread: param - lr * m / spread,
+)
+
+
+def steps(
+    p: Pieces,
+    param: Array,
+    grad: Array,
+    m: Array,
+    v: Array,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> Gradients:
+    g = p.seen_gradient(grad, param, weight_decay)
+    m, v = p.first(m, g, beta1), p.second(v, g, beta1, beta2)
+    spread = p.spread(p.second_corrected(v, beta1, beta2, step), eps)
+    decayed = p.decayed(param, lr, weight_decay)
+    return p.moved(decayed, lr, p.first_corrected(m, beta1, beta2, step), spread), m, v
+
+
+def reference(param: Array, grad: Array, m: Array, v: Array, step: int, **options: float) -> Gradients:
+    held: Any = SimpleNamespace(params={"p": param.copy()}, trainable={"p"})
+    betas = options["beta1"], options["beta2"]
+    optimizer = AdamW(held, options["lr"], betas, options["eps"], options["weight_decay"])
+    optimizer.steps, optimizer.m["p"], optimizer.v["p"] = step - 1, m.copy(), v.copy()
+    optimizer.step({"p": grad})
+    return held.params["p"], optimizer.m["p"], optimizer.v["p"]
+
+
+def cases(rng: np.random.Generator, **options: float) -> list[Case]:
+    def case(name: str, step: int, size: float = 1.0) -> Case:
+        shape = tuple(distinct(rng, 2, 3))
+        draw = rng.standard_normal
+        m, v = size * draw(shape), (size * draw(shape)) ** 2 + size**2
+        if step == 1:
+            m, v = np.zeros(shape), np.zeros(shape)
+        return Case(name, (draw(shape), size * draw(shape), m, v, step), {"√(1 − β₂ᵗ)": math.sqrt(1 - 0.95**step)})
+
+    return [
+        case("the first step", 1),
+        case("an early step", int(rng.integers(2, 6))),
+        case("a late step", int(rng.integers(200, 400))),
+        case("gradients as small as eps", int(rng.integers(2, 9)), 1e-8),
+    ]
+
+
+ADAMW = Layer(
+    name="adamw",
+    arguments=("param", "grad", "m", "v", "step"),
+    gradients=("param", "m", "v"),
+    contract=(
+        "one update of AdamW: param ← param (1 − lr weight_decay) − lr m̂/(√v̂ + eps), returned, not done in place",
+        "param, grad, m, v (rows, columns); step counts from 1; "
+        + ", ".join(f"{name} = {value:g}" for name, value in DEFAULTS.items()),
+    ),
+    cases=cases,
+    reference=reference,
+    steps=steps,
+    pieces=PIECES,
+    options=DEFAULTS,
+)

@@ -1,0 +1,87 @@
+"""Attention over q, k, v, in steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct, transposed
+from onfoot.ops import attention_backward, attention_forward
+from onfoot.ops.attention import softmax, visible
+
+PIECES = Pieces(
+    mask=lambda n_q, n_k, causal: visible(n_q, n_k, causal, None, np.empty(0)),
+    scores=lambda q, k: q @ transposed(k) / math.sqrt(q.shape[-1]),
+    weights=softmax,
+    drho=lambda dout, v: dout @ transposed(v),
+    row_dots=lambda drho, rho: (drho * rho).sum(axis=-1, keepdims=True),
+    dscores=lambda drho, rho, dots, scores, mask: (drho - dots) * rho,
+    draw=lambda dscores, q: dscores / math.sqrt(q.shape[-1]),
+    dq=lambda draw, k, q: draw @ k,
+    dk=lambda draw, q, k: transposed(draw) @ q,
+    dv=lambda rho, dout: transposed(rho) @ dout,
+)
+
+
+def steps(p: Pieces, q: Array, k: Array, v: Array, dout: Array, causal: bool = True) -> Gradients:
+    mask = p.mask(q.shape[-2], k.shape[-2], causal)
+    scores = p.scores(q, k)  # (B, H, Tq, Tk)
+    rho = p.weights(scores, mask)
+    drho = p.drho(dout, v)
+    dots = p.row_dots(drho, rho)
+    draw = p.draw(p.dscores(drho, rho, dots, scores, mask), q)
+    return p.dq(draw, k, q), p.dk(draw, q, k), p.dv(rho, dout)
+
+
+def reference(q: Array, k: Array, v: Array, dout: Array, causal: bool = True) -> Gradients:
+    return attention_backward(dout, attention_forward(q, k, v, causal)[1])
+
+
+def cases(rng: np.random.Generator, causal: bool = True) -> list[Case]:
+    def case(name: str, b: int, h: int, n: int, d_k: int, d_v: int, n_k: int | None = None, **changes: Any) -> Case:
+        n_k = n if n_k is None else n_k
+        draw = rng.standard_normal
+        q, k, v, dout = draw((b, h, n, d_k)), draw((b, h, n_k, d_k)), draw((b, h, n_k, d_v)), draw((b, h, n, d_v))
+        if changes.get("constant"):
+            q, k, v = (np.repeat(x[..., :1, :], x.shape[-2], axis=-2) for x in (q, k, v))
+        loud = changes.get("loud", 1.0)
+        sizes = {"n": n, "d_k": d_k, "d_v": d_v, "B": b, "H": h}
+        return Case(name, (loud * q, loud * k, v, dout), sizes, changes.get("beyond", ""))
+
+    b, h, d_k, d_v, n = distinct(rng, 5, 2, 8)
+    other = distinct(rng, 5, 3, 9)
+    square = int(rng.integers(4, 8))
+    found = [
+        case("odd sizes", b, h, n + 2, d_k, d_v),
+        case("other sizes", *other),
+        case("one sequence, one head", 1, 1, n + 3, d_k + 1, d_v + 1),
+        case("one token", b, h, 1, d_k, d_v),
+        case("as many tokens as features", 2, 3, square, square, square),
+        case("tokens that are all alike", 2, h, n + 1, d_k, d_v, constant=True),
+        case("large scores", 2, h, n + 1, d_k, d_v, loud=40.0),
+        case("more keys than queries", 2, 2, 3, d_k, d_v, n_k=5, beyond="the last query stands beside the last key"),
+    ]
+    if causal:
+        blind = "a query that sees nothing has no gradient"
+        found.append(case("queries that see nothing", 2, 2, 6, d_k, d_v, n_k=4, beyond=blind))
+    return found
+
+
+ATTENTION = Layer(
+    name="attention",
+    arguments=("q", "k", "v", "dout"),
+    gradients=("dq", "dk", "dv"),
+    contract=(
+        "out = softmax(mask(q kᵗ/√d_k)) v",
+        "q, k (batch, heads, tokens, d_k); v, dout (batch, heads, tokens, d_v)",
+        "causal: a token sees itself and what came before; with causal=False it sees all",
+    ),
+    cases=cases,
+    reference=reference,
+    steps=steps,
+    pieces=PIECES,
+    options={"causal": True},
+    all_nan="a mask by arithmetic, scores + (1 − mask) · (−inf): 0 · inf is nan; use np.where(mask, scores, -inf)",
+)

@@ -1,0 +1,127 @@
+"""Softmax and cross-entropy, with targets given and with targets made from the tokens themselves, in steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.models.inputs import next_token_targets
+from onfoot.ops import cross_entropy_backward, cross_entropy_forward
+from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
+
+
+def one_hot(ids: Array, n: int) -> Array:
+    """A row for each id, 1 where it stands; an id below 0 has a row of zeros."""
+    return np.eye(n)[np.maximum(ids, 0)] * (ids >= 0)[..., None]
+
+
+PIECES = Pieces(
+    lse=lambda logits: log_sum_exp(logits)[..., None],
+    y_pred=lambda logits, lse: np.exp(logits - lse),
+    y_gt=lambda targets, n: one_hot(targets, n),
+    delta=lambda y_pred, y_gt: y_pred - y_gt,
+    counted=lambda delta, targets: np.where((targets != IGNORE)[..., None], delta, 0),
+    divisor=lambda targets, n_vocab: (targets != IGNORE).sum(),
+    divided=lambda delta, divisor, dloss: delta * (dloss / divisor),
+)
+
+
+def steps(p: Pieces, logits: Array, targets: Array, dout: float, reduction: str = "mean") -> Gradients:
+    n_vocab = logits.shape[-1]
+    delta = p.delta(p.y_pred(logits, p.lse(logits)), p.y_gt(targets, n_vocab))
+    divisor = p.divisor(targets, n_vocab) if reduction == "mean" else 1
+    return (p.divided(p.counted(delta, targets), divisor, dout),)
+
+
+def reference(logits: Array, targets: Array, dout: float, reduction: str = "mean") -> Gradients:
+    divisor = float((targets != IGNORE).sum()) if reduction == "mean" else 1.0
+    return (cross_entropy_backward(dout, cross_entropy_forward(logits, targets, divisor)[1]),)
+
+
+def _sizes(b: int, n: int, v: int) -> dict[str, float]:
+    return {"V": v, "n": n, "B": b, "B·n": b * n, "n − 1": n - 1}
+
+
+def cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
+    def case(name: str, b: int, n: int, v: int, loud: float = 1.0, ignored: int = 0, beyond: str = "") -> Case:
+        targets = rng.integers(0, v, (b, n))
+        if ignored:
+            targets[:, -1] = IGNORE
+            targets[0, :ignored] = IGNORE  # sequences with different numbers of targets
+        upstream = float(rng.uniform(0.4, 0.9))
+        return Case(name, (loud * rng.standard_normal((b, n, v)), targets, upstream), _sizes(b, n, v), beyond)
+
+    b, n, v = distinct(rng, 3, 2, 8)
+    padding = f"a target of {IGNORE} does not count"
+    return [
+        case("odd sizes", b, n + 1, v + 3),
+        case("other sizes", *distinct(rng, 3, 3, 12)),
+        case("one token", 1, 1, v),
+        case("as many tokens as ids", 2, v + 2, v + 2),
+        case("large logits", 2, n, v, loud=800.0),
+        case("targets that do not count", 3, n + 4, v, ignored=2, beyond=padding),
+        case("the last token without a target", 2, n + 3, v, ignored=1, beyond=padding),
+    ]
+
+
+SOFTMAX_CROSS_ENTROPY = Layer(
+    name="softmax_cross_entropy",
+    arguments=("logits", "targets", "dout"),
+    gradients=("dlogits",),
+    contract=(
+        "out = −log softmax(logits)[target], the mean over all targets",
+        "logits (batch, tokens, vocabulary); targets (batch, tokens), integers; dout a number, 1 if left out",
+    ),
+    cases=cases,
+    reference=reference,
+    steps=steps,
+    pieces=PIECES,
+    options={"reduction": "mean"},
+    choices={"reduction": ("mean", "sum")},
+    upstream_optional=True,
+)
+
+
+NEXT_PIECES = Pieces(**vars(PIECES), shift=next_token_targets)
+
+
+def next_steps(p: Pieces, logits: Array, ids: Array, dout: float, reduction: str = "mean") -> Gradients:
+    return steps(p, logits, p.shift(ids), dout, reduction)
+
+
+def next_reference(logits: Array, ids: Array, dout: float, reduction: str = "mean") -> Gradients:
+    return reference(logits, next_token_targets(ids), dout, reduction)
+
+
+def next_cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
+    def case(name: str, b: int, n: int, v: int, loud: float = 1.0) -> Case:
+        logits, ids = loud * rng.standard_normal((b, n, v)), rng.integers(0, v, (b, n))
+        return Case(name, (logits, ids, float(rng.uniform(0.4, 0.9))), _sizes(b, n, v))
+
+    b, n, v = distinct(rng, 3, 2, 8)
+    return [
+        case("odd sizes", b, n + 1, v + 3),
+        case("other sizes", *distinct(rng, 3, 3, 12)),
+        case("two tokens", 1, 2, v),
+        case("as many tokens as ids", 2, v + 2, v + 2),
+        case("large logits", 2, n, v, loud=800.0),
+    ]
+
+
+NEXT_TOKEN_LOSS = Layer(
+    name="next_token_loss",
+    arguments=("logits", "ids", "dout"),
+    gradients=("dlogits",),
+    contract=(
+        "out = −log softmax(logits[t])[ids[t + 1]], the mean over the tokens that have a next one",
+        "logits (batch, tokens, vocabulary); ids (batch, tokens); dout a number, 1 if left out",
+    ),
+    cases=next_cases,
+    reference=next_reference,
+    steps=next_steps,
+    pieces=NEXT_PIECES,
+    options={"reduction": "mean"},
+    choices={"reduction": ("mean", "sum")},
+    parts=("softmax_cross_entropy",),
+    upstream_optional=True,
+)

@@ -1,0 +1,101 @@
+"""The embedding table, and a table that also makes the logits (tied weights), in steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onfoot.arrays import rows, scatter_add
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.ops import embedding_backward, embedding_forward, linear_backward, linear_forward
+
+PIECES = Pieces(table_ids=lambda ids: ids, scatter=lambda ids, dy, n_rows: scatter_add(n_rows, ids, dy))
+
+
+def steps(p: Pieces, ids: Array, weight: Array, dout: Array) -> Gradients:
+    return (p.scatter(p.table_ids(ids), dout, weight.shape[0]),)
+
+
+def reference(ids: Array, weight: Array, dout: Array) -> Gradients:
+    return (embedding_backward(dout, embedding_forward(ids, weight)[1]),)
+
+
+def ids_of(rng: np.random.Generator) -> list[tuple[str, Array, int, int]]:
+    """(name, ids, vocabulary, width) of inputs with repeated ids, without, and with nothing else."""
+    b, n, d = distinct(rng, 3, 2, 7)
+    v = int(rng.integers(8, 12))
+    repeated = rng.integers(0, v, (b, n + 3))
+    repeated[:, :2] = repeated[0, 0]  # within a sequence and across the batch
+    return [
+        ("odd sizes", rng.integers(0, v, (b, n)), v, d),
+        ("repeated ids", repeated, v, d + 1),
+        ("no id twice", rng.permutation(v)[: 2 * (v // 2)].reshape(2, -1), v, d),
+        ("one id over and over", np.full((2, n + 1), int(rng.integers(1, v))), v, d),
+        ("one token", rng.integers(0, v, (1, 1)), v, d),
+        ("as many ids as features", rng.integers(0, v, (3, 4)), v, v),
+    ]
+
+
+def cases(rng: np.random.Generator) -> list[Case]:
+    draw = rng.standard_normal
+    return [
+        Case(name, (ids, draw((v, d)), draw((*ids.shape, d))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
+        for name, ids, v, d in ids_of(rng)
+    ]
+
+
+EMBEDDING = Layer(
+    name="embedding",
+    arguments=("ids", "weight", "dout"),
+    gradients=("dweight",),
+    contract=(
+        "out = weight[ids]",
+        "ids (batch, tokens), integers from 0; weight (vocabulary, features); dout (batch, tokens, features)",
+    ),
+    cases=cases,
+    reference=reference,
+    steps=steps,
+    pieces=PIECES,
+)
+
+
+TIED_PIECES = Pieces(
+    **vars(PIECES),
+    through_logits=lambda dy, weight: dy @ weight,
+    logits_path=lambda dy, features: rows(dy).T @ rows(features),
+    both_paths=lambda embedding, logits: embedding + logits,
+)
+
+
+def tied_steps(p: Pieces, ids: Array, weight: Array, dout: Array) -> Gradients:
+    through_embedding = p.scatter(p.table_ids(ids), p.through_logits(dout, weight), weight.shape[0])
+    return (p.both_paths(through_embedding, p.logits_path(dout, weight[ids])),)
+
+
+def tied_reference(ids: Array, weight: Array, dout: Array) -> Gradients:
+    features, embedding = embedding_forward(ids, weight)
+    dfeatures, dhead, _ = linear_backward(dout, linear_forward(features, weight.T)[1])
+    return (embedding_backward(dfeatures, embedding) + dhead.T,)
+
+
+def tied_cases(rng: np.random.Generator) -> list[Case]:
+    draw = rng.standard_normal
+    return [
+        Case(name, (ids, draw((v, d)), draw((*ids.shape, v))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
+        for name, ids, v, d in ids_of(rng)
+    ]
+
+
+TIED_EMBEDDING = Layer(
+    name="tied_embedding",
+    arguments=("ids", "weight", "dout"),
+    gradients=("dweight",),
+    contract=(
+        "out = weight[ids] weightᵗ: one table for the embedding and for the logits",
+        "ids (batch, tokens); weight (vocabulary, features); dout (batch, tokens, vocabulary)",
+    ),
+    cases=tied_cases,
+    reference=tied_reference,
+    steps=tied_steps,
+    pieces=TIED_PIECES,
+    parts=("embedding",),
+)

@@ -1,0 +1,85 @@
+"""Multi-head attention with its three projections, in steps; queries, keys and values may be different tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.check.layers import attention, linear
+from onfoot.models.gpt2 import merge_heads, split_heads
+from onfoot.ops import attention_backward, attention_forward, linear_backward, linear_forward
+
+HEAD_PIECES = Pieces(split=split_heads, split_dout=split_heads, merge=merge_heads)
+PIECES = Pieces(
+    **vars(attention.PIECES),
+    **vars(HEAD_PIECES),
+    through=linear.PIECES.through,
+    dweight=linear.PIECES.dweight,
+    project=lambda x, weight: x @ weight,
+)
+
+
+def steps(
+    p: Pieces,
+    query: Array,
+    key: Array,
+    value: Array,
+    w_q: Array,
+    w_k: Array,
+    w_v: Array,
+    dout: Array,
+    causal: bool = True,
+    n_head: int = 2,
+) -> Gradients:
+    inputs, weights = (query, key, value), (w_q, w_k, w_v)
+    q, k, v = (p.split(p.project(x, w), n_head) for x, w in zip(inputs, weights, strict=True))
+    grads = [p.merge(d) for d in attention.steps(p, q, k, v, p.split_dout(dout, n_head), causal)]
+    dinputs = [p.through(d, w, x) for d, w, x in zip(grads, weights, inputs, strict=True)]
+    return (*dinputs, *(p.dweight(x, d) for d, x in zip(grads, inputs, strict=True)))
+
+
+def reference(*inputs: Array, causal: bool = True, n_head: int = 2) -> Gradients:
+    *arrays, dout = inputs
+    made = [linear_forward(x, w) for x, w in zip(arrays[:3], arrays[3:], strict=True)]
+    q, k, v = (split_heads(y, n_head) for y, _ in made)
+    _, saved = attention_forward(q, k, v, causal)
+    grads = attention_backward(split_heads(dout, n_head), saved)
+    found = [linear_backward(merge_heads(d), s) for d, (_, s) in zip(grads, made, strict=True)]
+    return (*(g[0] for g in found), *(g[1] for g in found))
+
+
+def cases(rng: np.random.Generator, causal: bool = True, n_head: int = 2) -> list[Case]:
+    def case(name: str, b: int, n: int, width: int) -> Case:
+        draw = rng.standard_normal
+        tokens = [draw((b, n, width)) for _ in range(3)]
+        weights = [draw((width, width)) / np.sqrt(width) for _ in range(3)]
+        d_k = width // n_head
+        sizes = {"n": n, "d_k": d_k, "d_model": width, "B": b, "B·n": b * n, "H": n_head}
+        return Case(name, (*tokens, *weights, draw((b, n, width))), sizes)
+
+    b, n = distinct(rng, 2, 3, 8)
+    return [
+        case("odd sizes", b, n, 3 * n_head),
+        case("other sizes", n, b + 4, 5 * n_head),
+        case("one token", b, 1, 4 * n_head),
+        case("as many tokens as a head is wide", 2, 4, 4 * n_head),
+        case("one sequence", 1, n + 2, 3 * n_head),
+    ]
+
+
+MULTI_HEAD = Layer(
+    name="multi_head",
+    arguments=("query", "key", "value", "w_q", "w_k", "w_v", "dout"),
+    gradients=("dquery", "dkey", "dvalue", "dw_q", "dw_k", "dw_v"),
+    contract=(
+        "out = the heads' softmax(mask(q kᵗ/√d_k)) v side by side, with q = query w_q, k = key w_k, v = value w_v",
+        "query, key, value, dout (batch, tokens, features); w_q, w_k, w_v (features, features); n_head = 2",
+        "causal: a token sees itself and what came before; with causal=False it sees all",
+    ),
+    cases=cases,
+    reference=reference,
+    steps=steps,
+    pieces=PIECES,
+    options={"causal": True, "n_head": 2},
+    parts=("attention", "linear"),
+)

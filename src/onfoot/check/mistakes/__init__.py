@@ -1,0 +1,82 @@
+"""The catalogue of known mistakes, one file a topic. Each is a wrong formula that can be run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from onfoot.check.layer import Layer, Mistake
+from onfoot.check.layers import LAYERS
+from onfoot.check.mistakes import (
+    adamw,
+    attention,
+    block,
+    cross_entropy,
+    embedding,
+    gelu,
+    heads,
+    layer_norm,
+    linear,
+    lora,
+    mask,
+    rms_norm,
+    rope,
+    swiglu,
+)
+
+CATALOGUE: tuple[Mistake, ...] = (
+    *attention.MISTAKES,
+    *mask.MISTAKES,
+    *heads.MISTAKES,
+    *layer_norm.MISTAKES,
+    *rms_norm.MISTAKES,
+    *linear.MISTAKES,
+    *lora.MISTAKES,
+    *embedding.MISTAKES,
+    *cross_entropy.MISTAKES,
+    *cross_entropy.NEXT_MISTAKES,
+    *gelu.MISTAKES,
+    *swiglu.MISTAKES,
+    *rope.MISTAKES,
+    *block.MISTAKES,
+    *adamw.MISTAKES,
+)
+
+
+@cache
+def touched(mistake: Mistake) -> frozenset[str]:
+    """The pieces that a mistake exchanges."""
+    pieces = LAYERS[mistake.layer].pieces
+    return frozenset(mistake.apply(pieces, 0.0) if mistake.parameter else mistake.apply(pieces))
+
+
+@cache
+def _possible(name: str) -> tuple[Mistake, ...]:
+    """The layer's own mistakes, then those of its parts that touch nothing but what it has, and show in it."""
+    layer = LAYERS[name]
+    own = [m for m in CATALOGUE if m.layer == name]
+    parts = [m for part in layer.parts for m in CATALOGUE if m.layer == part and touched(m) <= layer.pieces.names()]
+    return (*own, *(m for m in parts if shows(m, layer, layer.options)))
+
+
+def shows(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bool:
+    """Whether the mistake makes a difference in any case of the layer."""
+    changes = mistake.apply(layer.pieces, 0.01) if mistake.parameter else mistake.apply(layer.pieces)
+    for case in layer.cases(np.random.default_rng(0), **options):
+        right = layer.run(layer.pieces, case, options)
+        try:
+            wrong = layer.run(layer.pieces.with_changes(changes), case, options)
+        except (ValueError, IndexError):
+            continue
+        if not all(a.shape == b.shape and np.allclose(a, b, 1e-9, 1e-12) for a, b in zip(right, wrong, strict=True)):
+            return True
+    return False
+
+
+def mistakes_of(layer: Layer, options: Mapping[str, Any]) -> tuple[Mistake, ...]:
+    """Every catalogued mistake that can happen in a layer under these options."""
+    given = {**layer.assumes, **options}
+    return tuple(m for m in _possible(layer.name) if all(given[name] == value for name, value in m.needs.items()))

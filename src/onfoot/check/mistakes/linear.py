@@ -1,0 +1,85 @@
+"""What goes wrong in a fully connected layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onfoot.arrays import rows
+from onfoot.check.layer import Array, Mistake
+
+
+def input_gradient_after_update(dy: Array, x: Array, weight: Array, learning_rate: float) -> Array:
+    """Δ w'ᵗ with w' = w − η ∂w: the weight has moved before the error signal has passed it."""
+    return dy @ (weight - learning_rate * rows(x).T @ rows(dy)).T
+
+
+MISTAKES = (
+    Mistake(
+        "dx without the transpose of the weight",
+        "linear",
+        "dx = dout weight: it runs only where there are as many features out as in.",
+        "FC.2",
+        "dx = dout weightᵗ",
+        lambda p: {"through": lambda dy, weight, x: dy @ weight},
+    ),
+    Mistake(
+        "update before propagation",
+        "linear",
+        "The weight is updated first, and dout then passes through the new one.",
+        "FC.2",
+        "compute dx before the weight changes; let the optimizer step when all gradients are there",
+        lambda p, value: {
+            "through": lambda dy, weight, x: input_gradient_after_update(dy, x, weight, value),
+        },
+        "E32, E40",
+        parameter="learning rate",
+    ),
+    Mistake(
+        "dweight transposed",
+        "linear",
+        "dweight = doutᵗ x has the shape (out, in).",
+        "FC.3",
+        "dweight = xᵗ dout, (in, out)",
+        lambda p: {"dweight": lambda x, dy: rows(dy).T @ rows(x)},
+    ),
+    Mistake(
+        "dweight of a single sequence",
+        "linear",
+        "xᵗ dout of the last sequence alone; all sequences of a batch share the weight.",
+        "FC.3",
+        "sum over the batch: reshape x and dout to (batch · tokens, features) first",
+        lambda p: {"dweight": lambda x, dy: x[-1].T @ dy[-1]},
+    ),
+    Mistake(
+        "dweight not summed over the batch",
+        "linear",
+        "One xᵗ dout for each sequence: dweight has an axis too many.",
+        "FC.3",
+        "sum over the batch: reshape x and dout to (batch · tokens, features) first",
+        lambda p: {"dweight": lambda x, dy: np.swapaxes(x, -1, -2) @ dy},
+    ),
+    Mistake(
+        "dbias summed over features",
+        "linear",
+        "dout is summed along the last axis: one number a token, where one a feature is needed.",
+        "FC.4",
+        "dbias = Σ_tokens dout, over batch and tokens",
+        lambda p: {"dbias": lambda dy: rows(dy).sum(axis=1)},
+    ),
+    Mistake(
+        "dbias not summed over all tokens",
+        "linear",
+        "dout is summed over the batch alone: dbias has an axis too many.",
+        "FC.4",
+        "dbias = Σ_tokens dout, over batch and tokens",
+        lambda p: {"dbias": lambda dy: dy.sum(axis=0)},
+    ),
+    Mistake(
+        "dbias of a single sequence",
+        "linear",
+        "dout is summed over the tokens of the last sequence alone.",
+        "FC.4",
+        "dbias = Σ_tokens dout, over batch and tokens",
+        lambda p: {"dbias": lambda dy: dy[-1].sum(axis=0)},
+    ),
+)

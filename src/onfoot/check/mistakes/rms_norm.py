@@ -1,0 +1,116 @@
+"""What goes wrong in RMS norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onfoot.arrays import rows
+from onfoot.check.layer import Mistake, Piece
+from onfoot.check.mistakes.layer_norm import along_eps_outside_root
+
+
+def _mistake(
+    name: str, explains: str, fix: str, apply: Callable[..., dict[str, Piece]], equation: str = "RMS.3"
+) -> Mistake:
+    return Mistake(name, "rms_norm", explains, equation, fix, apply)
+
+
+RIGHT = "dx = (g − x̂ · mean(g ∘ x̂))/rms with g = dout ∘ weight and x̂ = x/rms"
+
+MISTAKES = (
+    _mistake(
+        "γ outside the mean",
+        "weight ∘ (dout − x̂ · mean(dout ∘ x̂))/rms: right only while all weights are equal, as at the start.",
+        f"multiply dout by weight first: {RIGHT}",
+        lambda p: {
+            "rms_dnormed": lambda dy, weight: dy,
+            "rms_dx": lambda g, along, normed, rstd, weight: weight * (g - normed * along) * rstd,
+        },
+    ),
+    _mistake(
+        "γ missing from dx",
+        "dout is used where dout ∘ weight belongs.",
+        RIGHT,
+        lambda p: {"rms_dnormed": lambda dy, weight: dy},
+    ),
+    _mistake(
+        "the root mean square held constant",
+        "dx = g/rms: the term x̂ · mean(g ∘ x̂) is missing, but the root mean square depends on x.",
+        RIGHT,
+        lambda p: {"rms_along": lambda normed, g: np.zeros(())},
+    ),
+    _mistake(
+        "layer norm's mean subtracted",
+        "The mean of g is taken off as in layer norm; RMS norm does not centre.",
+        RIGHT,
+        lambda p: {
+            "rms_dx": lambda g, along, normed, rstd, weight: (
+                (g - g.mean(axis=-1, keepdims=True) - normed * along) * rstd
+            )
+        },
+    ),
+    _mistake(
+        "features centred first",
+        "The mean of x is taken off before the root mean square: that is layer norm.",
+        "rms = √(mean(x²) + eps), of x as it is",
+        lambda p: {"rms_centred": lambda x: x - x.mean(axis=-1, keepdims=True)},
+        "RMS.1",
+    ),
+    _mistake(
+        "eps outside the root",
+        "rms = √mean(x²) + eps: it shows where x is small.",
+        "rms = √(mean(x²) + eps)",
+        lambda p: {"rms_rstd": lambda x, eps: 1 / (np.sqrt((x * x).mean(axis=-1, keepdims=True)) + eps)},
+        "RMS.1",
+    ),
+    _mistake(
+        "eps outside the root, in both passes",
+        "rms = √mean(x²) + eps, and the gradient belongs to that forward pass: it shows where x is small.",
+        "rms = √(mean(x²) + eps)",
+        lambda p: {
+            "rms_rstd": lambda x, eps: 1 / (np.sqrt((x * x).mean(axis=-1, keepdims=True)) + eps),
+            "rms_along": along_eps_outside_root,
+        },
+        "RMS.1",
+    ),
+    _mistake(
+        "no eps",
+        "rms = √mean(x²): wrong where x is small, nan where it is 0.",
+        "rms = √(mean(x²) + eps)",
+        lambda p: {"rms_rstd": lambda x, eps: 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True))},
+        "RMS.1",
+    ),
+    _mistake(
+        "a sum in place of the mean in dx",
+        "x̂ · Σ(g ∘ x̂) lacks its 1/d.",
+        RIGHT,
+        lambda p: {"rms_along": lambda normed, g: (normed * g).sum(axis=-1, keepdims=True)},
+    ),
+    _mistake(
+        "x in place of x̂ in dx",
+        "x · mean(g ∘ x̂): the second factor 1/rms is missing.",
+        RIGHT,
+        lambda p: {"rms_dx": lambda g, along, normed, rstd, weight: (g - normed / rstd * along) * rstd},
+    ),
+    _mistake(
+        "the mean over tokens",
+        "mean(g ∘ x̂) runs down the tokens; it belongs to the features of one token.",
+        RIGHT,
+        lambda p: {"rms_along": lambda normed, g: (normed * g).mean(axis=-2, keepdims=True)},
+    ),
+    _mistake(
+        "1/rms missing from dx",
+        "The bracket is not divided by the root mean square.",
+        RIGHT,
+        lambda p: {"rms_dx": lambda g, along, normed, rstd, weight: g - normed * along},
+    ),
+    _mistake(
+        "dweight from x in place of x̂",
+        "Σ dout ∘ x: the weight multiplies the normalised features.",
+        "dweight = Σ_tokens dout ∘ x̂",
+        lambda p: {"rms_dweight": lambda dy, normed, x: rows(dy * x).sum(axis=0)},
+        "RMS.4",
+    ),
+)

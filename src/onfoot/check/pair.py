@@ -1,0 +1,111 @@
+"""A user's forward and backward pass as functions of float64 arrays, and what rounding does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onfoot.arrays import is_torch, to_numpy
+from onfoot.check.budget import UNIT, norm
+from onfoot.check.call import Answer, as_given, call
+from onfoot.check.layer import Array
+from onfoot.check.numeric import Derivative, derivative
+
+SHAKES = 6
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
+
+
+class Pair:
+    """`forward(*inputs)` and `backward(*inputs, dout)`; if `saved`, this library's kind, `backward(dout, saved)`."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any],
+        inputs: Sequence[Any],
+        wrt: Sequence[int] | None,
+        names: Sequence[str] | None,
+        saved: bool,
+    ) -> None:
+        self.forward, self.backward, self.saved = forward, backward, saved
+        self.arrays = "torch" if any(is_torch(x) for x in inputs) else "numpy"
+        arrays = [to_numpy(x) if hasattr(x, "__array__") and not isinstance(x, np.generic) else x for x in inputs]
+        self.inputs = [x.astype(np.float64) if _is_float(x) else x for x in arrays]
+        self.wrt = [i for i, x in enumerate(self.inputs) if _is_float(x)] if wrt is None else list(wrt)
+        for i in self.wrt:
+            if not _is_float(self.inputs[i]):
+                raise ValueError(f"argument {i} is not an array of floating-point numbers, so it has no gradient")
+        if not self.wrt:
+            raise ValueError("none of the inputs is an array of floating-point numbers: there is nothing to check")
+        if names is not None and len(names) != len(self.wrt):
+            raise ValueError(f"{len(names)} names for {len(self.wrt)} gradients")
+        self.names = [f"argument {i}" for i in self.wrt] if names is None else list(names)
+        self.shapes = [self.inputs[i].shape for i in self.wrt]
+
+    def value(self, inputs: Sequence[Any] | None = None) -> Array:
+        """The output, as it comes."""
+        returned = self.forward(*(as_given(x, self.arrays) for x in inputs or self.inputs))
+        return to_numpy(returned[0] if self.saved else returned)
+
+    def gradients(self, u: Array, dtype: str, inputs: Sequence[Any] | None = None) -> Answer:
+        """What the backward pass returns, with its inputs in a dtype."""
+        given = [x.astype(dtype) if _is_float(x) else x for x in inputs or self.inputs]
+        labels = [f"argument {i}" for i in range(len(given))]
+        for name, i in zip(self.names, self.wrt, strict=True):
+            labels[i] = name
+        expected = list(zip(self.names, self.shapes, strict=True))
+        function = self._through_saved if self.saved else self.backward
+        return call(function, [*given, np.asarray(u, dtype=dtype)], [*labels, "dout"], expected, {}, self.arrays)
+
+    def _through_saved(self, *arguments: Any) -> Any:
+        *inputs, u = arguments
+        returned = self.backward(u, self.forward(*inputs)[1])
+        if isinstance(returned, tuple):  # None where there is no gradient, as of a bias that is not there
+            returned = tuple(g for g in returned if g is not None)
+        return returned
+
+    def _shaken(self, unit: float, rng: np.random.Generator) -> list[Any]:
+        return [
+            x * (1 + unit * rng.standard_normal(x.shape)) if i in self.wrt else x for i, x in enumerate(self.inputs)
+        ]
+
+    def noise(self, u: Array, rng: np.random.Generator) -> float:
+        """The rounding error of ⟨u, forward⟩: inputs shaken by one rounding move it by about as much."""
+        y = self.value()
+        unit = UNIT.get(str(y.dtype), UNIT["float64"])
+        moved = [float(np.sum(u * (self.value(self._shaken(unit, rng)) - y))) for _ in range(SHAKES)]
+        return 2 * float(np.sqrt(np.mean(np.square(moved)))) + unit * norm(u * y)
+
+    def spreads(self, u: Array, dtype: str, rng: np.random.Generator) -> list[Array]:
+        """What rounding may change in each entry of each gradient."""
+        unit = UNIT[dtype]
+        centre = self.gradients(u, "float64").gradients
+        runs = [self.gradients(u, "float64", self._shaken(unit, rng)).gradients for _ in range(SHAKES)]
+        if centre is None or any(run is None for run in runs):
+            return [np.zeros(shape) for shape in self.shapes]
+        spreads = []
+        for g, c in enumerate(centre):
+            moved = np.sqrt(np.mean([(run[g] - c) ** 2 for run in runs if run is not None], axis=0))
+            spreads.append(moved + unit * (np.abs(c) + norm(c) / np.sqrt(max(c.size, 1))))
+        return spreads
+
+    def scale(self, place: int) -> float:
+        """The typical size of an argument, for steps."""
+        x = self.inputs[self.wrt[place]]
+        return norm(x) / float(np.sqrt(max(x.size, 1))) or 1.0
+
+    def derivative(self, place: int, v: Array, u: Array, noise: float) -> Derivative:
+        """⟨u, J v⟩ for one argument, by differences of the forward pass."""
+        i = self.wrt[place]
+
+        def moved(t: float) -> float:
+            inputs = list(self.inputs)
+            inputs[i] = self.inputs[i] + t * v
+            return float(np.sum(u * self.value(inputs).astype(np.float64)))
+
+        return derivative(moved, noise)

@@ -1,0 +1,94 @@
+"""What a check of a known layer found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from onfoot.check.call import Answer, Problem
+from onfoot.check.diagnose import Diagnosis
+from onfoot.check.layer import Case, Layer
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One gradient of one case: its error and what is allowed, relative to its norm, or absolute where that is 0."""
+
+    gradient: str
+    error: float
+    allowed: float
+    absolute: bool
+    where: str = ""  # in words, where it is wrong
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.allowed
+
+
+@dataclass
+class Outcome:
+    """What happened in one case and dtype."""
+
+    case: Case  # with its inputs as they were given, in float64
+    dtype: str
+    answer: Answer
+    measured: list[Measured] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    single_precision: bool = False  # right, but only as float32 is, where float64 was given
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and all(m.ok for m in self.measured)
+
+
+@dataclass
+class LayerReport:
+    """All that is known about a function; `str()` is the report to read."""
+
+    layer: Layer
+    function: str
+    options: dict[str, Any]
+    arrays: str
+    seed: int
+    strict: bool
+    outcomes: list[Outcome]
+    diagnosis: Diagnosis | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def counts(self, outcome: Outcome) -> bool:
+        """Whether an outcome decides; cases beyond the plain contract do so only if strict."""
+        return self.strict or not outcome.case.beyond
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The outcomes that decide against the function.
+
+        Where float64 shows that the formula is right, a float32 that loses digits is worth a word but is no mistake.
+        """
+        bad = [o for o in self.outcomes if self.counts(o) and not o.ok]
+        exact = any(o.dtype == "float64" for o in self.outcomes)
+        return [o for o in bad if o.dtype == "float64" or o.problems or not exact]
+
+    @property
+    def wrong(self) -> list[str]:
+        """The gradients that are wrong in any of those."""
+        bad = {m.gradient for o in self.failed for m in o.measured if not m.ok}
+        return [name for name in self.layer.gradients if name in bad]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        from onfoot.check.text import layer_text
+
+        return layer_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for programs."""
+        from onfoot.check.text import layer_dict
+
+        return layer_dict(self)

@@ -1,0 +1,241 @@
+"""Reports to read, and the same for programs."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from onfoot.check.diagnose import Diagnosis, Finding
+from onfoot.check.equations import EQUATIONS
+from onfoot.check.report import LayerReport, Measured, Outcome
+
+WIDTH = 100
+WIDEST_TABLE = 6  # gradients; of more, each is a row with its worst case
+
+
+def layer_text(report: LayerReport) -> str:
+    """The report: what was checked, the errors, the verdict, the diagnosis."""
+    lines = [*heading(report), ""]
+    if any(o.measured for o in report.outcomes):
+        for dtype in dict.fromkeys(o.dtype for o in report.outcomes):
+            lines += table(report, dtype)
+        lines.append("")
+    lines += [*verdict(report), *problems(report)]
+    if report.diagnosis is not None and not report.passed:
+        lines += ["", *diagnosis_text(report.diagnosis)]
+    lines += beyond(report)
+    for warning in report.warnings:
+        lines += ["", *wrapped(f"note: {warning}", "")]
+    return "\n".join(lines)
+
+
+def heading(report: LayerReport) -> Iterator[str]:
+    layer = report.layer
+    options = "".join(f" · {name}={value}" for name, value in report.options.items())
+    arrays = {"numpy": "NumPy arrays", "torch": "PyTorch tensors"}[report.arrays]
+    yield f"{layer.name} · {report.function}"
+    yield f"  {layer.signature}"
+    for line in layer.contract:
+        yield f"  {line}"
+    yield f"  {arrays}{options} · seed {report.seed}"
+
+
+def shown(value: float) -> str:
+    """Two digits: an error is a size."""
+    if math.isnan(value):
+        return "nan"
+    return "0" if value == 0 else f"{value:.1e}" if value < 1e-2 or value >= 1e4 else f"{value:.2g}"
+
+
+def _mark(m: Measured | None) -> str:
+    """An error for the table, with its verdict."""
+    return "–  " if m is None else f"{shown(m.error)} {'✓' if m.ok else '✗'}"
+
+
+def table(report: LayerReport, dtype: str) -> Iterator[str]:
+    """Errors, relative to the norm of the right gradient: a row a case, or a row a gradient where there are many."""
+    outcomes = [o for o in report.outcomes if o.dtype == dtype]
+    gradients = report.layer.gradients
+    if dtype != report.outcomes[0].dtype and (report.wrong or all(o.ok for o in outcomes if report.counts(o))):
+        yield f"  {_summary([o for o in outcomes if report.counts(o)], dtype)}"
+        return
+    if len(gradients) > WIDEST_TABLE:
+        yield from _long_table(outcomes, gradients, dtype)
+        return
+    label = max(len(_label(o)) for o in outcomes) + 2
+    yield f"  {dtype:<{label}}" + "".join(f"{name:>14}" for name in gradients)
+    for o in outcomes:
+        by_name = {m.gradient: m for m in o.measured}
+        cells = "".join(f"{_mark(by_name.get(name)):>14}" for name in gradients)
+        yield f"  {_label(o):<{label}}{cells}" + ("" if report.counts(o) else "   not counted")
+
+
+def _summary(outcomes: Sequence[Outcome], dtype: str) -> str:
+    """A second dtype in a line."""
+    wrong = dict.fromkeys(m.gradient for o in outcomes for m in o.measured if not m.ok)
+    if wrong:
+        return f"{dtype}: {', '.join(wrong)} wrong as well"
+    worst = max((m for o in outcomes for m in o.measured), key=lambda m: m.error, default=None)
+    return f"{dtype}: nothing to compare" if worst is None else f"{dtype}: all agree, worst error {shown(worst.error)}"
+
+
+def _label(outcome: Outcome) -> str:
+    return f"{outcome.case.name} {tuple(outcome.case.inputs[0].shape)}"
+
+
+def _long_table(outcomes: Sequence[Outcome], gradients: Sequence[str], dtype: str) -> Iterator[str]:
+    yield f"  {dtype:<18}{'worst error':>14}   in"
+    for name in gradients:
+        measured = [(m, o) for o in outcomes for m in o.measured if m.gradient == name]
+        if measured:
+            m, o = max(
+                measured, key=lambda one: math.inf if math.isnan(one[0].error) else one[0].error / one[0].allowed
+            )
+            yield f"  {name:<18}{_mark(m):>14}   {_label(o)}"
+        else:
+            yield f"  {name:<18}{_mark(None):>14}"
+
+
+def verdict(report: LayerReport) -> Iterator[str]:
+    if report.passed:
+        cases = len({o.case.name for o in report.outcomes if report.counts(o)})
+        dtypes = " and ".join(dict.fromkeys(o.dtype for o in report.outcomes))
+        yield f"✓ passes: every gradient agrees to rounding, in {cases} cases, in {dtypes}"
+        return
+    yield f"✗ wrong: {', '.join(report.wrong)}" if report.wrong else "✗ fails"
+    for name in report.wrong[:4]:
+        o, m = next((o, m) for o in report.failed for m in o.measured if m.gradient == name and not m.ok)
+        if math.isnan(m.error):  # told below, among the problems
+            continue
+        plain = report.diagnosis.plain.get(name, "") if report.diagnosis else ""
+        kind = "error" if m.absolute else "relative error"
+        said = f"{kind} {shown(m.error)} in “{o.case.name}”, {shown(m.allowed)} allowed; {m.where}"
+        yield from wrapped(f"{plain or name}: {said}", "  ")
+
+
+def beyond(report: LayerReport) -> Iterator[str]:
+    """The cases that are not counted, where the function does something else."""
+    cases = {o.case.name: o.case.beyond for o in report.outcomes if not report.counts(o) and not o.ok}
+    if not cases or not report.passed:
+        return
+    yield ""
+    yield "Not counted (strict=True, or --strict, counts them):"
+    for name, why in cases.items():
+        yield from wrapped(f"“{name}”: {why}", "  ")
+    if report.diagnosis is not None:
+        for finding in report.diagnosis.findings:
+            yield from wrapped(f"What it does there: {finding.name}. {finding.explains} Fix: {finding.fix}.", "  ")
+
+
+def problems(report: LayerReport) -> Iterator[str]:
+    """Everything but wrong numbers: each problem once, with the number of cases it came up in."""
+    places: dict[tuple[str, str], list[Outcome]] = {}
+    for o in report.failed:
+        for p in o.problems:
+            places.setdefault((p.kind, p.message), []).append(o)
+    if not places:
+        return
+    total = len([o for o in report.outcomes if report.counts(o)])
+    seen: dict[str, int] = {}
+    for (kind, message), where in places.items():
+        seen[kind] = seen.get(kind, 0) + 1
+        if seen[kind] > 3:  # the shapes change from case to case, the problem does not
+            continue
+        said = f"“{where[0].case.name}”" if len(where) == 1 else f"{len(where)} of {total} cases"
+        verb = "it raises " if kind == "raises" else ""
+        yield from wrapped(f"{kind}: {verb}{message} ({said})", "  ")
+    for kind, count in seen.items():
+        if count > 3:
+            yield f"  {kind}: and {count - 3} more like these"
+    answers = [g for o in report.outcomes for g in o.answer.gradients or []]
+    if report.layer.all_nan and answers and all(np.isnan(g).all() for g in answers):
+        yield from wrapped(f"nan everywhere has many causes; a frequent one is {report.layer.all_nan}", "  ")
+
+
+def diagnosis_text(diagnosis: Diagnosis) -> Iterator[str]:
+    where = f"{diagnosis.cases} case{'s' if diagnosis.cases != 1 else ''}"
+    n, known = len(diagnosis.findings), all(f.explains for f in diagnosis.findings)
+    if n:
+        what = f"{'a' if n == 1 else n} {'known mistake' if known else 'cause'}{'s' if n > 1 else ''}"
+        part = ", in part" if diagnosis.unexplained else ""
+        yield f"Diagnosis{part}: {what}. Run on the same {where}: residual {shown(diagnosis.residual)}"
+    for i, finding in enumerate(diagnosis.findings, 1):
+        yield ""
+        yield from finding_text(i, finding)
+    if diagnosis.unexplained:
+        yield "" if n else "Diagnosis: none"
+        names = ", ".join(diagnosis.unexplained)
+        yield from wrapped(f"No known mistake, no pair of them and no plain factor gives this {names}.", "")
+        near = [one for one in diagnosis.candidates if one[1] > 1e-6][:2]
+        for mistakes, residual in near:
+            yield from wrapped(f"nearest, and not it: {' + '.join(mistakes)}, off by {shown(residual)}", "  ")
+
+
+def finding_text(i: int, finding: Finding) -> Iterator[str]:
+    value = f", {finding.value}" if finding.value else ""
+    yield f"  {i}. {finding.name}{value}   [{', '.join(finding.gradients)}]"
+    if finding.explains:
+        yield from wrapped(finding.explains, "     ", 0)
+    if finding.equation:
+        yield from wrapped(f"violates  eq {finding.equation}: {EQUATIONS[finding.equation]}", "     ", 10)
+    yield from wrapped(f"fix       {finding.fix}", "     ", 10)
+    if finding.errata:
+        yield f"     see       docs/errata.md, {finding.errata}"
+
+
+def wrapped(text: str, indent: str, hanging: int = 2) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + " " * hanging)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def layer_dict(report: LayerReport) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "layer": report.layer.name,
+        "function": report.function,
+        "passed": report.passed,
+        "wrong": report.wrong,
+        "arrays": report.arrays,
+        "options": report.options,
+        "seed": report.seed,
+        "strict": report.strict,
+        "expected": report.layer.signature,
+        "warnings": report.warnings,
+        "cases": [outcome_dict(report, o) for o in report.outcomes],
+        "diagnosis": None,
+    }
+    if report.diagnosis is not None:
+        d = report.diagnosis
+        out["diagnosis"] = {
+            "complete": d.complete,
+            "residual": _number(d.residual),
+            "cases": d.cases,
+            "findings": [vars(f) for f in d.findings],
+            "unexplained": d.unexplained,
+            "candidates": [{"mistakes": names, "residual": _number(r)} for names, r in d.candidates],
+        }
+    return out
+
+
+def outcome_dict(report: LayerReport, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "case": outcome.case.name,
+        "dtype": outcome.dtype,
+        "shapes": {
+            name: list(getattr(x, "shape", ()))
+            for name, x in zip(report.layer.arguments, outcome.case.inputs, strict=False)
+        },
+        "counted": report.counts(outcome),
+        "ok": outcome.ok,
+        "problems": [vars(p) for p in outcome.problems],
+        "gradients": {
+            m.gradient: {"error": _number(m.error), "allowed": m.allowed, "absolute": m.absolute, "ok": m.ok}
+            for m in outcome.measured
+        },
+    }

@@ -1,0 +1,226 @@
+"""What is wrong with a function besides its numbers is reported as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from planted.attention import all_heads
+
+from onfoot.check import attention, embedding, gradients, linear, softmax_cross_entropy
+from onfoot.check.report import LayerReport
+
+
+def right(q, k, v, dout):
+    return all_heads(q, k, v, dout, True)
+
+
+def kinds(report: LayerReport) -> set[str]:
+    return {p.kind for o in report.failed for p in o.problems}
+
+
+def raising(q, k, v, dout):
+    raise RuntimeError("no backward today\nsecond line")
+
+
+def two_of_three(q, k, v, dout):
+    return right(q, k, v, dout)[:2]
+
+
+def one_array(q, k, v, dout):
+    return right(q, k, v, dout)[0]
+
+
+def nothing(q, k, v, dout):
+    return None
+
+
+def a_dict(q, k, v, dout):
+    return dict(zip(("dq", "dk", "dv"), right(q, k, v, dout), strict=True))
+
+
+def with_none(q, k, v, dout):
+    dq, _, dv = right(q, k, v, dout)
+    return dq, None, dv
+
+
+def with_text(q, k, v, dout):
+    dq, dk, _ = right(q, k, v, dout)
+    return dq, dk, "dv"
+
+
+def integers(q, k, v, dout):
+    return tuple(g.astype(int) for g in right(q, k, v, dout))
+
+
+def complex_numbers(q, k, v, dout):
+    return tuple(g.astype(complex) for g in right(q, k, v, dout))
+
+
+def flattened(q, k, v, dout):
+    dq, dk, dv = right(q, k, v, dout)
+    return dq, dk, dv.reshape(dv.shape[0], -1)
+
+
+def nan(q, k, v, dout):
+    dq, dk, dv = right(q, k, v, dout)
+    dk[..., 0, 0] = np.nan
+    return dq, dk, dv
+
+
+def infinite(q, k, v, dout):
+    dq, dk, dv = right(q, k, v, dout)
+    dv[0, 0, 0] = np.inf
+    return dq, dk, dv
+
+
+def mutating(q, k, v, dout):
+    found = right(q, k, v, dout)
+    q *= 2
+    return found
+
+
+def random(q, k, v, dout):
+    dq, dk, dv = right(q, k, v, dout)
+    return dq, dk, dv * (1 + 1e-3 * np.random.default_rng().random())
+
+
+def too_few_arguments(q, k, v):
+    return q, k, v
+
+
+REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
+    raising: ("raises", "it raises RuntimeError: no backward today (test_bad_input.py, line "),
+    two_of_three: ("count", "it returns 2 values; 3 expected: dq, dk, dv"),
+    one_array: ("count", "it returns one array of float64; 3 expected: dq, dk, dv"),
+    nothing: ("count", "it returns None; 3 expected"),
+    a_dict: ("count", "it returns a value of type dict; 3 expected"),
+    with_none: ("type", "dk is None; an array of floating-point numbers is expected"),
+    with_text: ("type", "dv is a value of type str"),
+    integers: ("type", "dq is one array of int64"),
+    complex_numbers: ("type", "dq is one array of complex128"),
+    flattened: ("shape", "dv has shape (5, "),
+    nan: ("nan", "dk: 20 of 560 entries are nan or infinite"),
+    infinite: ("nan", "dv: "),
+    mutating: ("mutates", "it changes its argument q in place"),
+    random: ("random", "dv: a second call with the same inputs differs by "),
+    too_few_arguments: ("raises", "takes 3 positional arguments but 4 were given"),
+}
+
+
+@pytest.mark.parametrize("function", REPORTED, ids=lambda f: f.__name__)
+def test_a_function_that_misbehaves_is_reported_as_such(function: Callable[..., Any]) -> None:
+    kind, message = REPORTED[function]
+    report = attention(function, arrays="numpy")
+    text = " ".join(str(report).split())
+    assert not report.passed
+    assert kinds(report) == {kind}
+    assert f"{kind}: " in text and message in text
+    assert "(q, k, v, dout) → dq, dk, dv" in text  # what was expected stands above
+
+
+def test_a_mask_of_zero_times_infinity_is_hinted_at() -> None:
+    def backward(q, k, v, dout):
+        mask = np.tril(np.ones((q.shape[-2], k.shape[-2])))
+        scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + (1 - mask) * -np.inf
+        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        a = e / e.sum(axis=-1, keepdims=True)
+        da = dout @ v.swapaxes(-1, -2)
+        ds = a * (da - (a * da).sum(axis=-1, keepdims=True)) / np.sqrt(q.shape[-1])
+        return ds @ k, ds.swapaxes(-1, -2) @ q, a.swapaxes(-1, -2) @ dout
+
+    report = attention(backward)
+    assert kinds(report) == {"nan"}
+    assert "0 · inf is nan" in str(report)
+    assert report.diagnosis is not None and report.diagnosis.findings == []  # nan fits everything: no name is given
+
+
+def test_a_function_that_raises_in_one_case_only_is_judged_by_the_others() -> None:
+    def backward(q, k, v, dout):
+        if q.shape[-2] == 1:
+            raise ValueError("one token is too few")
+        return right(q, k, v, dout)
+
+    report = attention(backward)
+    assert [o.case.name for o in report.failed] == ["one token", "one token"]
+    assert report.wrong == []
+    assert "one token is too few" in str(report)
+
+
+def test_inputs_are_fresh_in_every_call() -> None:
+    def backward(x, weight, bias, dout):
+        found = dout @ weight.T, np.einsum("bti,bto->io", x, dout), dout.sum((0, 1))
+        x[:] = weight[:] = dout[:] = 0
+        return found
+
+    report = linear(backward)
+    assert kinds(report) == {"mutates"}
+    assert report.wrong == []  # the numbers are right: a call does not see what the one before did
+
+
+def test_lists_and_tuples_and_plain_numbers_are_read() -> None:
+    def backward(x, weight, bias, dout):
+        dx, dweight, dbias = dout @ weight.T, np.einsum("bti,bto->io", x, dout), dout.sum((0, 1))
+        return [dx.tolist(), dweight.tolist(), dbias.tolist()]
+
+    assert linear(backward, dtypes="float64").passed
+
+
+def test_none_in_the_place_of_what_has_no_gradient_is_passed_over() -> None:
+    def backward(ids, weight, dout):
+        dweight = np.zeros_like(weight)
+        np.add.at(dweight, ids, dout)
+        return None, dweight
+
+    assert embedding(backward).passed
+
+
+def test_a_loss_may_be_differentiated_without_an_upstream_gradient() -> None:
+    def backward(logits, targets):
+        y = np.exp(logits - logits.max(-1, keepdims=True))
+        y /= y.sum(-1, keepdims=True)
+        y[np.arange(len(y))[:, None], np.arange(y.shape[1]), targets] -= 1
+        return y / targets.size
+
+    assert softmax_cross_entropy(backward).passed
+
+
+def test_options_are_passed_to_a_function_that_has_them() -> None:
+    seen = []
+
+    def backward(q, k, v, dout, causal=None):
+        seen.append(causal)
+        return all_heads(q, k, v, dout, causal)
+
+    assert attention(backward, causal=False).passed
+    assert set(seen) == {False}
+
+
+def test_what_the_function_prints_does_not_reach_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    def backward(q, k, v, dout):
+        print("debugging")
+        return right(q, k, v, dout)
+
+    assert attention(backward, dtypes="float64").passed
+    out, err = capsys.readouterr()
+    assert out == "" and "debugging" in err
+
+
+BAD_CALLS = {
+    "no option nonsense": lambda: attention(right, nonsense=1),
+    "unknown dtype 'float8'": lambda: attention(right, dtypes=["float8"]),
+    "no dtype": lambda: attention(right, dtypes=[]),
+    "arrays='jax'": lambda: attention(right, arrays="jax"),
+    "cannot be called": lambda: attention("right"),
+    "there is nothing to check": lambda: gradients(np.sum, np.sum, [3, "x"]),
+    "argument 1 is not an array": lambda: gradients(np.sum, np.sum, [np.ones(2), 3], wrt=[1]),
+    "2 names for 1 gradients": lambda: gradients(np.sum, np.sum, [np.ones(2)], names=["a", "b"]),
+}
+
+
+@pytest.mark.parametrize("message", BAD_CALLS)
+def test_a_call_that_makes_no_sense_is_refused(message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BAD_CALLS[message]()

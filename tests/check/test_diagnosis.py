@@ -1,0 +1,227 @@
+"""Every catalogued mistake, planted in an otherwise right implementation, is named; nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from planted import NEEDS, PLANTED
+from planted.attention import all_heads
+from planted.dense import lora
+from planted.norms import layer_norm
+from right import RIGHT
+
+from onfoot.arrays import to_numpy
+from onfoot.check import CATALOGUE, attention
+from onfoot.check.diagnose import Diagnosis
+from onfoot.check.known import check_layer
+from onfoot.check.layers import LAYERS
+
+Array = np.ndarray
+ROUNDING = 1e-9
+
+
+def diagnosis(layer: str, function: Callable[..., Any], seed: int, **options: Any) -> Diagnosis:
+    report = check_layer(LAYERS[layer], function, seed=seed, **options)
+    assert report.diagnosis is not None, f"nothing was found wrong\n{report}"
+    return report.diagnosis
+
+
+def test_every_catalogued_mistake_is_planted() -> None:
+    assert set(PLANTED) == {(m.layer, m.name) for m in CATALOGUE}
+
+
+@pytest.mark.parametrize(("layer", "name"), PLANTED)
+def test_a_planted_mistake_is_named_first(layer: str, name: str) -> None:
+    found = diagnosis(layer, PLANTED[layer, name], seed=90417, **NEEDS[layer, name])
+    names, residual = found.candidates[0]
+    assert names == [name]
+    assert found.complete and residual < ROUNDING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [20260, 31415, 5_000_001, 987_654_321])
+@pytest.mark.parametrize(("layer", "name"), PLANTED)
+def test_a_planted_mistake_is_named_first_at_other_sizes(layer: str, name: str, seed: int) -> None:
+    found = diagnosis(layer, PLANTED[layer, name], seed=seed, **NEEDS[layer, name])
+    assert found.candidates[0][0] == [name]
+    assert found.complete
+
+
+@pytest.mark.parametrize("name", ["1/√d_k missing from the backward pass", "the mean in place of the weighted sum"])
+def test_a_mistake_is_named_in_float32_alone(name: str) -> None:
+    found = diagnosis("attention", PLANTED["attention", name], seed=11, dtypes=["float32"])
+    assert found.candidates[0][0] == [name] and found.complete
+
+
+def test_attention_that_is_not_causal_is_told_from_a_mask_that_is_missing() -> None:
+    backward = PLANTED["attention", "no mask"]
+    assert diagnosis("attention", backward, seed=3).candidates[0][0] == ["no mask"]
+    assert attention(backward, causal=False, seed=3).passed
+
+
+def test_the_smallest_mistake_is_far_above_what_rounding_is_allowed() -> None:
+    report = check_layer(LAYERS["gelu"], PLANTED["gelu", "tanh-GELU with erf's derivative"], seed=2)
+    for dtype, factor in (("float64", 1e10), ("float32", 60)):
+        assert max(m.error / m.allowed for o in report.outcomes for m in o.measured if o.dtype == dtype) > factor
+
+
+# Products of two
+
+
+def both(layer: str, *names: str) -> tuple[str, set[str]]:
+    return layer, set(names)
+
+
+def scale_and_mean(q, k, v, dout):
+    return all_heads(q, k, v, dout, True, backward_scale=0, rule=lambda da, a: da * a - (da * a).mean(1)[:, None])
+
+
+def mean_and_values(q, k, v, dout):
+    rule = {"rule": lambda da, a: da * a - (da * a).mean(1)[:, None]}
+    return all_heads(q, k, v, dout, True, dv=lambda a, do: a @ do, **rule)
+
+
+def mask_and_keys(q, k, v, dout):
+    return all_heads(q, k, v, dout, True, see=lambda n, m, c: np.full((n, m), True), dk=lambda ds, q, k: ds.T @ k)
+
+
+def width_and_rows(q, k, v, dout):
+    return all_heads(q, k, v, dout, True, forward_scale=0, rule=lambda da, a: (da - (da * a).sum(1)) * a)
+
+
+def gamma_and_features(x, weight, bias, dout):
+    return layer_norm(x, weight, bias, dout, gamma="outside", raw=True)
+
+
+def unbiased_without_gamma(x, weight, bias, dout):
+    return layer_norm(x, weight, bias, dout, gamma="missing", ddof=1)
+
+
+def path_and_scale(x, weight, down, up, alpha, dout):
+    return lora(x, weight, down, up, alpha, dout, frozen=0, scale=lambda a, r: a)
+
+
+PAIRS = {
+    scale_and_mean: both("attention", "1/√d_k missing from the backward pass", "the mean in place of the weighted sum"),
+    mean_and_values: both("attention", "the mean in place of the weighted sum", "dv without the transpose of ρ"),
+    mask_and_keys: both("attention", "no mask", "dk from k in place of q"),
+    width_and_rows: both(
+        "attention", "1/√d_k missing from the forward pass", "row sums broadcast along the wrong axis"
+    ),
+    gamma_and_features: both("layer_norm", "γ outside the means", "dweight from x in place of ā"),
+    unbiased_without_gamma: both("layer_norm", "γ missing from dx", "unbiased variance"),
+    path_and_scale: both("lora", "the frozen path missing from dx", "α in place of α/r"),
+}
+
+
+@pytest.mark.parametrize("function", PAIRS, ids=lambda f: f.__name__)
+def test_two_mistakes_at_once_are_both_named(function: Callable[..., Any]) -> None:
+    layer, names = PAIRS[function]
+    found = diagnosis(layer, function, seed=4711, arrays="torch" if layer == "lora" else "numpy")
+    assert set(found.candidates[0][0]) == names
+    assert found.complete and found.residual < ROUNDING
+
+
+# Factors and exchanged gradients
+
+
+def right_attention(q: Array, k: Array, v: Array, dout: Array) -> tuple[Array, ...]:
+    return all_heads(q, k, v, dout, True)
+
+
+CHANGES: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "√d_k in one gradient": (
+        lambda q, dq, dk, dv: (dq, np.sqrt(q.shape[-1]) * dk, dv),
+        ["dk is √d_k = 2.65 times too large"],
+    ),
+    "d_k below": (lambda q, dq, dk, dv: (dq / q.shape[-1], dk, dv), ["dq is d_k = 7 times too small"]),
+    "n": (lambda q, dq, dk, dv: (dq, dk, q.shape[-2] * dv), ["dv is n = 4 times too large"]),
+    "n − 1": (lambda q, dq, dk, dv: (dq, dk, (q.shape[-2] - 1) * dv), ["dv is (n − 1) = 3 times too large"]),
+    "B": (lambda q, dq, dk, dv: (dq, dk, dv / q.shape[0]), ["dv is B = 5 times too small"]),
+    "twice": (lambda q, dq, dk, dv: (2 * dq, dk, dv), ["dq is 2 times too large"]),
+    "a sign": (lambda q, dq, dk, dv: (dq, -dk, dv), ["dk has the wrong sign"]),
+    "a sign and H": (
+        lambda q, dq, dk, dv: (dq, dk, -q.shape[1] * dv),
+        ["dv has the wrong sign and is H = 4 times too large"],
+    ),
+    "a number": (lambda q, dq, dk, dv: (0.3 * dq, dk, dv), ["dq is 0.3 times the right one, in every case"]),
+    "exchanged": (
+        lambda q, dq, dk, dv: (dk, dq, dv),
+        ["dk stands in the place of dq", "dq stands in the place of dk"],
+    ),
+    "zero": (lambda q, dq, dk, dv: (dq, dk, 0 * dv), ["dv is 0 everywhere"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_factor_is_recognised_by_the_size_it_comes_from(change: str) -> None:
+    spoil, expected = CHANGES[change]
+    found = diagnosis("attention", lambda q, k, v, dout: spoil(q, *right_attention(q, k, v, dout)), seed=0)
+    assert [f.name for f in found.findings] == expected
+
+
+def test_a_mistake_in_one_gradient_alone_is_named_there() -> None:
+    def backward(q, k, v, dout):
+        _, dk, dv = right_attention(q, k, v, dout)
+        dq, _, _ = all_heads(q, k, v, dout, True, rule=lambda da, a: da * a)
+        return dq, dk, dv
+
+    found = diagnosis("attention", backward, seed=5)
+    assert [(f.name, f.gradients) for f in found.findings] == [("the sum missing from the gradient of softmax", ["dq"])]
+
+
+def test_what_is_explained_is_named_and_what_is_not_is_said() -> None:
+    def backward(q, k, v, dout):
+        dq, dk, dv = right_attention(q, k, v, dout)
+        return np.sqrt(q.shape[-1]) * dq, np.sqrt(q.shape[-1]) * dk, np.tanh(dv)
+
+    found = diagnosis("attention", backward, seed=5)
+    assert [f.name for f in found.findings] == ["1/√d_k missing from the backward pass"]
+    assert found.unexplained == ["dv"] and not found.complete
+
+
+# Mistakes that nobody has catalogued
+
+
+def noise(g: Array) -> Array:
+    return np.sin(1e3 * np.arange(g.size)).reshape(g.shape)
+
+
+OUTSIDE: dict[str, Callable[[Array], Array]] = {
+    "a little noise": lambda g: g + 1e-4 * np.abs(g).max() * noise(g),
+    "rolled": lambda g: np.roll(g, 1, axis=0) + 0.1 * g,
+    "bent": lambda g: np.tanh(g) + 0.01 * noise(g),
+    "clipped": lambda g: np.clip(g, -0.2 * np.abs(g).max(), 0.3 * np.abs(g).max()),
+    "rounded": lambda g: np.round(g, 1) + 0.02,
+    "turned round": lambda g: g[::-1] * 1.5 + 0.01,
+    "weighted": lambda g: g * (1 + 0.5 * noise(g)),
+}
+
+
+QUICK = ("a little noise", "bent", "rounded")
+
+
+@pytest.mark.parametrize("spoil", [pytest.param(s, marks=[] if s in QUICK else pytest.mark.slow) for s in OUTSIDE])
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name not in ("block", "multi_head")])
+def test_a_mistake_outside_the_catalogue_gets_no_name(layer: str, spoil: str) -> None:
+    function = RIGHT[layer][0]
+    n = len(LAYERS[layer].gradients)
+    rng = np.random.default_rng([len(layer), len(spoil)])
+    place = int(rng.integers(n))
+
+    def backward(*arguments: Any) -> Any:
+        found = function(*arguments)
+        grads = [to_numpy(g) for g in (found if isinstance(found, (tuple, list)) else [found])]
+        grads[place] = OUTSIDE[spoil](grads[place])
+        return tuple(grads)
+
+    report = check_layer(LAYERS[layer], backward, seed=int(rng.integers(10**6)), arrays="auto")
+    assert not report.passed
+    assert report.diagnosis is not None
+    assert report.diagnosis.findings == []
+    assert report.diagnosis.unexplained == [LAYERS[layer].gradients[place]]
+    assert all(residual > 1e-6 for _, residual in report.diagnosis.candidates)
+    assert "No known mistake" in str(report)
