@@ -111,6 +111,7 @@ def test_fine_tuning_merging_and_generating_go_together(folder: Path) -> None:
         (["generate", "{folder}/run", "--prompt-file", "{folder}/latin1.txt"], "latin1.txt is not valid UTF-8"),
         (["generate", "{folder}/run", "--tokens", "9" * 30], "far too large for a token id"),
         (["info", "{folder}"], "it has no config.json"),
+        (["bench", "nothing"], "unknown job 'nothing'; known are full-4x256"),
         (["finetune", "{folder}/run"], "no data"),
         (["finetune", "--data", "x.jsonl"], "a model is needed"),
         (["finetune", "{folder}/run", "--data", "{folder}/bad.jsonl"], "bad.jsonl, line 2"),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onfoot.cli import attribute, check, finetune, generate, info, merge, table, train, walk
+from onfoot.cli import attribute, bench, check, finetune, generate, info, merge, table, train, walk
 
 
 class _Group(TyperGroup):
@@ -44,6 +44,7 @@ app.command("finetune")(finetune.finetune)
 app.command("merge")(merge.merge)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
+app.command("bench")(bench.bench)
 
 
 def _one_line(error: Exception) -> str:

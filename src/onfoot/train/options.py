@@ -24,7 +24,7 @@ class LoopOptions:
     command: ClassVar[str] = ""  # the command that such a run belongs to
     least_steps: ClassVar[int] = 1
 
-    steps: int = option(1200, "Number of optimizer steps.")
+    steps: int = option(500, "Number of optimizer steps.")
     batch_size: int = option(12, "Sequences a microbatch.")
     accumulate: int = option(1, "Microbatches a step; their gradients add up to that of one big batch.")
     lr: float = option(2e-3, "Peak learning rate. Small models take large steps; 124M parameters want about 6e-4.")
@@ -36,9 +36,9 @@ class LoopOptions:
     dropout: float = option(
         0.0, "Share of features dropped at random in training. Small models on enough text need none."
     )
-    eval_every: int = option(200, "Steps between evaluations.")
+    eval_every: int = option(100, "Steps between evaluations.")
     eval_windows: int = option(192, "At most so many validation sequences an evaluation.")
-    save_every: int = option(200, "Steps between checkpoints; the best evaluation is always saved.")
+    save_every: int = option(100, "Steps between checkpoints; the best evaluation is always saved.")
     keep: int = option(2, "Newest checkpoints that are kept, the best one besides.")
     sample_tokens: int = option(160, "Length of the sample text at each evaluation; 0 means none.")
     shard: bool = option(False, "Under mpiexec: share AdamW's running means out over the ranks, which saves memory.")
@@ -89,7 +89,7 @@ class LoopOptions:
 
 @dataclass(frozen=True)
 class TrainOptions(LoopOptions):
-    """A run of `onfoot train`. The defaults train a small model on a small text in about two minutes on two cores."""
+    """A run of `onfoot train`. The defaults train a small model on a small text in two to three minutes on two cores."""
 
     command = "train"
 
