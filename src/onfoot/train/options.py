@@ -89,7 +89,7 @@ class LoopOptions:
 
 @dataclass(frozen=True)
 class TrainOptions(LoopOptions):
-    """A run of `onfoot train`. The defaults train a small model on a small text in two to three minutes on two cores."""
+    """A run of `onfoot train`. The defaults train a small model on a small text in a few minutes."""
 
     command = "train"
 
