@@ -183,6 +183,18 @@ def test_what_is_explained_is_named_and_what_is_not_is_said() -> None:
     assert found.unexplained == ["dv"] and not found.complete
 
 
+def test_where_numbers_cannot_tell_mistakes_apart_all_are_said() -> None:
+    def backward(q, k, v, dout):
+        dq, dk, _ = right_attention(q, k, v, dout)
+        _, _, dv = all_heads(q, k, v, dout, True, forward_scale=0)
+        return np.tanh(dq), np.sin(dk), dv
+
+    found = diagnosis("attention", backward, seed=5)
+    names = [found.findings[0].name, *(name for one in found.also for name in one)]
+    assert set(names) == {"1/√d_k missing from the forward pass", "1/√d_k missing from both passes"}
+    assert found.unexplained == ["dq", "dk"]
+
+
 # Mistakes that nobody has catalogued
 
 

@@ -35,7 +35,6 @@ class Answer:
     """What a function returned."""
 
     gradients: list[Array] | None = None  # in float64, in the shapes that came back; None where some are missing
-    dtypes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, message: str) -> None:
@@ -124,7 +123,6 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
         bad = int((~np.isfinite(array)).sum())
         if bad:
             answer.add("nan", f"{name}: {bad} of {array.size} entries are nan or infinite")
-        answer.dtypes.append(_dtype(part))
         gradients.append(array)
     if len(gradients) == len(expected):
         answer.gradients = gradients
@@ -148,15 +146,11 @@ def _as_array(part: Any) -> Array | None:
     return array.astype(np.float64) if array.dtype.kind == "f" else None
 
 
-def _dtype(part: Any) -> str:
-    return str(part.dtype).removeprefix("torch.") if hasattr(part, "dtype") else "float64"
-
-
 def _kind(value: Any) -> str:
     if value is None:
         return "None"
     if hasattr(value, "dtype"):
-        return f"one array of {_dtype(value)}"
+        return f"one array of {str(value.dtype).removeprefix('torch.')}"
     return f"a value of type {type(value).__name__}"
 
 

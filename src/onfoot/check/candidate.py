@@ -16,7 +16,7 @@ import numpy as np
 from onfoot.check.budget import allowed, distance, magnitudes, norm
 from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 
-GATE = {"float64": 1e-6, "float32": 1e-2}  # a candidate further away than this is not looked at closely
+GATE = {"float64": 1e-9, "float32": 1e-4}  # a candidate further away than this is not looked at closely
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from onfoot.check.candidate import GATE, Candidate, Change, Evidence
+from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.factors import candidates, recognise
 from onfoot.check.layer import Array, Case, Gradients, transposed
+
+GATE = {"float64": 1e-6, "float32": 1e-2}  # a factor that leaves more than this is none
 
 
 def find_change(evidence: Evidence, base: Candidate, g: int) -> Change | None:

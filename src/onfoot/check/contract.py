@@ -22,9 +22,8 @@ class Contract:
     def _lines(self) -> Iterator[str]:
         layer = self.layer
         yield f"{layer.name} · what is expected"
-        yield f"  {layer.signature}"
-        for line in layer.contract:
-            yield f"  {line}"
+        for line in (layer.signature, *layer.contract):
+            yield from wrapped(line, "  ")
         if layer.options:
             options = ", ".join(f"{name}={value}" for name, value in layer.options.items())
             yield from wrapped(f"options, passed by name to a function that has such a parameter: {options}", "  ")

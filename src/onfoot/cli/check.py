@@ -98,7 +98,7 @@ def _with_function(
         raise ValueError(f"which layer is {target}? Give --layer with one of {', '.join(LAYERS)}")
     found = get_layer(layer)
     function = load_function(target, layer)
-    name = target if ":" in target else f"{target}:{function.__name__}"
+    name = target if ":" in target else f"{target}:{getattr(function, '__name__', '')}"
     dtypes = DTYPES if dtype == "both" else (dtype,)
     return check_layer(found, function, dtypes=dtypes, arrays=arrays, seed=seed, strict=strict, name=name, **options)
 
