@@ -95,7 +95,7 @@ def test_options_of_the_layer_and_of_the_check(here: Path) -> None:
 
 
 MEANINGLESS = {
-    "right_attention:attention_backward": "Give --layer with one of attention, multi_head,",
+    "right_attention:attention_backward": "Give --layer with one of attention, head,",
     "right_attention:attention_backward --layer convolution": "unknown layer 'convolution'; known are attention,",
     "right_attention:backwards --layer attention": "has no 'backwards'; it has t, attention_backward",
     "right_attention.py:t.x --layer attention": "has no 't.x'",

@@ -67,7 +67,11 @@ def _factor(evidence: Evidence, base: Candidate, g: int) -> Iterator[Change]:
     name, sign = evidence.layer.gradients[g], int(signs.pop())
     if known is not None:
         yield _named(g, name, sign, *known, measured[0][0])
-    elif len(measured) > 1 and np.ptp([factor for _, factor in measured]) <= gate * abs(measured[0][1]):
+    elif (
+        not base.mistakes
+        and len(measured) > 1
+        and np.ptp([factor for _, factor in measured]) <= gate * abs(measured[0][1])
+    ):
         yield _constant(g, name, min(found)[2])  # from the best conditioned case
 
 

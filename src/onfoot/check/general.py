@@ -61,7 +61,7 @@ def _first_value(pair: Pair, report: GradientReport) -> Array | None:
     """The output of the forward pass, or None where there is nothing that could be differentiated."""
     try:
         y, again = pair.value(), pair.value()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         report.problems.append(Problem("raises", f"{type(error).__name__}: {error} (the forward pass)"))
         return None
     if y.dtype.kind != "f":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -123,7 +124,7 @@ def _like_float32(report: LayerReport) -> bool:
     """Whether float64 is answered with the precision of float32, in every case."""
     exact = [o for o in report.outcomes if o.dtype == "float64" and report.counts(o)]
     measured = [m for o in exact for m in o.measured]
-    if any(o.problems for o in exact) or all(m.ok for m in measured):
+    if any(p.size > SINGLE for o in exact for p in o.problems) or all(m.ok for m in measured):
         return False
     return all(m.error <= SINGLE * m.allowed for m in measured)
 
@@ -135,6 +136,7 @@ def _relax(report: LayerReport) -> None:
             if o.dtype == "float64":
                 o.single_precision = True
                 o.measured = [replace(m, allowed=SINGLE * m.allowed) for m in o.measured]
+                o.problems = [p for p in o.problems if p.size > SINGLE]
         report.diagnosis = None
 
 
@@ -146,9 +148,10 @@ def _differences(
         return [Problem("random", "a second call with the same inputs does something else")]
     found = []
     for name, a, b, budget in zip(names, first, again.gradients, budgets, strict=True):
-        if distance(a, b) > budget:
-            off = distance(a, b) / max(norm(a), norm(b))
-            found.append(Problem("random", f"{name}: a second call with the same inputs differs by {off:.1e}"))
+        gap = distance(a, b)
+        if gap > budget:
+            said = f"{name}: a second call with the same inputs differs by {gap / max(norm(a), norm(b)):.1e}"
+            found.append(Problem("random", said, gap / budget if budget else math.inf))
     return found
 
 

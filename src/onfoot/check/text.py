@@ -233,7 +233,7 @@ def outcome_dict(report: LayerReport, outcome: Outcome) -> dict[str, Any]:
         },
         "counted": report.counts(outcome),
         "ok": outcome.ok,
-        "problems": [vars(p) for p in outcome.problems],
+        "problems": [p.to_dict() for p in outcome.problems],
         "gradients": {
             m.gradient: {"error": _number(m.error), "allowed": m.allowed, "absolute": m.absolute, "ok": m.ok}
             for m in outcome.measured

@@ -38,8 +38,8 @@ def check(
     layer: Annotated[
         str | None,
         typer.Option(
-            help="attention, multi_head, layer_norm, rms_norm, linear, lora, embedding, tied_embedding, "
-            "softmax_cross_entropy, next_token_loss, gelu, swiglu, rope, block or adamw. "
+            help="attention, head, head_dropout, multi_head, layer_norm, rms_norm, linear, lora, embedding, "
+            "tied_embedding, softmax_cross_entropy, next_token_loss, gelu, swiglu, rope, block or adamw. "
             "Without a function: what is expected of one, and the mistakes that are known.",
             show_default=False,
         ),
@@ -55,6 +55,9 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="The report for programs.")] = False,
     causal: Annotated[
         bool | None, _option("--causal/--no-causal", text="A token sees what came before, or all.")
+    ] = None,
+    rotary: Annotated[
+        bool | None, _option("--rotary/--no-rotary", text="A head's queries and keys turned by their positions.")
     ] = None,
     eps: Annotated[float | None, _option("--eps", text="Of the norms and of AdamW.")] = None,
     n_head: Annotated[int | None, _option("--n-head", text="Heads of multi_head and block; 2 by default.")] = None,
@@ -74,7 +77,15 @@ def check(
     """
     from onfoot.cli import console
 
-    asked = {"causal": causal, "eps": eps, "n_head": n_head, "form": form, "theta": theta, "reduction": reduction}
+    asked = {
+        "causal": causal,
+        "rotary": rotary,
+        "eps": eps,
+        "n_head": n_head,
+        "form": form,
+        "theta": theta,
+        "reduction": reduction,
+    }
     options = {name: value for name, value in asked.items() if value is not None}
     if target is None:
         report: Any = _without_function(layer, options)

@@ -9,6 +9,7 @@ from onfoot.check.layers.block import BLOCK
 from onfoot.check.layers.cross_entropy import NEXT_TOKEN_LOSS, SOFTMAX_CROSS_ENTROPY
 from onfoot.check.layers.embedding import EMBEDDING, TIED_EMBEDDING
 from onfoot.check.layers.gelu import GELU
+from onfoot.check.layers.head import HEAD, HEAD_DROPOUT
 from onfoot.check.layers.layer_norm import LAYER_NORM
 from onfoot.check.layers.linear import LINEAR
 from onfoot.check.layers.lora import LORA
@@ -21,6 +22,8 @@ LAYERS: dict[str, Layer] = {
     layer.name: layer
     for layer in (
         ATTENTION,
+        HEAD,
+        HEAD_DROPOUT,
         MULTI_HEAD,
         LAYER_NORM,
         RMS_NORM,
