@@ -36,6 +36,8 @@ def check_layer(
     """Runs the battery of cases, judges every gradient, and looks for known mistakes where some are wrong."""
     if not callable(backward):
         raise ValueError(f"{backward!r} cannot be called; a function {layer.signature} is needed")
+    if seed < 0:
+        raise ValueError(f"seed={seed}: a number from 0 on is needed")
     dtypes = checked_dtypes(dtypes)
     with np.errstate(all="ignore"):
         ask = _Asking(layer, backward, layer.with_options(options))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from onfoot.check.layer import Layer
 from onfoot.check.layers.adamw import ADAMW
 from onfoot.check.layers.attention import ATTENTION
@@ -45,5 +47,7 @@ LAYERS: dict[str, Layer] = {
 def get_layer(name: str) -> Layer:
     """The layer of that name, or a ValueError that lists them."""
     if name not in LAYERS:
-        raise ValueError(f"unknown layer {name!r}; known are {', '.join(LAYERS)}")
+        near = difflib.get_close_matches(name, LAYERS, n=1)
+        meant = f" (is {near[0]} meant?)" if near else ""
+        raise ValueError(f"unknown layer {name!r}{meant}; known are {', '.join(LAYERS)}")
     return LAYERS[name]
