@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from outside import OUTSIDE
-from planted import NEEDS, PLANTED
+from planted import CHANGES as PLANTED_CHANGES
+from planted import NEEDS, PLANTED, spoilt
 from planted.attention import all_heads
 from planted.dense import lora
 from planted.norms import layer_norm
@@ -19,6 +21,7 @@ from onfoot.check import CATALOGUE, attention
 from onfoot.check.diagnose import Diagnosis
 from onfoot.check.known import check_layer
 from onfoot.check.layers import LAYERS
+from onfoot.check.mistakes import touched
 
 Array = np.ndarray
 ROUNDING = 1e-9
@@ -124,6 +127,43 @@ def test_two_mistakes_at_once_are_both_named(function: Callable[..., Any]) -> No
     found = diagnosis(layer, function, seed=4711, arrays="torch" if layer == "lora" else "numpy")
     assert set(found.candidates[0][0]) == names
     assert found.complete and found.residual < ROUNDING
+
+
+def pairs_of(layer: str) -> list[tuple[str, str]]:
+    """Planted mistakes that can be made together: they spoil different things, and exchange different pieces."""
+    pieces = {m.name: touched(m) for m in CATALOGUE if m.layer == layer}
+    spoils = {name: set(changes) for (one, name), (_, changes) in PLANTED_CHANGES.items() if one == layer}
+    return [
+        (a, b) for a, b in itertools.combinations(spoils, 2) if not spoils[a] & spoils[b] and not pieces[a] & pieces[b]
+    ]
+
+
+def check_pair(layer: str, a: str, b: str, seed: int) -> None:
+    """Both are named; or one alone, where it hides the other or is known to be the same as both."""
+    function, changes = PLANTED_CHANGES[layer, a]
+    together = spoilt(function, {**changes, **PLANTED_CHANGES[layer, b][1]})
+    found = diagnosis(layer, together, seed=seed, dtypes=["float64"])
+    names = {f.name for f in found.findings}
+    assert found.complete and found.residual < ROUNDING, (a, b)
+    assert names == {a, b} or len(names) == 1, (a, b, names)
+
+
+COMBINED = ["attention", "layer_norm", "rms_norm", "lora"]
+
+
+@pytest.mark.parametrize("layer", COMBINED)
+def test_any_two_mistakes_at_once_are_explained(layer: str, fresh: int) -> None:
+    pairs = pairs_of(layer)
+    assert len(pairs) > 20
+    for i in np.random.default_rng(fresh).permutation(len(pairs))[:6]:
+        check_pair(layer, *pairs[i], seed=fresh)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", COMBINED)
+def test_all_pairs_of_mistakes_are_explained(layer: str, fresh: int) -> None:
+    for pair in pairs_of(layer):
+        check_pair(layer, *pair, seed=fresh)
 
 
 # Factors and exchanged gradients

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.changes import find_change
@@ -70,7 +70,8 @@ class _Search:
         left = [g for g in self.wrong if not self.options[g]]
         if pairs and (found is None or left):
             both = (a.joined(b) for a, b in itertools.combinations(self.singles, 2))
-            self.try_each((candidate for candidate in both if _compatible(candidate)), left)
+            tried = self.wrong if found is None else left
+            self.try_each((candidate for candidate in both if _compatible(candidate)), tried)
             for g in left:
                 if not self.options[g]:
                     self.try_changes(self.singles, g)
@@ -139,6 +140,7 @@ class _Search:
                 assert best is not None
                 out.findings += [*self._mistakes(best, [g]), *self._changes(best.changes)]
                 out.candidates.append((best.names, evidence.residual(best, g)))
+            out.findings = _merged(out.findings)
             out.residual = max((r for _, r in out.candidates), default=math.inf)
         out.plain = {
             names[g]: option.changes[0].name
@@ -183,6 +185,15 @@ class _Search:
 
     def residual(self, candidate: Candidate) -> float:
         return max(self.evidence.residual(candidate, g) for g in self.wrong)
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """Each mistake once, with all the gradients that it was found in."""
+    found: dict[str, Finding] = {}
+    for one in findings:
+        before = found.get(one.name)
+        found[one.name] = one if before is None else replace(one, gradients=[*before.gradients, *one.gradients])
+    return list(found.values())
 
 
 def _compatible(candidate: Candidate) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planted.registry import plant
+from planted.registry import plant, plant_change
 
 Array = np.ndarray
 LEARNING_RATE = 0.037
@@ -98,9 +98,7 @@ def lora(
 
 
 def lora_with(name: str, /, **changes: Any) -> None:
-    @plant("lora", name)
-    def backward(x, weight, down, up, alpha, dout):
-        return lora(x, weight, down, up, alpha, dout, **changes)
+    plant_change("lora", name, lora, **changes)
 
 
 lora_with("the frozen path missing from dx", frozen=0)
