@@ -201,6 +201,7 @@ def test_an_engine_that_is_added_to_the_table_is_checked(monkeypatch: pytest.Mon
     monkeypatch.setattr("onfoot.check.engines.networks", dict)
     report = installation()
     assert {r.op: r.ok for r in report.results} == {"linear": False, "new": True, "relu": False}
+    json.dumps(report.to_dict(), allow_nan=False)
     text = " ".join(str(report).split())
     assert "✗ linear on third:" in text and "these are 2 times the right ones" in text
     assert "no float32 here" in text

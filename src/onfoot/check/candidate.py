@@ -139,13 +139,15 @@ class Evidence:
     def budget(self, candidate: Candidate, i: int) -> list[float]:
         """What rounding may change in the candidate's gradients of a case."""
         if (candidate, i) not in self._budgets:
-            case = self.cases[i]
-            found = magnitudes(
-                lambda pieces: _changed(self.layer.run(pieces, case, self.options), candidate, case),
-                self.pieces(candidate),
-            )
+            found = self.magnitudes[i] if candidate == Candidate() else self._magnitudes(candidate, self.cases[i])
             self._budgets[candidate, i] = [allowed(m, self.dtype) for m in found]
         return self._budgets[candidate, i]
+
+    def _magnitudes(self, candidate: Candidate, case: Case) -> list[float]:
+        def run(pieces: Pieces) -> Gradients:
+            return _changed(self.layer.run(pieces, case, self.options), candidate, case)
+
+        return magnitudes(run, self.pieces(candidate))
 
     def same_as_right(self, candidate: Candidate, g: int) -> bool:
         """Whether the candidate leaves a gradient as it should be."""

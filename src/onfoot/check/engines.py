@@ -6,6 +6,7 @@ of every engine must agree with that of the formulas, so that a pair cannot be w
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class InstallationReport:
             "passed": self.passed,
             "seconds": self.seconds,
             "skipped": self.skipped,
-            "results": [vars(r) for r in self.results],
+            "results": [{**vars(r), "error": r.error if math.isfinite(r.error) else None} for r in self.results],
         }
 
 
