@@ -109,13 +109,20 @@ class Evidence:
         got, answer = ran[g], self.answers[i][g]
         return distance(got, answer) if np.array_equal(np.isfinite(got), np.isfinite(answer)) else math.inf
 
-    def residual(self, candidate: Candidate, g: int) -> float:
-        """The largest distance over all cases that say something, relative to the answer and to the terms in it."""
+    def residual(self, candidate: Candidate, g: int, limit: float = math.inf) -> float:
+        """The largest distance over all cases that say something, relative to the answer and to the terms in it.
+
+        Above the limit it is inf, and no further case is run.
+        """
         every = range(len(self.cases))
         told = [i for i in every if self.informative(i, g)] or [i for i in every if self.magnitudes[i][g]]
-        sizes = [max(self.norms[i][g], self.magnitudes[i][g]) for i in told]
-        found = [self.difference(candidate, i, g) / size for i, size in zip(told, sizes, strict=True)]
-        return max(found, default=math.inf)
+        largest = -1.0
+        for i in told:
+            size = max(self.norms[i][g], self.magnitudes[i][g])
+            largest = max(largest, self.difference(candidate, i, g) / size)
+            if largest > limit:
+                return math.inf
+        return largest if told else math.inf
 
     def fits(self, candidate: Candidate, g: int) -> bool:
         """Whether the candidate returns the same gradient to rounding, in every case."""

@@ -180,11 +180,16 @@ class _Search:
         for single in self.singles:
             valued = self.evidence.with_values(single, self.wrong)
             if valued is not None and (found is None or valued.names != found.names):
-                measured.append((valued.names, self.residual(valued)))
+                measured.append((valued.names, self.residual(valued, right / 2)))
         return sorted((one for one in measured if one[1] < right / 2), key=lambda one: one[1])[:5]
 
-    def residual(self, candidate: Candidate) -> float:
-        return max(self.evidence.residual(candidate, g) for g in self.wrong)
+    def residual(self, candidate: Candidate, limit: float = math.inf) -> float:
+        largest = 0.0
+        for g in self.wrong:
+            largest = max(largest, self.evidence.residual(candidate, g, limit))
+            if largest > limit:
+                break
+        return largest
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
