@@ -161,6 +161,10 @@ def test_any_two_mistakes_at_once_are_explained(layer: str, fresh: int) -> None:
         check_pair(layer, *pairs[i], seed=fresh)
 
 
+def test_two_mistakes_are_named_where_together_they_cancel_to_rounding() -> None:
+    check_pair("attention", "the mean in place of the weighted sum", "no mask", seed=389474030)  # tokens all alike
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", COMBINED)
 def test_all_pairs_of_mistakes_are_explained(layer: str, fresh: int) -> None:

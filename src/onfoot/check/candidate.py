@@ -17,6 +17,7 @@ from onfoot.check.budget import allowed, distance, magnitudes, norm
 from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 
 GATE = {"float64": 1e-9, "float32": 1e-4}  # a candidate further away than this is not looked at closely
+FLOOR = 1 / 16  # of the right gradient's budget: a mistake may cancel to 0 in theory, and rounding still be there
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,8 @@ class Evidence:
 
     def _close(self, candidate: Candidate, g: int) -> bool:
         return all(
-            self.difference(candidate, i, g) <= max(self.budget(candidate, i)[g], self.budget(Candidate(), i)[g] * 1e-3)
+            self.difference(candidate, i, g)
+            <= max(self.budget(candidate, i)[g], FLOOR * self.budget(Candidate(), i)[g])
             for i in range(len(self.cases))
         )
 
