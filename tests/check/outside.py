@@ -72,7 +72,7 @@ def wrong_attention(what: str, change: Function) -> None:
 
 
 wrong_attention("the next head's dv", lambda q, k, v, do, dq, dk, dv: (dq, dk, dv.roll(1, 1)))
-wrong_attention("dq with a residual", lambda q, k, v, do, dq, dk, dv: (dq + q, dk, dv))
+wrong_attention("dq with a residual", lambda q, k, v, do, dq, dk, dv: (dq + torch.as_tensor(q), dk, dv))
 wrong_attention("dk accumulated over tokens", lambda q, k, v, do, dq, dk, dv: (dq, dk.cumsum(-2), dv))
 wrong_attention("dv without the weights", lambda q, k, v, do, dq, dk, dv: (dq, dk, do))
 
