@@ -234,6 +234,19 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path, te
     assert_same_weights(tmp_path / "whole" / "last", run / "last")
 
 
+def test_a_run_does_not_go_on_with_other_tokens(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    interrupted_run(run, options(text), 4)
+    path = run / "data" / "tokens.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))  # one token is another; the length stays
+    with pytest.raises(ValueError, match=r"tokens\.bin has changed since the run was begun .* begin a new run"):
+        pretrain.resume(run)
+    path.write_bytes(content)
+    resumed, _ = pretrain.resume(run)
+    assert resumed.state.step == 4
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, text: Path, damage: str) -> None:
     run = tmp_path / "run"

@@ -158,6 +158,21 @@ def open_tokens(folder: Path) -> np.ndarray:
     return np.memmap(path, dtype=dtype, mode="r")
 
 
+def check_tokens(folder: Path) -> None:
+    """Refuses token ids that are not those that were written: a resumed run must go on with the same."""
+    path = folder / "tokens.bin"
+    expected = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["sha256"]
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(PIECE):
+            digest.update(block)
+    if digest.hexdigest() != expected:
+        raise ValueError(
+            f"{path} has changed since the run was begun (its SHA-256 is not the one in tokens.json); put back the "
+            f"file that was there, or begin a new run"
+        )
+
+
 def bigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
     """H(next | current) of the tokens' own pairs, in nats: no model that sees one token only can do better on them."""
     pairs: dict[int, int] = {}
