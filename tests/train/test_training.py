@@ -426,6 +426,16 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_cannot_begin_leaves_the_users_own_folder(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "mine"
+    run.mkdir()
+    with pytest.raises(ValueError, match="less than one window"):
+        pretrain.start(run, options(text, context=4000))
+    assert run.is_dir() and not list(run.iterdir())
+    pretrain.start(run, options(text))  # and can begin there after all
+    assert (run / "run.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
