@@ -67,6 +67,15 @@ def test_info_shows_runs_and_models(folder: Path) -> None:
     assert "257 tokens" in output
 
 
+def test_info_on_a_run_before_its_first_checkpoint_says_so(folder: Path, tmp_path: Path) -> None:
+    from onfoot.train import pretrain
+    from onfoot.train.options import TrainOptions
+
+    pretrain.start(tmp_path / "new", TrainOptions(texts=[str(folder / "text.txt")], context=24, steps=8))
+    output = run("info", tmp_path / "new").replace("\n", " ")
+    assert "0 of 8" in output and "it has no checkpoint yet" in output and "onfoot train --resume" in output
+
+
 def test_attribution_of_a_trained_model_names_its_tokens(folder: Path) -> None:
     output = run("attribute", folder / "run", "--text", "to be", "--top", 2)
     assert "'t'" in output and "true change of the loss" in output
