@@ -76,6 +76,12 @@ class AdamW:
 
     def step(self, grads: Mapping[str, Array], lr: float | None = None) -> None:
         """One update of every parameter that has a gradient, at the given learning rate or the optimizer's own."""
+        unknown = [name for name in grads if name not in self.m]
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} did not train when this optimizer was made, so there are no running means of it; make "
+                f"a new AdamW after add_lora(), or after whatever else changed what trains"
+            )
         self.steps += 1
         for name, grad in grads.items():
             self.update(name, grad, self.lr if lr is None else lr)
