@@ -264,7 +264,6 @@ def test_ranks_that_their_launcher_leaves_waiting_are_told_to_end() -> None:
     dead.close()
     waiting.settimeout(20)
     assert waiting.recv(1) == b"x"
-    waiting.close()
     assert "rank 0 on host-0 (process 100) died" in watch.said()
 
 
