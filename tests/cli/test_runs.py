@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import onfoot
 from onfoot.cli import app
 from onfoot.train.log import Log
 
@@ -47,6 +49,29 @@ def test_greedy_generation_is_the_same_every_time(folder: Path) -> None:
     assert first.startswith("to be") and first == run(
         "generate", folder / "run" / "best", "--prompt", "to be", "--max-new-tokens", 10, "--temperature", 0
     )
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_generated_text_is_that_of_the_model_with_the_same_settings(folder: Path, seed: int) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 16, "temperature": 0.7, "top_k": 20, "seed": seed}
+    typed = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
+    model = onfoot.load(folder / "run")
+    assert model.tokenizer is not None
+
+    def expected(*texts: str, **more: Any) -> list[str]:
+        prompts = [np.asarray(model.tokenizer.encode(text)) for text in texts]
+        return [model.tokenizer.decode(ids.tolist()) for ids in model.generate(prompts, **{**settings, **more})]
+
+    whole = run("generate", folder / "run", "--prompt", "to be", *typed)
+    assert whole == expected("to be")[0] + "\n"
+    assert whole != run("generate", folder / "run", "--prompt", "to be", *typed[:-1], seed + 1)
+    new = whole[len("to be") : -1]
+    stop = next(c for c in new if c.isascii() and c.isprintable())
+    cut = run("generate", folder / "run", "--prompt", "to be", *typed, "--stop", stop)
+    assert cut == expected("to be", stop=[stop])[0] + "\n" == f"to be{new[: new.index(stop) + 1]}\n"
+    two = run("generate", folder / "run", "--prompt", "to be", "--prompt", "or", *typed, "--stop", stop)
+    first, second = expected("to be", "or", stop=[stop])
+    assert two == f"--- 1 ---\n{first}\n--- 2 ---\n{second}\n"
 
 
 def test_several_prompts_give_several_texts(folder: Path) -> None:
