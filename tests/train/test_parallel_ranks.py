@@ -437,5 +437,20 @@ def test_what_cannot_begin_is_refused_once_and_leaves_nothing_behind(tmp_path: P
         assert not (tmp_path / "run").exists()
 
 
+@ranks_needed
+def test_under_mpiexec_without_mpi4py_every_rank_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "mpi4py.py").write_text("raise ImportError('not here')")
+    path = [str(tmp_path / "hidden"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    result = mpiexec(2, "-m", "onfoot", "train", "--out", tmp_path / "run")
+    assert result.returncode != 0 and not (tmp_path / "run").exists()
+    for rank in (0, 1):
+        assert f"this is rank {rank} of 2 of an MPI run, but mpi4py is not installed" in result.stderr
+    assert 'pip install "onfoot[mpi]"' in result.stderr and "Traceback" not in result.stderr
+
+
 if __name__ == "__main__":
     sys.exit([WORK[name](Path(sys.argv[1])) for name in sys.argv[2:]] and 0)
