@@ -415,12 +415,13 @@ def test_ten_killed_ranks_are_named_and_their_runs_resume_to_bit_identical_weigh
 
 
 @ranks_needed
-def test_ctrl_c_stops_all_ranks_and_saves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_signal_to_mpiexec_stops_all_ranks_and_saves(tmp_path: Path, number: signal.Signals) -> None:
     prepare(tmp_path)
     never = ("--eval-every", 10**6, "--save-every", 10**6)
     running = Running(2, tmp_path, tmp_path / "run", "--steps", 10**6, *never)
     running.wait_for(3)
-    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(number)
     output, errors = running.process.communicate(timeout=120)
     assert running.process.returncode == 130, errors
     assert output.count("stopped and saved at step") == 1
