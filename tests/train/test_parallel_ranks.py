@@ -25,7 +25,7 @@ import pytest
 import onfoot
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.train import finetune, pretrain
+from onfoot.train import finetune, pretrain, threads
 from onfoot.train.buckets import ShardSums, WholeSums
 from onfoot.train.checkpoint import checkpoints, newest_sound
 from onfoot.train.log import Log
@@ -327,7 +327,9 @@ class Running:
 
     def wait_for(self, step: int) -> None:
         """Until the log has reached the step, or the run is over."""
+        deadline = time.monotonic() + 600  # for what hangs; a slow machine may take its time
         while self.process.poll() is None and self.step() < step:
+            assert time.monotonic() < deadline, self.process.terminate()
             time.sleep(0.002)
 
     def step(self) -> int:
@@ -436,6 +438,21 @@ def test_what_cannot_begin_is_refused_once_and_leaves_nothing_behind(tmp_path: P
         result = mpiexec(2, "-m", "onfoot", "train", tmp_path / text, "--out", tmp_path / "run")
         assert result.returncode == 2 and result.stderr.count(message) == 1 and "Traceback" not in result.stderr
         assert not (tmp_path / "run").exists()
+
+
+@ranks_needed
+def test_the_ranks_share_the_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    if threads.openblas() is None:
+        pytest.skip("needs NumPy with OpenBLAS")
+    for name in threads.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    code = (
+        "from onfoot.train import threads; from onfoot.train.parallel import world; "
+        "set_, get = threads.openblas(); set_(3); world(); print(get())"
+    )
+    result = mpiexec(2, "-c", code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(max(1, len(threads.cores()) // 2))] * 2
 
 
 @ranks_needed

@@ -182,7 +182,9 @@ def arguments(text: Path, run: Path) -> list[str]:
 def killed_at(text: Path, run: Path, step: int, pause: float) -> bool:
     """Kills a run so many seconds after its log has reached the step; False if the run was over before."""
     process = subprocess.Popen(command(*arguments(text, run)), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 600  # for what hangs; a slow machine may take its time
     while process.poll() is None and not ((run / "run.json").exists() and logged(run) >= step):
+        assert time.monotonic() < deadline, process.kill()
         time.sleep(0.001)
     time.sleep(pause)
     process.kill()

@@ -62,7 +62,8 @@ def run_measure(n: int, launcher: list[str] | None = None, **options: Any) -> di
         launcher = [mpiexec(), "-n", str(n)] if n > 1 else []
     command = [*launcher, sys.executable, "-m", "onfoot.train.measure"]
     for name, value in options.items():
-        command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])] if value else []
+        if value is not False:
+            command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         raise ValueError(f"{' '.join(command)} failed: {result.stderr.strip()[-2000:]}")

@@ -27,7 +27,11 @@ KINDS = ("alone", "after", "during")
 
 
 def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb: float, shard: bool) -> dict[str, Any]:
-    """Medians over the rounds, in seconds a step; the slowest rank counts. `rows` are those of all ranks together."""
+    """Medians over the rounds, in seconds a step, and the peak memory; of the ranks, the slowest and the largest count.
+
+    `rows` are those of all ranks together. Memory is that of steps as a run takes them, before anything else is
+    measured: sums that wait for the end of the backward pass, or that never start, keep all their buckets.
+    """
     ranks = world()
     mine = ranks.share.of(rows)
     if rows < ranks.size:
@@ -41,14 +45,16 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     rng = np.random.default_rng(ranks.rank)
     tokens, targets = rng.integers(0, config.vocab_size, (2, len(mine), context))
     found: dict[str, list[float]] = {}
-    for _ in range(rounds + 1):
+    for _ in range(2):  # a warm-up as well
+        _step(ranks, model, optimizer, sums, tokens, targets, KINDS[-1])
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    for _ in range(rounds):
         for kind in KINDS if sums is not None else KINDS[:1]:
             for name, seconds in _step(ranks, model, optimizer, sums, tokens, targets, kind).items():
                 found.setdefault(name, []).append(seconds)
         if sums is not None:
             found.setdefault("sums", []).append(_sums_only(ranks, sums))
-    times = {name: median(seconds[1:]) for name, seconds in found.items()}  # the first round is a warm-up
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    times = {name: median(seconds) for name, seconds in found.items()}
     return {
         "ranks": ranks.size,
         "shard": shard,
@@ -60,7 +66,7 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
         "tokens": rows * context,
         "seconds": times,
         "hidden": None
-        if sums is None
+        if sums is None or not rounds
         else 1 - (times["during: moving"] + times["during: waiting"]) / times["after: waiting"],
         "memory_mb": max(ranks.table(memory)[:, 0].tolist()),
     }
@@ -125,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("layers", 6), ("width", 384), ("heads", 6), ("vocab", 8192), ("context", 128), ("rows", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0: only memory is measured")
     parser.add_argument("--bucket-mb", type=float, default=8.0)
     parser.add_argument("--shard", action="store_true")
     asked = parser.parse_args()
