@@ -47,10 +47,11 @@ def memory(vocab: int) -> None:
         state, shared = (plain["parameters"] * b / 1e6 for b in (16, 4 + 12 / n))
         row = [str(n), f"{state:,.0f}", f"{plain['memory_mb']:,.0f}"]
         if n > 1:
-            row += [f"{shared:,.0f}", f"{run_measure(n, shard=True, **sizes)['memory_mb']:,.0f}"]
-        rows.append([*row, "–", "–"][:5])
+            sharded = run_measure(n, shard=True, **sizes)
+            row += [f"{shared:,.0f}", f"{sharded['memory_mb']:,.0f}", f"{sharded['buffers_mb']:,.0f}"]
+        rows.append([*row, "–", "–", "–"][:6])
     print(f"a vocabulary of {vocab:,}: {plain['parameters'] / 1e6:.1f} M parameters\n")
-    table(["ranks", "on paper, MB", "peak, MB", "sharded: on paper, MB", "peak, MB"], rows)
+    table(["ranks", "on paper, MB", "peak, MB", "sharded: on paper, MB", "peak, MB", "buckets of it, MB"], rows)
 
 
 def waits(launcher: list[str] | None, where: str) -> None:

@@ -48,6 +48,7 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     for _ in range(2):  # a warm-up as well
         _step(ranks, model, optimizer, sums, tokens, targets, KINDS[-1])
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    buffers = sums.buffer_bytes / 1e6 if isinstance(sums, ShardSums) else 0.0
     for _ in range(rounds):
         for kind in KINDS if sums is not None else KINDS[:1]:
             for name, seconds in _step(ranks, model, optimizer, sums, tokens, targets, kind).items():
@@ -69,6 +70,7 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
         if sums is None or not rounds
         else 1 - (times["during: moving"] + times["during: waiting"]) / times["after: waiting"],
         "memory_mb": max(ranks.table(memory)[:, 0].tolist()),
+        "buffers_mb": max(ranks.table(buffers)[:, 0].tolist()),
     }
 
 
