@@ -66,6 +66,32 @@ def test_text_files_folders_and_jsonl_are_tokenised_into_one_mapped_file(tmp_pat
     assert (corpus.open_tokens(tmp_path / "data") == tokens).all()
 
 
+def test_a_mark_before_the_text_and_upper_case_suffixes_make_no_difference(tmp_path: Path) -> None:
+    plain = [write(tmp_path / "a.txt", "text"), write(tmp_path / "b.jsonl", '{"text": "one"}\n{"text": "two"}\n')]
+    marked = tmp_path / "marked"
+    marked.mkdir()
+    for path in plain:
+        write(marked / path.name.upper(), b"\xef\xbb\xbf" + path.read_bytes())
+    expected = list(corpus.all_pieces(corpus.find_texts(plain)))
+    assert expected == ["text", "one", "two"]
+    for paths in ([marked], sorted(marked.iterdir())):
+        assert list(corpus.all_pieces(corpus.find_texts(paths))) == expected
+    tokens = [corpus.write_tokens(corpus.find_texts(p), TOKENIZER, tmp_path / "d").tolist() for p in (plain, [marked])]
+    assert tokens[0] == tokens[1]
+    bad = write(tmp_path / "bad.txt", b"\xef\xbb\xbfgood\xff")
+    with pytest.raises(ValueError, match="byte 0xff at position 7"):
+        list(corpus.all_pieces(corpus.find_texts([bad])))
+
+
+@pytest.mark.parametrize(("name", "what"), [("a.csv", r"a \.csv file"), ("book", "a file without a suffix")])
+def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, name: str, what: str) -> None:
+    path = write(tmp_path / name, "x,y")
+    with pytest.raises(ValueError, match=rf"{name} is {what}, and only \.txt or \.jsonl can be read"):
+        corpus.find_texts([path])
+    with pytest.raises(ValueError, match=r"a\.txt is a \.txt file, and only \.jsonl can be read"):
+        corpus.find_texts([write(tmp_path / "a.txt", "x")], (".jsonl",))
+
+
 def test_long_files_are_read_in_pieces_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "PIECE", 64)
     for text in ("zeile äöü\n" * 100, "äöü€𝄞" * 700):  # with line ends, and without any

@@ -97,3 +97,14 @@ def test_bad_optimizer_settings_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             onfoot.AdamW(model, **settings)
+
+
+def test_an_optimizer_made_before_the_adapter_says_so_and_changes_nothing() -> None:
+    model = onfoot.create(CONFIG)
+    optimizer = onfoot.AdamW(model)
+    model.add_lora(r=2)
+    before = {name: value.copy() for name, value in model.params.items()}
+    with pytest.raises(ValueError, match=r"lora.* did not train when this optimizer was made.*make a new AdamW after"):
+        model.train_step(optimizer, np.arange(8)[None])
+    assert optimizer.steps == 0 and all((model.params[name] == before[name]).all() for name in before)
+    assert np.isfinite(model.train_step(onfoot.AdamW(model), np.arange(8)[None]))

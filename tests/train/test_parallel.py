@@ -161,6 +161,26 @@ def test_under_mpiexec_without_mpi4py_a_run_says_what_to_install(tmp_path: Path)
     assert 'pip install "onfoot[mpi]"' in result.stderr and "Traceback" not in result.stderr
 
 
+def test_without_mpi4py_every_module_imports_and_a_run_trains_and_resumes(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    code = (
+        "import importlib, pkgutil, onfoot\n"
+        "for module in pkgutil.walk_packages(onfoot.__path__, 'onfoot.', onerror=lambda name: None):\n"
+        "    if module.name.endswith('__main__'): continue\n"
+        "    try: importlib.import_module(module.name)\n"
+        "    except ImportError as error: assert 'not here' not in str(error), (module.name, error)\n"
+        "from onfoot.cli import app\n"
+        f"run, text = {str(tmp_path / 'run')!r}, {str(tmp_path / 'text.txt')!r}\n"
+        "sizes = '--n-layer 1 --n-head 1 --n-embd 8 --context 8 --steps 2 --shard --sample-tokens 2'.split()\n"
+        "app(['train', text, '--out', run, *sizes], standalone_mode=False)\n"
+        "app(['train', '--resume', run], standalone_mode=False)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "validation loss" in result.stdout and "is complete" in result.stdout
+
+
 def test_an_mpi_that_is_not_the_launchers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("")
@@ -264,7 +284,6 @@ def test_ranks_that_their_launcher_leaves_waiting_are_told_to_end() -> None:
     dead.close()
     waiting.settimeout(20)
     assert waiting.recv(1) == b"x"
-    waiting.close()
     assert "rank 0 on host-0 (process 100) died" in watch.said()
 
 

@@ -392,7 +392,7 @@ def test_long_examples_are_refused_by_file_line_and_length(tmp_path: Path) -> No
     with pytest.raises(
         ValueError,
         match=r"a\.jsonl, line 2: 10 tokens are more than max_length=8 \(2 of 3 examples are too long, the longest has "
-        r'21\); .*on_long="truncate".*"skip"',
+        r"21\); .*--max-length .*--on-long truncate .*--on-long skip ",
     ):
         load_source([path], TOKENIZER, PLAIN, max_length=8, batch_size=1)
 

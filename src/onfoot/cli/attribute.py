@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onfoot.cli import options
+from onfoot.cli.fields import refuse_beside
 from onfoot.config import GPT2Config, preset
 
 if TYPE_CHECKING:
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
 
 BYTES = 256  # the vocabulary of a byte-level model
+SIZES = ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")
 SMALL = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=BYTES, n_positions=256)
 
 
 def attribute(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="MODEL", help="A model folder or a run; by default a small untrained byte-level model."),
@@ -52,6 +55,7 @@ def attribute(
     if model is not None:
         if preset_name is not None:
             raise ValueError("give either MODEL or --preset, not both")
+        refuse_beside(context, "MODEL", (*SIZES, "seed"), f"{model} has its own sizes and weights")
         loaded = load(model)
         if text is not None and loaded.tokenizer is None:
             raise ValueError(f'{model} has no tokenizer; give token ids, as in --tokens "3 1 4 1 5"')

@@ -40,5 +40,13 @@ def given(context: typer.Context) -> list[str]:
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
+def refuse_beside(context: typer.Context, first: str, others: Collection[str], because: str) -> None:
+    """Refuses those of the other options that were typed: beside the first they would do nothing."""
+    flags = {p.name: p.opts[0] if p.param_type_name == "option" else p.opts[0].upper() for p in context.command.params}
+    typed = [flags[name] for name in given(context) if name in others]
+    if typed:
+        raise ValueError(f"{first} and {', '.join(typed)} do not go together: {because}")
+
+
 def _annotated(hint: Any, info: Any) -> Any:
     return Annotated[hint, info]

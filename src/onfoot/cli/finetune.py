@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from onfoot.cli.fields import options_from
+from onfoot.cli.fields import options_from, refuse_beside
 from onfoot.cli.train import finish, go_on, next_free
 from onfoot.train.options import FinetuneOptions
+
+COMPANIONS = ("r", "alpha", "targets", "lora_dropout", "rank_stabilised")
 
 
 @options_from(FinetuneOptions, leave_out={"model", "data", "validation_data"})
@@ -43,6 +45,12 @@ def finetune(
         return
     if not model:
         raise ValueError("a model is needed: onfoot finetune MODEL --data FILE.jsonl")
+    if values["full"]:
+        refuse_beside(context_, "--full", COMPANIONS, "all weights train, and there are no LoRA companions")
+    if values["steps"]:
+        refuse_beside(context_, "--steps", ("epochs",), "each says how long the run is")
+    if validation_data:
+        refuse_beside(context_, "--validation-data", ("validation",), "each says what is validated on")
     options = FinetuneOptions(
         model=model,
         data=[str(p) for p in data or []],

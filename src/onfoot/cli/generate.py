@@ -70,6 +70,8 @@ def generate(
     ]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)}: choose one")
+    if chat and (tokens or slide):
+        raise ValueError(f"--chat and {'--tokens' if tokens else '--slide'} do not go together; leave one out")
     if "" in (stop or []):
         raise ValueError("--stop needs some text to stop at")
     loaded = load(model, dtype, engine, quantized=quantized)

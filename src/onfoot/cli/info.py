@@ -20,10 +20,13 @@ def info(
     from onfoot.formats.peft import is_adapter_folder
     from onfoot.formats.tokenizer import Tokenizer
     from onfoot.models.params import count, shapes
-    from onfoot.train.checkpoint import resolve
+    from onfoot.train.checkpoint import checkpoints, resolve
 
     if (folder / "run.json").is_file():
         _show_run(folder)
+        if not checkpoints(folder):
+            show_text("  it has no checkpoint yet, so there is no model to show; the first is written by its training")
+            return
     model = resolve(folder)
     if is_adapter_folder(model):
         _show_adapter(model)

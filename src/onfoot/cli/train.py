@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onfoot.cli.console import show_text
-from onfoot.cli.fields import given, options_from
+from onfoot.cli.fields import given, options_from, refuse_beside
 from onfoot.train.options import TrainOptions
+
+SIZES = ("n_layer", "n_head", "n_embd")
 
 if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
@@ -39,6 +41,12 @@ def train(
     if resume is not None:
         go_on(context_, resume, pretrain.resume)
         return
+    if values["init"] is not None:
+        has = f"{values['init']} has its own sizes and its own tokenizer"
+        refuse_beside(context_, "--init", (*SIZES, "tokenizer", "vocab_size"), has)
+    if values["tokenizer"] != "bpe":
+        only = "it is the size of a bpe that is trained on the spot"
+        refuse_beside(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), only)
     options = TrainOptions(texts=[str(p) for p in texts or []], **values)
     trainer = pretrain.start(out or next_free(Path("runs"), "train"), options)
     finish(trainer)

@@ -223,3 +223,8 @@ class ShardSums(RankSums):
 
     def done(self, k: int) -> None:
         self._free.append(self._buffers.pop(k))
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The memory of all buckets that were ever under way at once."""
+        return sum(b.nbytes for b in [*self._free, *self._buffers.values()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from onfoot.formats.tokenizer import Tokenizer
 
 PIECE = 1 << 20  # bytes of text that are tokenised at a time
 SUFFIXES = (".txt", ".jsonl")
+BOM = BOM_UTF8.decode()  # the mark that some editors put before a file's text
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,14 @@ def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> lis
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix in suffixes and p.is_file())
+            inside = sorted(p for p in path.rglob("*") if _suffix(p) in suffixes and p.is_file())
             if not inside:
                 raise ValueError(f"the folder {path} holds no {' or '.join(suffixes)} file")
             found += inside
+        elif path.is_file() and _suffix(path) not in suffixes:
+            what = f"a {path.suffix} file" if path.suffix else "a file without a suffix"
+            ways = " or ".join(suffixes)
+            raise ValueError(f"{path} is {what}, and only {ways} can be read; rename or convert it")
         elif path.is_file():
             found.append(path)
         else:
@@ -52,11 +58,15 @@ def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> lis
     return [Text(str(path), path=path) for path in found]
 
 
+def _suffix(path: Path) -> str:
+    return path.suffix.lower()
+
+
 def documents(text: Text) -> Iterator[Iterator[str]]:
     """The documents of a file, each as an iterator over pieces: a .txt is one, a .jsonl has one a line."""
     if text.text is not None:
         yield iter([text.text])
-    elif text.path is not None and text.path.suffix == ".jsonl":
+    elif text.path is not None and _suffix(text.path) == ".jsonl":
         for number, value in json_lines(text.path):
             if not isinstance(value, dict) or not isinstance(value.get("text"), str):
                 raise ValueError(f'{text.path}, line {number}: no "text" field with a string in it')
@@ -66,12 +76,14 @@ def documents(text: Text) -> Iterator[Iterator[str]]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a .jsonl file with the numbers of their lines; blank lines hold none."""
+    """The values of a .jsonl file with the numbers of their lines; blank lines hold none. A leading BOM is no text."""
     place = 0
     with path.open("rb") as file:  # as bytes: line ends that only Unicode knows may stand inside a JSON string
         for number, data in enumerate(file, start=1):
             line = _decode(data, f"{path}, line {number}", place)
             place += len(data)
+            if number == 1:
+                line = line.removeprefix(BOM)
             if not line.strip():
                 continue
             try:
@@ -85,6 +97,9 @@ def _pieces(path: Path) -> Iterator[str]:
     """The text in pieces that end at line ends where possible, so that no token is cut without need."""
     rest, place = b"", 0
     with path.open("rb") as file:
+        if file.read(len(BOM_UTF8)) == BOM_UTF8:
+            place = len(BOM_UTF8)
+        file.seek(place)
         while block := file.read(PIECE):
             block = rest + block
             cut = block.rfind(b"\n") + 1
@@ -119,7 +134,7 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> n
     """Tokenises once into folder/tokens.bin and returns it memory-mapped. Documents are parted by the end token."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
-    several = len(texts) > 1 or any(t.path is not None and t.path.suffix == ".jsonl" for t in texts)
+    several = len(texts) > 1 or any(t.path is not None and _suffix(t.path) == ".jsonl" for t in texts)
     count, digest = 0, hashlib.sha256()
     partial = folder / "tokens.bin.partial"
     with partial.open("wb") as file:
@@ -156,6 +171,21 @@ def open_tokens(folder: Path) -> np.ndarray:
     if meta["tokens"] == 0:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+def check_tokens(folder: Path) -> None:
+    """Refuses token ids that are not those that were written: a resumed run must go on with the same."""
+    path = folder / "tokens.bin"
+    expected = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["sha256"]
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(PIECE):
+            digest.update(block)
+    if digest.hexdigest() != expected:
+        raise ValueError(
+            f"{path} has changed since the run was begun (its SHA-256 is not the one in tokens.json); put back the "
+            f"file that was there, or begin a new run"
+        )
 
 
 def bigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:

@@ -142,10 +142,15 @@ class Lookout:
                 else:
                     joined = joined or bool(self.ranks[descriptor][1])
             if self.ended is not None and time.monotonic() - self.ended > CLEANUP:
-                for connection, who, _ in self.ranks.values():
-                    if who and not who.get("bye"):
-                        with suppress(OSError):
-                            connection.send(b"x")
+                self.end_all()
+                return
+
+    def end_all(self) -> None:
+        """Tells the ranks that are still there to end. Who cannot be reached is not waited for."""
+        for connection, who, _ in self.ranks.values():
+            if who and not who.get("bye"):
+                with suppress(OSError):
+                    connection.send(b"x")
 
     def accept(self) -> socket.socket:
         connection, _ = self.server.accept()

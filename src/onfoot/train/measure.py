@@ -27,8 +27,15 @@ KINDS = ("alone", "after", "during")
 
 
 def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb: float, shard: bool) -> dict[str, Any]:
-    """Medians over the rounds, in seconds a step; of several ranks the slowest counts. `rows` is each rank's own."""
+    """Medians over the rounds, in seconds a step, and the peak memory; of the ranks, the slowest and the largest count.
+
+    `rows` are those of all ranks together. Memory is that of steps as a run takes them, before anything else is
+    measured: sums that wait for the end of the backward pass, or that never start, keep all their buckets.
+    """
     ranks = world()
+    mine = ranks.share.of(rows)
+    if rows < ranks.size:
+        raise ranks.agreed(ValueError(f"{rows} rows are fewer than {ranks.size} ranks; give at least one for each"))
     model = create(config)
     layout = Layout.of(model, bucket_mb, ranks.size)
     optimizer = ShardedAdamW(model, ranks, layout) if shard and ranks.size > 1 else AdamW(model)
@@ -36,30 +43,41 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     if ranks.size > 1:
         sums = (ShardSums if shard else WholeSums)(ranks, layout, model)
     rng = np.random.default_rng(ranks.rank)
-    tokens, targets = rng.integers(0, config.vocab_size, (2, rows, context))
+    tokens, targets = rng.integers(0, config.vocab_size, (2, len(mine), context))
     found: dict[str, list[float]] = {}
-    for _ in range(rounds + 1):
+    for _ in range(2):  # a warm-up as well
+        _step(ranks, model, optimizer, sums, tokens, targets, KINDS[-1])
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    buffers = sums.buffer_bytes / 1e6 if isinstance(sums, ShardSums) else 0.0
+    for _ in range(rounds):
         for kind in KINDS if sums is not None else KINDS[:1]:
             for name, seconds in _step(ranks, model, optimizer, sums, tokens, targets, kind).items():
                 found.setdefault(name, []).append(seconds)
         if sums is not None:
             found.setdefault("sums", []).append(_sums_only(ranks, sums))
-    times = {name: median(seconds[1:]) for name, seconds in found.items()}  # the first round is a warm-up
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    times = {name: median(seconds) for name, seconds in found.items()}
     return {
         "ranks": ranks.size,
         "shard": shard,
         "parameters": model.n_trainable,
         "bytes": model.n_trainable * np.dtype(model.dtype).itemsize,
+        "tail_bytes": _tail(layout) * np.dtype(model.dtype).itemsize,
         "buckets": len(layout.lengths),
         "bucket_mb": bucket_mb,
-        "tokens": rows * context * ranks.size,
+        "tokens": rows * context,
         "seconds": times,
         "hidden": None
-        if sums is None
+        if sums is None or not rounds
         else 1 - (times["during: moving"] + times["during: waiting"]) / times["after: waiting"],
         "memory_mb": max(ranks.table(memory)[:, 0].tolist()),
+        "buffers_mb": max(ranks.table(buffers)[:, 0].tolist()),
     }
+
+
+def _tail(layout: Layout) -> int:
+    """The elements whose sums cannot start before the backward pass ends: the buckets that hold the tables."""
+    positions = list(layout.places)[-2]
+    return sum(layout.lengths[layout.places[positions][0].bucket :])
 
 
 def _step(
@@ -75,7 +93,7 @@ def _step(
     begun = time.perf_counter()
     moving = 0.0
     if sums is None:
-        _, grads = model.loss_and_grads(tokens, targets, divisor=float(targets.size))
+        _, grads = model.loss_and_grads(tokens, targets)
         made = time.perf_counter()
     else:
         sums.begin()
@@ -113,10 +131,10 @@ def _sums_only(ranks: World, sums: RankSums) -> float:
 def main() -> None:
     """Reads its options, measures, and lets rank 0 print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, value in (("layers", 6), ("width", 384), ("heads", 6), ("vocab", 8192), ("context", 128), ("rows", 4)):
+    for name, value in (("layers", 6), ("width", 384), ("heads", 6), ("vocab", 8192), ("context", 128), ("rows", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--bucket-mb", type=float, default=16.0)
+    parser.add_argument("--rounds", type=int, default=5, help="0: only memory is measured")
+    parser.add_argument("--bucket-mb", type=float, default=8.0)
     parser.add_argument("--shard", action="store_true")
     asked = parser.parse_args()
     config = GPT2Config(

@@ -91,8 +91,8 @@ class AdamW:
         """One parameter's part of the step that was begun."""
         if name not in self.m:
             raise ValueError(
-                f"this optimizer knows nothing of {name}: it was made before the parameter was to train; "
-                f"make an AdamW after add_lora and use_adapter"
+                f"{name} did not train when this optimizer was made, so there are no running means of it; make "
+                f"a new AdamW after add_lora(), or after whatever else changed what trains"
             )
         p = self.model.params[name]
         self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1, scale=scale)

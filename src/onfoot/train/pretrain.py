@@ -63,7 +63,9 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     """The tokenizer and the token stream of a run: made once, found again when it is resumed."""
     folder = run / "data"
     if (folder / "tokens.bin").is_file():
-        return Tokenizer.load(folder), corpus.open_tokens(folder)
+        tokens = corpus.open_tokens(folder)
+        corpus.check_tokens(folder)
+        return Tokenizer.load(folder), tokens
     texts = corpus.find_texts([Path(p) for p in options.texts]) if options.texts else [corpus.builtin_text()]
     if options.init is not None:
         tokenizer = load(options.init).tokenizer

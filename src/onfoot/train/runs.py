@@ -17,11 +17,12 @@ Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its
 
 
 def begin(run: Path, options: Options, build: Build[Options]) -> Trainer:
-    """A run in a new folder. One that cannot begin leaves nothing behind."""
+    """A run in a new folder. One that cannot begin leaves nothing behind but a folder that was there before."""
     ranks = world()
     ranks.hush()
     run = Path(ranks.hear(str(run))[0])
     with ranks.guard(run, options.command):
+        users = run.exists()  # an empty folder that the user has made
         ranks.together(lambda: ranks.first(lambda: _found(run, options), lambda: ranks.see(run / "run.json")))
         try:
             trainer = ranks.together(lambda: build(run, options, None))
@@ -29,7 +30,7 @@ def begin(run: Path, options: Options, build: Build[Options]) -> Trainer:
                 trainer.options.save(run / "run.json")  # with what only the data could tell
         except BaseException:
             if ranks.writes:
-                shutil.rmtree(run, ignore_errors=True)
+                _clear(run, users)
             raise
     return trainer
 
@@ -42,6 +43,15 @@ def _found(run: Path, options: LoopOptions) -> None:
         raise ValueError(f"{run} is not empty; choose another --out")
     run.mkdir(parents=True, exist_ok=True)
     options.save(run / "run.json")  # first: killed from here on, the run can be resumed
+
+
+def _clear(run: Path, keep_folder: bool) -> None:
+    """Removes what a run that could not begin has written, and its folder unless that is to be kept."""
+    for path in run.iterdir() if keep_folder else [run]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def resume(run: Path, kind: type[Options], build: Build[Options]) -> tuple[Trainer, list[str]]:

@@ -152,8 +152,9 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
     if long and on_long == "refuse":
         raise ValueError(
             f"{long[0].where}: {len(long[0]):,} tokens are more than max_length={max_length} ({len(long):,} of "
-            f"{len(examples):,} examples are too long, the longest has {max(map(len, long)):,}); raise max_length as "
-            f'far as the model has positions, or choose on_long="truncate" to cut them or "skip" to leave them out'
+            f"{len(examples):,} examples are too long, the longest has {max(map(len, long)):,}); raise it with "
+            f"--max-length as far as the model has positions, or choose --on-long truncate to cut them or --on-long "
+            f"skip to leave them out"
         )
     kept: list[Example] = []
     truncated = cut_away = skipped = 0

@@ -31,14 +31,14 @@ def limit(n: int) -> int:
     asked = [os.environ[name] for name in VARIABLES if os.environ.get(name)]
     if asked:
         return int(asked[0]) if asked[0].isdecimal() else n
-    for name in VARIABLES[:-1]:  # Numba's is the size of its pool, which cannot be raised again
-        os.environ[name] = str(n)
     library = openblas()
     if library is not None:
         library[0](n)
-    if "numba" in sys.modules:
-        numba = sys.modules["numba"]
+    numba = sys.modules.get("numba")
+    if numba is not None:
         numba.set_num_threads(min(n, numba.config.NUMBA_NUM_THREADS))
+    for name in VARIABLES if numba is None else VARIABLES[:-1]:  # Numba does not let its own be changed later
+        os.environ[name] = str(n)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(n)
     return n
