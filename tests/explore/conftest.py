@@ -61,13 +61,14 @@ def port(model: Model) -> Iterator[int]:
 
 
 def chromium() -> str:
-    """Where Chromium is. Missing, it is a failure wherever it could have been installed."""
+    """Where Chromium is. Without one the browser tests are skipped, but never in CI, which can install it."""
     found = os.environ.get("ONFOOT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if found:
         return found
-    if shutil.which("apt-get"):
-        pytest.fail("Chromium is missing; the browser tests need it: make setup-browser, or apt-get install chromium")
-    pytest.skip("no Chromium, and no apt-get to install it with; set ONFOOT_CHROMIUM to one")
+    missing = "no Chromium: `make setup-browser` installs Debian's where it may; or set ONFOOT_CHROMIUM to one"
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ function percent(x) {
   return (100 * x).toFixed(1).replace(/^-/, MINUS) + " %";
 }
 
-const grouped = (n) => n.toLocaleString("en");
+const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ","); // whole numbers
 const times = (shape) => (shape.length ? shape.join(" × ") : "1");
 const plural = (n, one, many) => `${grouped(n)} ${n === 1 ? one : many || one + "s"}`;
 
