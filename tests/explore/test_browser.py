@@ -270,6 +270,8 @@ def test_an_optimizer_step_is_adamws(page: Any, model: Model, tokens: np.ndarray
     page.wait_for_selector(".arithmetic .sum")
     old, new = (number(page.locator(".arithmetic output").nth(i).inner_text()) for i in (0, 1))
     assert (old, new) == (before, float(own.params[name][0, 0]))
+    update = page.locator(".update .figure output.value").last
+    assert number(update.inner_text()) == new - old
     assert page.locator(".arithmetic .sum").get_attribute("data-right") == "true"
     page.locator("#next-step").click()
     own.train_step(optimizer, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,14 +55,17 @@ VIEWS = ["map", "attention", "training", "step", "mistakes"]
     ("width", "height", "scheme"),
     [(360, 740, "light"), (360, 740, "dark"), (768, 1024, "light"), (1280, 800, "dark"), (1920, 1080, "light")],
 )
-def test_no_view_is_wider_than_the_screen(watched: Any, port: int, width: int, height: int, scheme: str) -> None:
+def test_no_view_is_wider_than_the_screen(watched: Any, exported: Path, width: int, height: int, scheme: str) -> None:
+    """On the exported page, which has all its badges from the start."""
     watched.page.set_viewport_size({"width": width, "height": height})
     watched.page.emulate_media(color_scheme=scheme)
-    page = watched.open(f"http://127.0.0.1:{port}/")
+    page = watched.open(exported.as_uri())
+    page.wait_for_selector("body[data-proven]")
     for view in VIEWS:
         page.locator(f"[data-view={view}]").click()
         page.wait_for_selector("main[aria-busy=false]")
         until(page, "document.querySelectorAll('main canvas').length > 0 || document.querySelector('.errors')")
+        assert page.locator(".badge.waiting").count() == 0
         over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert over <= 0, view
 

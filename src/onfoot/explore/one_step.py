@@ -45,13 +45,11 @@ def optimizer_steps(m: Material, lr: float, n: int) -> dict[str, Any]:
         if name not in grads:
             continue
         w, new = before[name], model.params[name]
-        arrays = {"w": w, "∂w": grads[name], "m": optimizer.m[name], "v": optimizer.v[name], "new": new}
-        names = {**{key: key for key in arrays}, "new": "new w"}
+        arrays = {"w": w, "∂w": grads[name], "m": optimizer.m[name], "v": optimizer.v[name]}
+        arrays |= {"new": new, "update": new - w}
+        names = {**{key: key for key in arrays}, "new": "new w", "update": "new w − w"}
         ids = {key: _add(m, f"step {n}, lr {lr:g}: {key} of {name}", names[key], x) for key, x in arrays.items()}
-        update = new - w
-        rows.append(
-            {"name": name, "arrays": ids, "norm": float(np.linalg.norm(w)), "update": float(np.linalg.norm(update))}
-        )
+        rows.append({"name": name, "arrays": ids})
     return {
         "lr": lr,
         "steps": n,

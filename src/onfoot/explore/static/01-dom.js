@@ -59,6 +59,11 @@ function brief(x, digits = 4) {
   return text.replace(/^-/, MINUS).replace("e-", "e" + MINUS).replace("e+", "e");
 }
 
+/** A number that is added to others: with its sign, whichever it is. */
+function signed(x, digits) {
+  return x > 0 ? `+${brief(x, digits)}` : brief(x, digits);
+}
+
 /** An error: one digit and its power of ten. */
 function tiny(x) {
   return x === 0 ? "0" : x.toExponential(0).replace("e-", "e" + MINUS).replace("e+", "e");

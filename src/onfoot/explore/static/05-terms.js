@@ -78,7 +78,7 @@ function termRow(term, found, largest, n) {
     h("span", { class: "sign", role: "cell" }, sign),
     h("span", { class: "term-label", role: "cell" }, alone ? factorLink(term.factors[0].tensor, ...found.parts[0].place, term.label) : math(term.label)),
     bar(found.value, largest),
-    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, brief(found.value, 6)),
+    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, signed(found.value, 6)),
   );
   if (alone) return row;
   if (found.products) return [row, products(term, found)];
@@ -113,11 +113,11 @@ function products(term, found) {
       h("th", { scope: "row" }, overName(term, j)),
       h("td", { class: "of" }, term.factors.map((factor, i) => productFactor(factor, found.parts[i], i, j))),
       h("td", { class: "bar-cell" }, bar(found.products[j], largest)),
-      h("td", { class: "num" }, brief(found.products[j], 5)),
+      h("td", { class: "num" }, signed(found.products[j], 5)),
     ),
   );
   if (rest.some(([size]) => size > 0)) {
-    lines.push(h("tr", { class: "rest" }, h("th", { scope: "row" }, `${rest.length} more`), h("td"), h("td"), h("td", { class: "num" }, brief(left, 5))));
+    lines.push(h("tr", { class: "rest" }, h("th", { scope: "row" }, `${rest.length} more`), h("td"), h("td"), h("td", { class: "num" }, signed(left, 5))));
   }
   const over = { tokens: "token", features: "feature", vocabulary: "token of the vocabulary" }[term.over];
   return h(

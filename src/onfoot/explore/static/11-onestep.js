@@ -99,7 +99,7 @@ function showUpdate(box, part, name) {
   const linked = new Linked({ r: 0, c: 0 });
   const sums = h("div", { class: "arithmetic" });
   linked.onchange = (r, c) => arithmetic(sums, part, row, r, c);
-  const figures = ["w", "∂w", "m", "v", "new"].map((key) => new Figure({ id: row.arrays[key], linked, terms: false, compact: true, most: 300 }));
+  const figures = ["w", "∂w", "m", "v", "update"].map((key) => new Figure({ id: row.arrays[key], linked, terms: false, compact: true, most: 300 }));
   const wide = (store.meta(row.arrays.w).shape.at(-1) || 0) > 64;
   box.replaceChildren(h("div", { class: `five ${wide ? "wide" : ""}` }, figures.map((figure) => figure.element)), sums);
   arithmetic(sums, part, row, 0, 0);

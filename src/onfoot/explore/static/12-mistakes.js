@@ -33,7 +33,7 @@ async function drawMistakes() {
   requestAnimationFrame(() => {
     chooseMistake(state.mistake, result);
     const chosen = list.querySelector("[aria-selected=true]");
-    if (chosen && list.scrollHeight > list.clientHeight) list.scrollTop = chosen.offsetTop - 80;
+    if (chosen) list.scrollTop += chosen.getBoundingClientRect().top - list.getBoundingClientRect().top - 80;
   });
   return view;
 }
@@ -123,7 +123,7 @@ function errorTable(found) {
     h(
       "table",
       { class: "figures-table errors" },
-      h("caption", {}, "Every gradient, from the loss down to the embedding, with its relative error"),
+      h("caption", {}, "Every gradient, from the loss down to the embedding, with its relative error; the bars are logarithmic, from rounding to 1"),
       h("tbody", {}, found.rows.map((row, i) => errorRow(row, i === first))),
     ),
   );
