@@ -62,14 +62,13 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize("case", CELLS, ids=[case[0] for case in CELLS])
-def test_the_numbers_on_the_page_are_the_librarys(page: Any, model: Model, tokens: np.ndarray, case: Any) -> None:
-    step, forward, backward, key_a, key_d, r, c = case
+def test_the_numbers_on_the_page_are_the_librarys(page: Any, model: Model, tokens: np.ndarray) -> None:
     trace = model.trace(tokens)
-    go(page, step, r, c)
-    assert value_of(page, forward) == float(trace[key_a][0][r, c])  # to the last digit
-    assert value_of(page, backward) == float(trace[key_d][0][r, c])
     assert page.locator("#loss").get_attribute("data-value") == str(trace.loss)
+    for step, forward, backward, key_a, key_d, r, c in CELLS:
+        go(page, step, r, c)
+        assert value_of(page, forward) == float(trace[key_a][0][r, c]), step  # to the last digit
+        assert value_of(page, backward) == float(trace[key_d][0][r, c]), step
 
 
 def test_inside_a_head_the_numbers_are_the_librarys(page: Any, model: Model, tokens: np.ndarray) -> None:
@@ -129,6 +128,17 @@ def test_heads_are_chosen_and_left_by_keyboard(page: Any) -> None:
     assert page.evaluate("document.activeElement.dataset.step") == "0.3"
     page.keyboard.press("ArrowLeft")
     assert page.locator('.row[data-step="0.2.a_2"]').is_hidden()
+
+
+def test_enter_goes_from_the_map_to_the_numbers_also_when_they_are_not_there_yet(page: Any, study: Study) -> None:
+    page.locator('.row[data-step="0.6"]').click()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    until(page, "document.activeElement.closest('.figure')?.dataset.tensor === '0.a_7'")
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector('.figure[data-tensor="0.Δ_7"] .explanation[data-r="0"][data-c="1"]')
+    assert value_of(page, "0.Δ_7") == float(study.tensors.value("0.Δ_7")[0, 1])
 
 
 def test_one_cell_is_selected_in_activation_and_error_signal(page: Any, study: Study) -> None:
@@ -321,31 +331,42 @@ def test_another_text_is_run(page: Any, model: Model) -> None:
     until(page, "document.getElementById('loss').dataset.value === x", str(right))
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "message"),
-    [
-        ("text", "", "the text is empty"),
-        ("text", "x", "1 token: at least two are needed"),
-        ("text", "the" * 40, "120 tokens, the page takes 64"),
-        ("text", "naïve", "the character 'ï' is not in"),
-        ("ids", "1 2 99", "token id 99 is unknown: this model has the ids 0 to 36"),
-        ("ids", "one", "'one' is not a whole number"),
-        ("text", "<img src=x onerror=alert(1)>", "the character '<' is not in"),
-    ],
-)
-def test_a_bad_text_gives_a_message_on_the_page(page: Any, kind: str, text: str, message: str) -> None:
+BAD_TEXTS = [
+    ("text", "", "the text is empty"),
+    ("text", "x", "1 token: at least two are needed"),
+    ("text", "the" * 40, "120 tokens, the page takes 64"),
+    ("text", "naïve", "the character 'ï' is not in"),
+    ("ids", "1 2 99", "token id 99 is unknown: this model has the ids 0 to 36"),
+    ("ids", "one", "'one' is not a whole number"),
+    ("text", "<img src=x onerror=alert(1)>", "the character '<' is not in"),
+]
+
+
+def test_a_bad_text_gives_a_message_on_the_page(page: Any) -> None:
     loss = page.locator("#loss").get_attribute("data-value")
-    page.locator("#kind").select_option(kind)
-    page.locator("#text").fill(text)
-    page.get_by_role("button", name="Run").click()
-    page.wait_for_selector("#message:not([hidden])")
-    assert message in page.locator("#message").inner_text()
-    assert page.locator("#message").get_attribute("role") == "alert"
-    assert page.locator("#loss").get_attribute("data-value") == loss  # what was there stays
+    for kind, text, message in BAD_TEXTS:
+        page.locator("#kind").select_option(kind)
+        page.locator("#text").fill(text)
+        page.get_by_role("button", name="Run").click()
+        until(page, "document.getElementById('message').textContent.includes(x)", message)
+        assert page.locator("#message").is_visible()
+        assert page.locator("#message").get_attribute("role") == "alert"
+        assert page.locator("#message img").count() == 0
+        assert page.locator("#loss").get_attribute("data-value") == loss  # what was there stays
     page.locator("#kind").select_option("text")
     page.locator("#text").fill("the value of the value")
     page.keyboard.press("Enter")
     page.wait_for_selector("#message", state="hidden")
+
+
+def test_a_text_that_is_too_long_to_send_gives_a_message_on_the_page(page: Any) -> None:
+    page.locator("#text").fill("a" * 70_000)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#message:not([hidden])")
+    assert page.locator("#message").inner_text() == "70,000 characters, the page takes 4,000: shorten the text"
+    page.locator("#text").fill("a" * 4001)
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('message').textContent.startsWith('the text has 4,001 characters')")
 
 
 # --- loading ---

@@ -199,3 +199,12 @@ def test_optimizer_steps_are_checked(port: int) -> None:
         "lr=inf&steps=1": "out of range",
     }.items():
         assert message in json.loads(ask(port, f"/api/study/{key}/optimizer?{query}")[2])["refused"]
+
+
+def test_the_proofs_of_several_steps_are_asked_for_together_but_not_of_all(port: int, study: Study) -> None:
+    key = post(port, {"text": "the value of the value"})[1]["document"]["key"]
+    found = json.loads(ask(port, f"/api/study/{key}/proof?step=0.5,1.6")[2])["proofs"]
+    assert found == {**study.differences("0.5"), **study.differences("1.6")}
+    many = ",".join(["0.5"] * 17)
+    assert "16 at most" in json.loads(ask(port, f"/api/study/{key}/proof?step={many}")[2])["refused"]
+    assert ask(port, f"/api/study/{key}/proof?step=0.5,none")[0] == 404

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LARGEST_BODY = 64 * 1024  # bytes of a request
 LARGEST_ANSWER = 8_000_000  # cells of an array that is sent whole
+MOST_STEPS = 16  # whose proofs are asked for together
 KEPT = 4  # studies, of a small model
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -181,8 +182,8 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
         Route("/", front, methods=["GET"]),
         Route("/api/study", study, methods=["POST"]),
         part_route("tensor", _tensor, explorer.studying),
-        part_route("proof", lambda study, query: {"proofs": study.differences(query["step"])}, explorer.proving),
-        part_route("autograd", lambda study, query: {"proofs": study.autograds(query["step"])}, explorer.proving),
+        part_route("proof", lambda study, query: _proofs(study.differences, query), explorer.proving),
+        part_route("autograd", lambda study, query: _proofs(study.autograds, query), explorer.proving),
         part_route("training", lambda study, query: study.training, explorer.studying),
         part_route("optimizer", _optimizer, explorer.studying),
         part_route("lora", lambda study, query: study.lora, explorer.studying),
@@ -206,6 +207,14 @@ def _tensor(study: Study, query: Any) -> Response:
     if table.size > LARGEST_ANSWER:
         raise ValueError(f"{table.size:,} cells: ask for a row or a column")
     return Response(table.astype("<f8").tobytes(), media_type="application/octet-stream")
+
+
+def _proofs(prove: Callable[[str], dict[str, Any]], query: Any) -> dict[str, Any]:
+    """The proofs of one step or several, as in step=0.2,0.3."""
+    steps = query["step"].split(",")
+    if len(steps) > MOST_STEPS:
+        raise ValueError(f"{len(steps)} steps: ask for {MOST_STEPS} at most")
+    return {"proofs": {id: proof for step in steps for id, proof in prove(step).items()}}
 
 
 def _optimizer(study: Study, query: Any) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Study:
             "causal": config.causal,
             "activation": config.activation_function,
             "has_tokenizer": model.tokenizer is not None,
-            "most_tokens": min(texts.MAX_TOKENS, config.n_positions),
+            "most_characters": texts.MAX_CHARACTERS,
             "autograd": self.autograd_installed,
         }
 

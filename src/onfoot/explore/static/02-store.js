@@ -98,6 +98,10 @@ class ServedStore extends Store {
     return this.adopt(await this.ask(this.path(name, query)));
   }
 
+  async proofs(way, steps) {
+    return (await this.ask(this.path(way, { step: steps.join(",") }))).proofs;
+  }
+
   path(name, query) {
     const search = new URLSearchParams(query).toString();
     return `api/study/${this.key}/${name}${search ? "?" + search : ""}`;
@@ -147,5 +151,9 @@ class EmbeddedStore extends Store {
       throw new Error("this page is a copy of one run and does not hold that; onfoot explore computes it");
     }
     return this.adopt(this.data.parts[key]);
+  }
+
+  async proofs(way, steps) {
+    return Object.assign({}, ...steps.map((id) => this.data.parts[`${way} ${id}`].proofs));
   }
 }

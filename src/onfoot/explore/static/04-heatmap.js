@@ -204,7 +204,7 @@ class HeatMap {
     }
     this.setHover(place);
     if (this.onhover) this.onhover(place);
-    if (place) tooltip.show(event, `${this.label}[${cellPlace(this.meta, place.r, place.c)}]`, exact(this.matrix.at(place.r, place.c)));
+    if (place) tooltip.show(event, [math(this.label), `[${cellPlace(this.meta, place.r, place.c)}]`], exact(this.matrix.at(place.r, place.c)));
     else tooltip.hide();
   }
 

@@ -39,6 +39,7 @@ class Figure {
     );
     this.element.addEventListener("choose", (event) => this.linked.choose(event.detail.r, event.detail.c));
     this.ready = this.show();
+    this.element.ready = this.ready;
   }
 
   caption() {
@@ -122,17 +123,18 @@ function fillBadge(element, id) {
   element.replaceChildren(`${good ? "✓" : "✗"} difference ${tiny(difference.error)}${autograd ? ` · autograd ${tiny(autograd.error)}` : ""}`);
 }
 
-/** Fetches what one of the two says about a step's gradients, and fills the badges that wait for it. */
-function prove(way, stepId) {
-  const key = `${way} ${stepId}`;
-  if (!state.proving[key]) {
-    state.proving[key] = store.part(way, { step: stepId }).then(({ proofs }) => {
-      Object.assign(way === "proof" ? state.proofs : state.autograds, proofs);
-      for (const element of document.querySelectorAll("[data-proof]")) {
-        if (element.dataset.proof in proofs) fillBadge(element, element.dataset.proof);
-      }
-      markProven(stepId);
-    });
+/** Fetches what one of the two says about the gradients of some steps, and fills the badges that wait for it. */
+function prove(way, steps) {
+  const isNew = steps.filter((id) => !state.proving[`${way} ${id}`]);
+  const asked = isNew.length ? store.proofs(way, isNew).then((proofs) => showProofs(way, isNew, proofs)) : null;
+  for (const id of isNew) state.proving[`${way} ${id}`] = asked;
+  return Promise.all(steps.map((id) => state.proving[`${way} ${id}`]));
+}
+
+function showProofs(way, steps, proofs) {
+  Object.assign(way === "proof" ? state.proofs : state.autograds, proofs);
+  for (const element of document.querySelectorAll("[data-proof]")) {
+    if (element.dataset.proof in proofs) fillBadge(element, element.dataset.proof);
   }
-  return state.proving[key];
+  for (const id of steps) markProven(id);
 }

@@ -14,7 +14,6 @@ function drawMap() {
   list.addEventListener("keydown", mapKey);
   state.mapElement = list;
   showRows();
-  queueMicrotask(() => steps.forEach((step) => markProven(step.id)));
   return list;
 }
 
@@ -59,9 +58,8 @@ function chooseHead(head, b) {
   showRows();
 }
 
+/** A row of the map; what is in it comes when it is first shown. */
 function mapRow(step) {
-  const forward = store.meta(step.forward);
-  const backward = step.backward && store.meta(step.backward);
   return h(
     "div",
     {
@@ -74,12 +72,21 @@ function mapRow(step) {
       data: { step: step.id },
       onclick: () => select(step.id, { focus: true }),
     },
+  );
+}
+
+function fillRow(row, step) {
+  const forward = store.meta(step.forward);
+  const backward = step.backward && store.meta(step.backward);
+  const parts = [
     h("div", { class: "name" }, step.name, h("span", { class: "shape" }, times(forward.shape)), h("span", { class: "proven-mark", "aria-hidden": "true" })),
     h("div", { class: "forward" }, math(forward.formula || forward.symbol)),
     h("div", { class: "backward" }, backward ? math(step.id === "tok" || step.id === "pos" ? backward.symbol : backward.formula || backward.symbol) : ""),
     step.parameters.length > 0 &&
       h("div", { class: "owned" }, step.parameters.map(([, gradient]) => h("span", { class: "owned-one" }, math(store.meta(gradient).symbol)))),
-  );
+  ];
+  row.append(...parts.filter(Boolean));
+  markProven(step.id, row);
 }
 
 /** Shows the rows of open blocks and of the chosen head, and marks the selected one. */
@@ -92,6 +99,7 @@ function showRows() {
     if (step) {
       const inOpen = step.block === null || state.openBlocks.has(step.block);
       element.hidden = !inOpen || (step.head !== null && (step.head !== state.head || !state.openHeads.has(step.block)));
+      if (!element.hidden && !element.firstChild) fillRow(element, step);
       const chosen = step === now;
       element.setAttribute("aria-selected", String(chosen));
       element.tabIndex = chosen ? 0 : -1;
@@ -133,8 +141,10 @@ function mapKey(event) {
     chooseHead(Number(event.key) - 1);
     focusRow();
   } else if (event.key === "Enter") {
-    const first = document.querySelector(".detail [role=grid]");
-    if (first) first.focus();
+    state.detailReady.then(() => {
+      const first = document.querySelector(".detail [role=grid]");
+      if (first && state.step === now.id) first.focus();
+    });
   } else return;
   event.preventDefault();
   if (to) select(to, { focus: true });
@@ -146,9 +156,8 @@ function focusRow() {
 }
 
 /** A tick beside a step whose gradients are all proven. */
-function markProven(stepId) {
-  const row = document.getElementById(`row-${stepId}`);
-  if (!row) return;
+function markProven(stepId, row = document.getElementById(`row-${stepId}`)) {
+  if (!row || !row.firstChild) return;
   const step = state.steps.get(stepId);
   const ids = [step.backward, ...step.parameters.map(([, gradient]) => gradient)].filter((id) => state.proofs[id]);
   if (!ids.length) return;

@@ -54,7 +54,7 @@ async function proveSelected(step) {
   await state.detailReady;
   if (state.step !== step.id) return;
   if (!state.doc.model.large || !store.served) {
-    await prove("proof", step.id);
+    await prove("proof", [step.id]);
     return;
   }
   const waiting = [...document.querySelectorAll(".badge.waiting")];
@@ -66,8 +66,8 @@ async function proveSelected(step) {
 
 async function proveNow(stepId, waiting) {
   for (const element of waiting) element.replaceChildren("measuring …");
-  await prove("proof", stepId);
-  if (state.doc.model.autograd) await prove("autograd", stepId);
+  await prove("proof", [stepId]);
+  if (state.doc.model.autograd) await prove("autograd", [stepId]);
 }
 
 function parametersOf(step) {

@@ -87,6 +87,7 @@ async function goTo(stepId, id, r, c) {
   if (step.inside.includes(id)) await openInside();
   const figure = [...document.querySelectorAll(".detail .figure")].find((element) => element.dataset.tensor === id);
   if (!figure) return;
+  await figure.ready;
   figure.dispatchEvent(new CustomEvent("choose", { detail: { r, c } }));
   figure.scrollIntoView({ block: "center" });
   figure.querySelector("[role=grid]").focus({ preventScroll: true });
@@ -205,13 +206,16 @@ async function tellingCell(step) {
   return { r: Math.floor(at / matrix.cols), c: at % matrix.cols };
 }
 
+const TOGETHER = 8; // steps to a question: few questions, and none that keeps the server long
+
 /** Proves the steps one after the other, while nobody waits: first all by differences, then all by autograd. */
 async function proveAll(key) {
   await state.detailReady;
   for (const way of state.doc.model.autograd ? ["proof", "autograd"] : ["proof"]) {
-    for (const step of state.doc.steps) {
+    const ids = state.doc.steps.map((step) => step.id);
+    for (let i = 0; i < ids.length; i += TOGETHER) {
       if (state.doc.key !== key) return;
-      await prove(way, step.id).catch(() => undefined);
+      await prove(way, ids.slice(i, i + TOGETHER)).catch(() => undefined);
     }
   }
   document.body.dataset.proven = key;
@@ -225,7 +229,9 @@ function start() {
   const text = document.getElementById("text");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    run({ [kind.value]: text.value });
+    const most = state.doc ? state.doc.model.most_characters : Infinity;
+    if (text.value.length > 2 * most) say(`${grouped(text.value.length)} characters, the page takes ${grouped(most)}: shorten the text`);
+    else run({ [kind.value]: text.value }); // the server counts exactly, and says what else is wrong
   });
   if (!store.served) {
     for (const element of form.elements) element.disabled = true;
