@@ -23,11 +23,12 @@ def number(text: str) -> float:
     return float(text.replace("−", "-").replace("∞", "inf"))
 
 
-def go(page: Any, step: str, r: int = 0, c: int = 0, view: str = "map") -> None:
-    """Opens a step with a cell selected, and waits for its numbers."""
-    page.evaluate("url => { location.hash = url; location.reload(); }", f"view={view}&step={step}&cell={r},{c}")
-    page.wait_for_selector("main[aria-busy=false]")
-    until(page, f"document.querySelector('.detail > .pair .answer') && {SHOWN}")
+def go(page: Any, step: str, r: int = 0, c: int = 0) -> None:
+    """Opens a step with a cell selected, by its address, and waits for its numbers."""
+    page.evaluate("address => { location.hash = address; }", f"view=map&step={step}&cell={r},{c}")
+    until(page, "document.querySelector('.row[aria-selected=true]').dataset.step === x", step)
+    page.wait_for_selector(f'.detail > .pair .explanation[data-r="{r}"][data-c="{c}"]')
+    until(page, SHOWN)
 
 
 def answer(page: Any, tensor: str) -> Any:

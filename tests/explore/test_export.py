@@ -63,7 +63,7 @@ def test_its_numbers_are_the_librarys(offline: Any, model: Model, tokens: np.nda
 def test_every_step_and_every_view_works_from_disk(offline: Any) -> None:
     offline.wait_for_selector("body[data-proven]")
     for row in offline.locator(".row").all():
-        if re.match(r"\d\.[123]\.", row.get_attribute("data-step")):
+        if re.match(r"0\.[123]\.|1\.\d\.", row.get_attribute("data-step")):
             continue  # one head stands for the others
         row.evaluate("row => row.click()")
         until(offline, SHOWN)
@@ -124,7 +124,7 @@ def test_a_model_of_another_kind_is_shown_as_well(tmp_path: Path, watched: Any) 
     result = CliRunner().invoke(app, ["explore", str(tmp_path / "model"), "--tokens", "1 2 3 2", "--export", str(path)])
     assert result.exit_code == 0, result.output
     page = watched.open(path.as_uri())
-    for row in page.locator(".row").all():
+    for row in page.locator('.row:not([data-step^="0.1."])').all():  # one head stands for the other
         row.evaluate("row => row.click()")
         until(page, SHOWN)
         assert page.locator('.sum[data-right="false"]').count() == 0

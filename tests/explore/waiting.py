@@ -13,4 +13,4 @@ def until(page: Any, expression: str, arg: Any = None, seconds: float = 30) -> N
     deadline = time.monotonic() + seconds
     while not page.evaluate(f"(x) => {{ return Boolean({expression}); }}", arg):
         assert time.monotonic() < deadline, f"still not so: {expression}"
-        time.sleep(0.02)
+        time.sleep(0.05)

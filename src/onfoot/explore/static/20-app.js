@@ -127,19 +127,34 @@ async function setView(view) {
   main.setAttribute("aria-busy", "false");
 }
 
+/** Notes what is shown in the address, once it has stayed for a moment: a held arrow key changes it many times. */
 function writeHash() {
-  const query = new URLSearchParams({ view: state.view, step: state.step, cell: `${state.cell.r},${state.cell.c}` });
-  history.replaceState(null, "", `#${query}`);
+  clearTimeout(state.writing);
+  state.writing = setTimeout(() => {
+    const query = new URLSearchParams({ view: state.view, step: state.step, cell: `${state.cell.r},${state.cell.c}` });
+    history.replaceState(null, "", `#${query}`);
+  }, 200);
 }
 
-function readHash() {
-  const query = new URLSearchParams(location.hash.slice(1));
+function readHash(hash) {
+  const query = new URLSearchParams(hash.slice(1));
   const cell = /^(\d+),(\d+)$/.exec(query.get("cell") || "");
   if (cell) state.cell = { r: Number(cell[1]), c: Number(cell[2]) };
   if (query.get("step")) state.step = query.get("step");
   const head = /^\d+\.(\d+)\./.exec(state.step);
   if (head) state.head = Number(head[1]);
   if (query.get("view") === "map" || query.get("view") in VIEWS) state.view = query.get("view");
+}
+
+/** Follows an address that was typed, or a link into this page. */
+function followHash(event) {
+  if (!state.doc) return;
+  clearTimeout(state.writing);
+  const before = state.view;
+  readHash(new URL(event.newURL).hash);
+  if (!state.steps.has(state.step)) state.step = "embedding";
+  if (state.view === "map" && before === "map") select(state.step);
+  else setView(state.view);
 }
 
 function say(text) {
@@ -223,7 +238,7 @@ async function proveAll(key) {
 
 function start() {
   refreshColours();
-  readHash();
+  readHash(location.hash);
   const form = document.getElementById("ask");
   const kind = document.getElementById("kind");
   const text = document.getElementById("text");
@@ -249,6 +264,7 @@ function start() {
       setView(next.dataset.view);
     });
   }
+  addEventListener("hashchange", followHash);
   setUpTheme();
   first(kind, text);
 }
