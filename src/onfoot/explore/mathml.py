@@ -115,7 +115,7 @@ class _Parser:
         if text == "Σ":
             return ["mo", {"largeop": "false", "movablelimits": "false"}, "∑"]
         if kind == "letter":
-            return ["mover", {"accent": "true"}, ["mi", "a"], ["mo", "¯"]] if text == "ā" else ["mi", text]
+            return ["mover", {"accent": "true"}, ["mi", "a"], ["mo", "¯"]] if text == "ā" else _letter(text)
         if text in STRETCHY:
             return ["mo", {"stretchy": "false"}, text]
         if text == ",":
@@ -148,4 +148,9 @@ def _script(text: str) -> Node:
     inner = text.strip("{}")
     if inner.isdecimal():
         return ["mn", inner]
-    return ["mi", inner] if len(inner) == 1 else ["mtext", inner]
+    return _letter(inner) if len(inner) == 1 else ["mtext", inner]
+
+
+def _letter(text: str) -> Node:
+    """A Latin letter slants by itself. Others stand upright: many fonts have Δ, few have a slanted mathematical one."""
+    return ["mi", text] if text.isascii() else ["mi", {"mathvariant": "normal"}, text]
