@@ -82,12 +82,19 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
+@pytest.fixture(scope="session")
+def context(browser: Any, port: int) -> Any:
+    """Where all tabs open: one that stays open keeps the browser's process warm, and halves the time of the tests."""
+    shared = browser.new_context(viewport={"width": 1280, "height": 900})
+    shared.new_page().goto(f"http://127.0.0.1:{port}/icon.svg")
+    return shared
+
+
 class Watched:
     """A page that must leave no error in the console and ask nobody but its server for anything."""
 
-    def __init__(self, browser: Any, **context: Any) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
-        self.page = self.context.new_page()
+    def __init__(self, context: Any) -> None:
+        self.context, self.page = context, context.new_page()
         self.page.set_default_timeout(20_000)
         self.errors: list[str] = []
         self.asked: list[str] = []
@@ -102,10 +109,10 @@ class Watched:
 
 
 @pytest.fixture
-def watched(browser: Any, port: int) -> Iterator[Watched]:
-    one = Watched(browser)
+def watched(context: Any, port: int) -> Iterator[Watched]:
+    one = Watched(context)
     yield one
-    one.context.close()
+    one.page.close()
     assert one.errors == []
     elsewhere = [url for url in one.asked if not url.startswith((f"http://127.0.0.1:{port}/", "file://", "data:"))]
     assert elsewhere == []

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from onfoot.models.model import Model
 
 
 @pytest.fixture
-def offline(watched: Any, exported: Path) -> Any:
+def offline(watched: Any, exported: Path) -> Iterator[Any]:
     """The exported page, opened from disk without a network."""
     watched.context.set_offline(True)
-    return watched.open(exported.as_uri())
+    yield watched.open(exported.as_uri())
+    watched.context.set_offline(False)
 
 
 def test_the_file_stands_alone(exported: Path) -> None:
