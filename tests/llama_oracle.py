@@ -57,7 +57,7 @@ def loss_and_grads(theirs: Any, tokens: np.ndarray, targets: np.ndarray) -> tupl
     return logits.detach().numpy(), loss.item(), grads
 
 
-def scrambled_llama(config: onfoot.LlamaConfig, seed: int, dtype: str = "float64", engine: str = "numpy") -> Model:
+def scrambled_llama(config: onfoot.LlamaConfig, seed: int, dtype: str = "float64", engine: str = "auto") -> Model:
     """A model away from its initial values: norms not 1, biases not 0."""
     rng = np.random.default_rng(seed)
     params = {

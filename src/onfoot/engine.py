@@ -1,7 +1,7 @@
 """Engines: tables of forward/backward pairs that the models are written against.
 
-`"numpy"` and `"torch"` are the formulas of `ops/` on NumPy arrays and on PyTorch tensors. An engine is passed
-explicitly; nothing is swapped behind anyone's back.
+`"numpy"` and `"torch"` are the formulas of `ops/` on NumPy arrays and on PyTorch tensors; `"numba"` lays the kernels of
+`kernels/` over them. An engine is passed explicitly; nothing is swapped behind anyone's back.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ import numpy as np
 from onfoot import ops
 from onfoot.arrays import Array, to_numpy
 
-ENGINES = ("numpy", "torch")
+ENGINES = ("numpy", "torch", "numba")
 DTYPES = ("float32", "float64")
 
 OPS: Mapping[str, Callable[..., Any]] = {
     name: getattr(ops, name) for name in ops.__all__ if name.endswith(("_forward", "_backward"))
+}
+# What is no pair: it has no gradient, or is its own.
+UPDATES: Mapping[str, Callable[..., Any]] = {
+    "adamw_update": ops.adamw_update,
+    "add": ops.add,
+    "sum_of_squares": ops.sum_of_squares,
 }
 
 
@@ -27,7 +33,7 @@ class Engine:
 
     def __init__(self, name: str, table: Mapping[str, Callable[..., Any]], asarray: Callable[..., Array]) -> None:
         self.name = name
-        self.table = table
+        self.table = {**UPDATES, **table}
         self._asarray = asarray
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -36,9 +42,13 @@ class Engine:
         except KeyError:
             raise AttributeError(f"the engine {self.__dict__.get('name')!r} has no pair {name!r}") from None
 
+    def has(self, name: str) -> bool:
+        """Whether this engine does in one what others do in several pairs (`logits_loss_forward`)."""
+        return name in self.table
+
     def floats(self, x: Any, dtype: str) -> Array:
-        """`x` as this engine's array of the given floating dtype."""
-        return self._asarray(to_numpy(x).astype(dtype, copy=False))
+        """`x` as this engine's array of that dtype, in C order: how it lay before must not show in results."""
+        return self._asarray(np.asarray(to_numpy(x), dtype=dtype, order="C"))
 
     def integers(self, x: Any) -> Array:
         """`x` as this engine's array of 64-bit integers."""
@@ -48,10 +58,15 @@ class Engine:
         return f"Engine({self.name!r})"
 
 
-def get_engine(name: str = "auto") -> Engine:
-    """The engine of that name; "auto" is "numpy"."""
-    if name in ("auto", "numpy"):
+def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:
+    """The engine of that name; "auto" is "numba" for float32 where it is installed, and otherwise "numpy"."""
+    if name == "numpy" or (name == "auto" and dtype != "float32"):
         return Engine("numpy", OPS, np.asarray)
+    if name in ("auto", "numba"):
+        from onfoot import kernels
+
+        table = kernels.table()
+        return Engine("numba", {**OPS, **table}, np.asarray) if table else Engine("numpy", OPS, np.asarray)
     if name == "torch":
         try:
             import torch

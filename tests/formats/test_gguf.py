@@ -21,7 +21,7 @@ from onfoot.formats.gguf_model import _their_name, find_file, unpermuted
 from onfoot.formats.gguf_tokenizer import read_tokenizer
 from onfoot.formats.tokenizer import bpe_tokenizer
 from onfoot.models.model import Model
-from onfoot.models.quantized import QuantizedWeight
+from onfoot.quantized import QuantizedWeight
 from oracles import assert_close
 
 CONFIG = onfoot.LlamaConfig(
@@ -173,7 +173,7 @@ def test_products_do_not_depend_on_the_chunk(chunk: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kind", BLOCK_BYTES)
 def test_quantising_gives_the_gguf_packages_codes(kind: str) -> None:
-    from onfoot.models.quantized import quantize
+    from onfoot.quantized import quantize
 
     weight = np.random.default_rng(0).normal(size=(50, 96)).astype(np.float32)
     weight[3, :32] = 0

@@ -10,7 +10,7 @@ import torch
 
 import onfoot
 from onfoot.models.model import Model
-from onfoot.train.optimizer import clip, global_norm
+from onfoot.train.optimizer import clip_scale, global_norm
 from onfoot.train.schedule import learning_rate
 from oracles import assert_close, gpt2_logits, scrambled
 
@@ -61,12 +61,20 @@ def test_one_step_lowers_the_loss_and_a_large_decay_shrinks_only_matrices() -> N
 
 def test_clipping_is_by_the_global_norm() -> None:
     grads = {"a": np.full((2, 3), 3.0, np.float32), "b": np.full(4, -2.0, np.float32)}
-    expected = np.sqrt(6 * 9 + 4 * 4)
-    assert global_norm(grads) == pytest.approx(expected)
-    assert clip(grads, 100.0) == pytest.approx(expected)
-    assert (grads["b"] == -2).all()
-    assert clip(grads, 1.0) == pytest.approx(expected)
-    assert global_norm(grads) == pytest.approx(1.0, rel=1e-6)
+    norm = global_norm(grads)
+    assert norm == pytest.approx(np.sqrt(6 * 9 + 4 * 4))
+    assert clip_scale(norm, 100.0) == 1.0 and clip_scale(norm, 0) == 1.0  # 0: no limit
+    scale = clip_scale(norm, 1.0)
+    assert global_norm({name: g * scale for name, g in grads.items()}) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_scaled_step_is_the_step_of_scaled_gradients() -> None:
+    ours, theirs = (onfoot.create(CONFIG, dtype="float64") for _ in range(2))
+    _, grads = ours.loss_and_grads(np.arange(8)[None])
+    onfoot.AdamW(ours).step(grads, scale=0.25)
+    onfoot.AdamW(theirs).step({name: 0.25 * g for name, g in grads.items()})
+    for name, p in ours.params.items():
+        assert_close(p, theirs.params[name], 1e-12)
 
 
 def test_schedules_rise_and_fall_as_they_say() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onfoot.models.quantized import BLOCK, QuantizedWeight
+from onfoot.quantized import BLOCK, QuantizedWeight
 
 # The format's numbers for types of metadata: (struct code, bytes).
 SCALARS = {

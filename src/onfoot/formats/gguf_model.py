@@ -14,8 +14,8 @@ from onfoot.config import LlamaConfig, RopeScaling
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_tokenizer import read_tokenizer
 from onfoot.models.params import shapes
-from onfoot.models.quantized import QuantizedWeight
 from onfoot.ops.rope import frequencies
+from onfoot.quantized import QuantizedWeight
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model

@@ -1,6 +1,6 @@
 """Which network belongs to a configuration.
 
-A family is a module with the same four functions, features_forward, features_backward, head_forward and head_backward;
+A family is a module with the same functions: features, head and loss, each with a forward and a backward pass;
 the names and shapes of its parameters are in a module beside it (`params.names_of`).
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
-from onfoot.models.head import head_backward, head_forward
+from onfoot.models.head import head_backward, head_forward, loss_backward, loss_forward
 from onfoot.models.layout import Layout, merge_heads, split_heads
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.models.run import Run
@@ -25,6 +25,8 @@ __all__ = [
     "features_forward",
     "head_backward",
     "head_forward",
+    "loss_backward",
+    "loss_forward",
     "merge_heads",
     "split_heads",
 ]
@@ -34,29 +36,19 @@ def block_forward(
     run: Run, config: GPT2Config, b: int, a1: Array, layout: Layout, cache: Any = None
 ) -> tuple[Array, Any]:
     """a_1 -> a_10: attention, then expand-and-contract, each behind a layer norm and beside a skip."""
-    eng, name, heads = run.engine, f"transformer.h.{b}", config.n_head
-    qk = heads * config.key_width
+    eng, name = run.engine, f"transformer.h.{b}"
     activation_forward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_forward")
 
     run.note(f"{b}.a_1", a1)
     a2, s_norm1 = run.layer_norm(f"{name}.ln_1", a1, config.layer_norm_epsilon)
     run.note(f"{b}.a_2", a2)
     qkv, s_qkv = run.linear(f"{name}.attn.c_attn", a2)  # (B, T, H (2 d_ρ + d_h)): q | k | v
-    q = split_heads(qkv[..., :qk], heads)  # (B, H, T, d_ρ)
-    k = split_heads(qkv[..., qk : 2 * qk], heads)  # (B, H, T, d_ρ)
-    v = split_heads(qkv[..., 2 * qk :], heads)  # (B, H, T, d_h)
-    run.note(f"{b}.q", q), run.note(f"{b}.k", k), run.note(f"{b}.v", v)
-    if cache is not None:
-        k, v = cache.extend(b, k, v)
-    keep = run.dropout_keep(f"{name}.attn", (*q.shape[:-1], k.shape[-2]), config.attn_pdrop)
-    start = None if layout.start is None else layout.start[:, None]  # (B, 1, T): the same for all heads
-    heads_out, s_attention = eng.attention_forward(q, k, v, config.causal, start, keep)
-    a3 = merge_heads(heads_out)  # (B, T, H d_h)
+    a3, s_attention = _heads_forward(run, config, b, qkv, layout, cache)  # (B, T, H d_h)
     run.note(f"{b}.a_3", a3)
     a4, s_proj = run.linear(f"{name}.attn.c_proj", a3)
     a4, s_drop1 = run.dropout(f"{name}.attn.c_proj", a4, config.resid_pdrop)
     run.note(f"{b}.a_4", a4)
-    a5 = a1 + a4
+    a5 = eng.add(a1, a4)
     run.note(f"{b}.a_5", a5)
 
     a6, s_norm2 = run.layer_norm(f"{name}.ln_2", a5, config.layer_norm_epsilon)
@@ -68,7 +60,7 @@ def block_forward(
     a9, s_contract = run.linear(f"{name}.mlp.c_proj", a8)
     a9, s_drop2 = run.dropout(f"{name}.mlp.c_proj", a9, config.resid_pdrop)
     run.note(f"{b}.a_9", a9)
-    a10 = a5 + a9
+    a10 = eng.add(a5, a9)
     run.note(f"{b}.a_10", a10)
 
     saved = (s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2)
@@ -77,8 +69,7 @@ def block_forward(
 
 def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any) -> Array | None:
     """Δ_10 -> Δ_1, and the gradients of the block's parameters; None as soon as nothing below trains."""
-    eng, name, heads = run.engine, f"transformer.h.{b}", config.n_head
-    qk = heads * config.key_width
+    eng, name, qk = run.engine, f"transformer.h.{b}", config.n_head * config.key_width
     s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2 = saved
     activation_backward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_backward")
 
@@ -90,7 +81,7 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     d6 = run.linear_backward(f"{name}.mlp.c_fc", d7, s_expand)
     if not run.trains_below(f"{name}.mlp.c_fc"):
         return None
-    d5 = d10 + run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2)  # eq NET.1
+    d5 = eng.add(d10, run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2))  # eq NET.1
 
     d4 = run.dropout_backward(d5, s_drop1)
     if not run.trains_below(f"{name}.ln_2"):
@@ -98,18 +89,44 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     d3 = run.linear_backward(f"{name}.attn.c_proj", d4, s_proj)
     if not run.trains_below(f"{name}.attn.c_proj"):
         return None
-    dq, dk, dv = eng.attention_backward(split_heads(d3, heads), s_attention)
-    run.note(f"{b}.dk", dk)
-    dqkv = namespace(d3).concatenate([merge_heads(dq), merge_heads(dk), merge_heads(dv)], axis=-1)
+    dqkv = _heads_backward(run, config, b, d3, s_attention)
     dead = slice(qk, 2 * qk)  # eq 29: the keys' biases shift every score of a row alike
     d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=dead)
     if not run.trains_below(f"{name}.attn.c_attn"):
         return None
-    d1 = d5 + run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1)  # eq NET.2
+    d1 = eng.add(d5, run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1))  # eq NET.2
 
     for i, d in enumerate((d1, d2, d3, d5, d5, d6, d7, d8, d10, d10), start=1):
         run.note(f"{b}.Δ_{i}", d)
     return d1
+
+
+def _heads_forward(run: Run, config: GPT2Config, b: int, qkv: Array, layout: Layout, cache: Any) -> tuple[Array, Any]:
+    """q | k | v -> a_3: all heads' attention, side by side."""
+    eng, heads, qk = run.engine, config.n_head, config.n_head * config.key_width
+    start = None if layout.start is None else layout.start[:, None]  # (B, 1, T): the same for all heads
+    n_k = qkv.shape[1] + (0 if cache is None else cache.length)
+    shape = (qkv.shape[0], heads, qkv.shape[1], n_k)
+    keep = run.dropout_keep(f"transformer.h.{b}.attn", shape, config.attn_pdrop)
+    if eng.has("self_attention_forward") and cache is None and not run.traced:
+        return eng.self_attention_forward(qkv, heads, config.key_width, config.causal, start, keep)
+    q = split_heads(qkv[..., :qk], heads)  # (B, H, T, d_ρ)
+    k = split_heads(qkv[..., qk : 2 * qk], heads)  # (B, H, T, d_ρ)
+    v = split_heads(qkv[..., 2 * qk :], heads)  # (B, H, T, d_h)
+    run.note(f"{b}.q", q), run.note(f"{b}.k", k), run.note(f"{b}.v", v)
+    if cache is not None:
+        k, v = cache.extend(b, k, v)
+    heads_out, saved = eng.attention_forward(q, k, v, config.causal, start, keep)
+    return merge_heads(heads_out), saved
+
+
+def _heads_backward(run: Run, config: GPT2Config, b: int, d3: Array, saved: Any) -> Array:
+    """Δ_3 -> the gradient of q | k | v."""
+    if run.engine.has("self_attention_backward") and not run.traced:
+        return run.engine.self_attention_backward(d3, saved)
+    dq, dk, dv = run.engine.attention_backward(split_heads(d3, config.n_head), saved)
+    run.note(f"{b}.dk", dk)
+    return namespace(d3).concatenate([merge_heads(dq), merge_heads(dk), merge_heads(dv)], axis=-1)
 
 
 def features_forward(
@@ -122,7 +139,7 @@ def features_forward(
     x, s_drop = run.dropout("transformer.drop", a_tok + a_pos, config.embd_pdrop)  # a_1
     blocks = []
     for b in range(config.n_layer):
-        x, saved = block_forward(run, config, b, x, layout, cache)
+        x, saved = run.block(block_forward, config, b, x, layout, cache)
         blocks.append(saved)
     a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
     run.note("a_11", a11)
@@ -139,14 +156,14 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
     for b in reversed(range(config.n_layer)):
         if not run.trains_below("transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"):
             return
-        below = block_backward(run, config, b, d, blocks[b])
-        blocks[b] = None  # its activations are not needed again
+        saved_block, blocks[b] = blocks[b], None  # its activations are not needed again
+        below = run.block_backward(block_backward, config, b, d, saved_block)
         if below is None:
             return
         d = below
     if not run.trains_below("transformer.h.0.ln_1"):
         return
     d = run.dropout_backward(d, s_drop)
-    run.add(TOKEN_TABLE, run.engine.embedding_backward(d, s_tok))  # eq 3
+    run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3
     d_pos = d if s_pos.ids.ndim == 2 else d.sum(axis=0)  # every sequence of the batch shares the positions
-    run.add(POSITION_TABLE, run.engine.embedding_backward(d_pos, s_pos))  # eq 3
+    run.embedding_backward(POSITION_TABLE, d_pos, s_pos)  # eq 3

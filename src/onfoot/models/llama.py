@@ -13,13 +13,22 @@ import numpy as np
 
 from onfoot.arrays import Array, to_numpy
 from onfoot.config import LlamaConfig
-from onfoot.models.head import head_backward, head_forward
+from onfoot.models.head import head_backward, head_forward, loss_backward, loss_forward
 from onfoot.models.layout import Layout, merge_heads, split_heads
 from onfoot.models.llama_params import HEAD, TOKEN_TABLE
 from onfoot.models.run import Run
 from onfoot.ops.rope import angles, frequencies
 
-__all__ = ["block_backward", "block_forward", "features_backward", "features_forward", "head_backward", "head_forward"]
+__all__ = [
+    "block_backward",
+    "block_forward",
+    "features_backward",
+    "features_forward",
+    "head_backward",
+    "head_forward",
+    "loss_backward",
+    "loss_forward",
+]
 
 
 class Place(NamedTuple):
@@ -58,7 +67,7 @@ def block_forward(
     keep = run.dropout_keep(attn, (*q.shape[:-1], k.shape[-2]), config.attention_dropout)
     heads_out, s_attention = eng.grouped_query_forward(q, k, v, True, where.start, keep)
     a4, s_o = run.linear(f"{attn}.o_proj", merge_heads(heads_out))
-    a5 = a1 + a4
+    a5 = eng.add(a1, a4)
 
     a6, s_norm2 = run.rms_norm(f"{name}.post_attention_layernorm", a5, config.rms_norm_eps)
     gate, s_gate = run.linear(f"{mlp}.gate_proj", a6)  # (B, T, inner)
@@ -67,7 +76,7 @@ def block_forward(
     a9, s_down = run.linear(f"{mlp}.down_proj", a8)
 
     saved = (s_norm1, s_q, s_k, s_v, s_turn_q, s_turn_k, s_attention, s_o, s_norm2, s_gate, s_up, s_glu, s_down)
-    return a5 + a9, saved if run.keep_saved else None
+    return eng.add(a5, a9), saved if run.keep_saved else None
 
 
 def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any) -> Array | None:
@@ -86,7 +95,7 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     d6 = d6 + run.linear_backward(f"{mlp}.gate_proj", dgate, s_gate)  # eq LLAMA.1: both branches read a_6
     if not run.trains_below(f"{mlp}.gate_proj"):
         return None
-    d5 = d10 + run.rms_norm_backward(f"{name}.post_attention_layernorm", d6, s_norm2)  # eq LLAMA.2
+    d5 = eng.add(d10, run.rms_norm_backward(f"{name}.post_attention_layernorm", d6, s_norm2))  # eq LLAMA.2
     if not run.trains_below(f"{name}.post_attention_layernorm"):
         return None
 
@@ -103,7 +112,7 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     d2 = d2 + run.linear_backward(f"{attn}.q_proj", merge_heads(eng.rope_backward(dq, s_turn_q)), s_q)  # eq LLAMA.3
     if not run.trains_below(f"{attn}.q_proj"):
         return None
-    return d5 + run.rms_norm_backward(f"{name}.input_layernorm", d2, s_norm1)  # eq LLAMA.4
+    return eng.add(d5, run.rms_norm_backward(f"{name}.input_layernorm", d2, s_norm1))  # eq LLAMA.4
 
 
 def features_forward(
@@ -114,7 +123,7 @@ def features_forward(
     where = place(run, config, layout)
     blocks = []
     for b in range(config.n_layer):
-        x, saved = block_forward(run, config, b, x, where, cache)
+        x, saved = run.block(block_forward, config, b, x, where, cache)
         blocks.append(saved)
     a11, s_norm = run.rms_norm("model.norm", x, config.rms_norm_eps)
     return a11, (s_tok, blocks, s_norm) if run.keep_saved else None
@@ -129,10 +138,10 @@ def features_backward(run: Run, config: LlamaConfig, d11: Array, saved: Any) -> 
     for b in reversed(range(config.n_layer)):
         if not run.trains_below("model.norm" if b == config.n_layer - 1 else f"model.layers.{b + 1}.input_layernorm"):
             return
-        below = block_backward(run, config, b, d, blocks[b])
-        blocks[b] = None  # its activations are not needed again
+        saved_block, blocks[b] = blocks[b], None  # its activations are not needed again
+        below = run.block_backward(block_backward, config, b, d, saved_block)
         if below is None:
             return
         d = below
     if run.trains_below("model.layers.0.input_layernorm"):
-        run.add(TOKEN_TABLE, run.engine.embedding_backward(d, s_tok))  # eq 3
+        run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3

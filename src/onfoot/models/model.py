@@ -16,16 +16,16 @@ from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
 from onfoot.models.layout import Layout
 from onfoot.models.params import default_targets, initialise, shapes, stored_weights, token_table
-from onfoot.models.quantized import Quantized, quantize
 from onfoot.models.run import Note, Run, Take
 from onfoot.models.trace import Recorder, Trace, build_trace
+from onfoot.quantized import Quantized, quantize
 
 if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
     from onfoot.train.optimizer import AdamW
 
 
-NOT_IN_TORCH = 'quantised weights need the engine "numpy", not "torch"'
+NOT_IN_TORCH = 'quantised weights need the engine "numba" or "numpy", not "torch"'
 
 
 class Model:
@@ -40,7 +40,7 @@ class Model:
     ) -> None:
         self.config: Any = config  # a Config; each family's own modules ask for its own fields
         self.dtype = check_dtype(dtype)
-        self.engine = engine if isinstance(engine, Engine) else get_engine(engine)
+        self.engine = engine if isinstance(engine, Engine) else get_engine(engine, self.dtype)
         self.params: dict[str, Array] = {}
         for name, shape in shapes(config).items():
             if name not in params:
@@ -63,6 +63,7 @@ class Model:
         self.active_adapter: str | None = None
         self.merged: str | None = None  # the adapter that is in the weights now
         self.tied_before_merge = False
+        self.recompute = False  # True: a block's activations are not kept, but computed again on the way back
         if self.engine.name == "torch" and self.quantized:
             raise ValueError(NOT_IN_TORCH)
         adapters.activate(self, None)
@@ -209,9 +210,15 @@ class Model:
         segments: Any = None,
         dropout_seed: int | None = None,
     ) -> float:
-        """One step of the optimizer on one batch; returns the loss before it."""
-        loss, grads = self.loss_and_grads(tokens, targets, segments=segments, dropout_seed=dropout_seed)
-        optimizer.step(grads)
+        """One step of the optimizer on one batch; returns the loss before it.
+
+        Each parameter is updated as soon as its gradient is final, which is never before its old value was last used.
+        So only a few gradients exist at a time.
+        """
+        optimizer.begin_step()
+        loss, _ = self.loss_and_grads(
+            tokens, targets, segments=segments, dropout_seed=dropout_seed, take=optimizer.update
+        )
         return loss
 
     def generate(
@@ -270,6 +277,7 @@ class Model:
             dropout_seed,
             keep_saved,
             note,
+            self.recompute,
         )
 
     def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[Layout, np.ndarray | None]:
@@ -293,16 +301,16 @@ class Model:
         elif not divisor > 0:
             raise ValueError(f"divisor={divisor} must be above 0: it is the number of targets of the whole step")
         a11, s_features = network(self.config).features_forward(run, config, self.engine.integers(checked), layout)
-        a12, s_head = network(self.config).head_forward(run, config, a11)
-        loss, s_loss = self.engine.cross_entropy_forward(a12, self.engine.integers(checked_targets), divisor)
-        return float(loss), (s_features, s_head, s_loss, layout)
+        ids = self.engine.integers(checked_targets)
+        loss, s_loss = network(self.config).loss_forward(run, config, a11, ids, divisor)
+        return loss, (s_features, s_loss, layout)
 
     def _forward_backward(
         self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any
     ) -> tuple[float, Layout]:
-        loss, (s_features, s_head, s_loss, layout) = self._forward(run, tokens, targets, divisor, segments)
-        d12 = self.engine.cross_entropy_backward(1.0, s_loss)
-        d11 = network(self.config).head_backward(run, self.config, d12, s_head)
+        loss, (s_features, s_loss, layout) = self._forward(run, tokens, targets, divisor, segments)
+        d11 = network(self.config).loss_backward(run, self.config, s_loss)
+        del s_loss
         network(self.config).features_backward(run, self.config, d11, s_features)
         return loss, layout
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from onfoot.arrays import Array, Shape
 from onfoot.config import Config
 from onfoot.engine import Engine
 from onfoot.models.adapters import Adapter
-from onfoot.models.params import layer_order, stored_weights
+from onfoot.models.params import HEAD, layer_order, stored_weights
 from onfoot.ops.dropout import dropout_pattern
 
 Note = Callable[[str, Array], None]
 Take = Callable[[str, Array], None]
+Block = Callable[..., tuple[Array, Any]]
+BlockBackward = Callable[..., Array | None]
+
+
+class Again(NamedTuple):
+    """What a block's backward pass needs, not kept but computed again."""
+
+    saved: Callable[[], Any]
 
 
 class Run:
@@ -36,6 +44,7 @@ class Run:
         dropout_seed: int | None = None,
         keep_saved: bool = True,
         note: Note | None = None,
+        recompute: bool = False,
     ) -> None:
         self.engine = engine
         self.params = params
@@ -45,6 +54,8 @@ class Run:
         self.dropout_seed = dropout_seed
         self.keep_saved = keep_saved  # False where no backward pass follows
         self.note: Note = note or (lambda name, value: None)
+        self.traced = note is not None  # every step is to be heard of: none may be fused with another
+        self.recompute = recompute
         self.grads: dict[str, Array] = {}
         self.take: Take | None = None
         self._stored = stored_weights(config)
@@ -67,14 +78,39 @@ class Run:
 
         With the path that is `final`, the gradient goes to `take`, if anyone wants it before the pass has ended.
         """
-        if grad is not None and name in self.trainable:
+        if name not in self.trainable:
+            return
+        if grad is not None:
             self.grads[name] = self.grads[name] + grad if name in self.grads else grad
-            if final and self.take is not None:
-                self.take(name, self.grads.pop(name))
+        if final and self.take is not None and name in self.grads:
+            self.take(name, self.grads.pop(name))
 
     def trains_below(self, layer: str) -> bool:
         """Whether anything before this layer trains: if not, the error signal need not go on."""
         return self._lowest < self._order[layer]
+
+    def block(self, forward: Block, *args: Any) -> tuple[Array, Any]:
+        """A block's output, and what its backward pass needs: with `recompute`, no more than how to have it again."""
+        if not (self.recompute and self.keep_saved):
+            return forward(self, *args)
+        self.keep_saved = False
+        y, _ = forward(self, *args)
+        self.keep_saved = True
+        return y, Again(lambda: forward(self, *args)[1])
+
+    def block_backward(self, backward: BlockBackward, config: Config, b: int, dy: Array, saved: Any) -> Array | None:
+        """The gradient of a block's input."""
+        return backward(self, config, b, dy, saved.saved() if isinstance(saved, Again) else saved)
+
+    def embedding_backward(self, table: str, dy: Array, saved: Any) -> None:
+        """The last gradient that a table gets: only the rows of the ids that occurred."""
+        if table not in self.trainable:
+            return
+        if table in self.grads and self.engine.has("embedding_add_backward"):
+            self.engine.embedding_add_backward(dy, saved, self.grads[table])  # eq TIE.1
+            self.add(table, None)
+        else:
+            self.add(table, self.engine.embedding_backward(dy, saved))
 
     def linear(self, layer: str, x: Array) -> tuple[Array, Any]:
         """y = x w + b and what stands beside it."""
@@ -107,6 +143,31 @@ class Run:
         stored = self._stored[layer]
         own = stored.tensor == f"{layer}.weight"  # another layer's tensor gets its last gradient there
         self.add(stored.tensor, dweight.T if stored.out_in else dweight, final=own)
+        self.add(f"{layer}.bias", dbias)
+        return dx
+
+    def fuses_loss(self) -> bool:
+        """Whether head and loss are one pair in this pass: not where the logits are asked for or have a companion."""
+        adapted = self.adapter is not None and bool(self.adapter.companions(HEAD))
+        return self.engine.has("logits_loss_forward") and not self.traced and not adapted
+
+    def logits_loss(self, layer: str, x: Array, targets: Array, divisor: float) -> tuple[float, Any]:
+        """The loss of the logits x wᵗ + b."""
+        where = x, self.params[self._stored[layer].tensor], self.params.get(f"{layer}.bias"), targets, divisor
+        if not self.keep_saved:
+            return float(self.engine.logits_loss_value(*where)), None
+        trains = self._weight_trains(layer)
+        forward = self.engine.logits_loss_forward if trains else self.engine.frozen_logits_loss_forward
+        loss, saved = forward(*where)
+        return float(loss), saved
+
+    def logits_loss_backward(self, layer: str, saved: Any) -> Array:
+        """The gradient of x."""
+        if not self._weight_trains(layer):
+            return self.engine.frozen_logits_loss_backward(1.0, saved)
+        dx, dweight, dbias = self.engine.logits_loss_backward(1.0, saved)
+        tensor = self._stored[layer].tensor
+        self.add(tensor, dweight, final=tensor == f"{layer}.weight")
         self.add(f"{layer}.bias", dbias)
         return dx
 

@@ -24,12 +24,13 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
+from onfoot.arrays import Array
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import ShardSums, Sums, WholeSums
 from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
 from onfoot.train.log import Log, draw_losses
-from onfoot.train.optimizer import AdamW, clip
+from onfoot.train.optimizer import AdamW, clip_scale
 from onfoot.train.options import LoopOptions
 from onfoot.train.parallel import ALL, Share, World, world
 from onfoot.train.progress import Reporter, duration
@@ -164,6 +165,8 @@ class Trainer:
         if divisor == 0:
             where = f"step {self.state.step + 1}"
             raise self.world.agreed(ValueError(f"{where}: none of its {n_tokens:.0f} tokens has a target that counts"))
+        if len(batches) == 1 and self.world.size == 1 and not self.options.clip:
+            return *self._step_at_once(batches[0], int(divisor), lr), int(n_tokens)
         loss = 0.0
         self.sums.begin()
         for i, batch in enumerate(batches):
@@ -183,10 +186,30 @@ class Trainer:
         loss, norm = float(figures[:, 0].sum()), math.sqrt(self.optimizer.total(figures[:, 1]))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self.world.agreed(self._diverged(f"the loss is {loss} and the gradients' norm {norm}"))
-        if self.options.clip:
-            clip(grads, self.options.clip, norm)
-        self.optimizer.step(grads, lr)
+        self.optimizer.step(grads, lr, clip_scale(norm, self.options.clip))
         return loss, norm, int(n_tokens)
+
+    def _step_at_once(self, batch: Batch, divisor: int, lr: float) -> tuple[float, float]:
+        """The same where nothing is clipped or summed: each parameter is updated as soon as its gradient is final."""
+        squares = 0.0
+
+        def take(name: str, grad: Array) -> None:
+            nonlocal squares
+            squares += self.optimizer.squares({name: grad})
+            self.optimizer.update(name, grad)
+
+        self.optimizer.begin_step(lr)
+        loss, _ = self.model.loss_and_grads(
+            batch.tokens,
+            batch.targets,
+            divisor=divisor,
+            segments=batch.segments,
+            dropout_seed=self.dropout_seed(0),
+            take=take,
+        )
+        if not (math.isfinite(loss) and math.isfinite(squares)):
+            raise self._diverged(f"the loss is {loss} and the gradients' norm {math.sqrt(squares)}")
+        return loss, math.sqrt(squares)
 
     def _diverged(self, what: str) -> ValueError:
         return ValueError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onfoot.arrays import Array, namespace, to_numpy
+from onfoot.ops import sum_of_squares
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -34,6 +35,7 @@ class AdamW:
         self.model = model
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.steps = 0
+        self._lr = lr  # of the step that was begun
         self.m: dict[str, Array] = {}
         self.v: dict[str, Array] = {}
         self.make_moments()
@@ -60,7 +62,7 @@ class AdamW:
 
     def squares(self, grads: Mapping[str, Array]) -> float:
         """The sum of the squares of these gradients, in float64."""
-        return sum(_squares(g) for g in grads.values())
+        return sum(self.model.engine.sum_of_squares(g) for g in grads.values())
 
     def total(self, squares: np.ndarray) -> float:
         """The sum of the squares of all gradients, from what each rank has: all of them, or nearly so in rounding."""
@@ -74,51 +76,38 @@ class AdamW:
             self.v[name] = floats(moments[f"v.{name}"].copy(), self.model.dtype)
         self.steps = steps
 
-    def step(self, grads: Mapping[str, Array], lr: float | None = None) -> None:
-        """One update of every parameter that has a gradient, at the given learning rate or the optimizer's own."""
+    def begin_step(self, lr: float | None = None) -> None:
+        """Another step, at the given learning rate or the optimizer's own."""
         self.steps += 1
+        self._lr = self.lr if lr is None else lr
+
+    def step(self, grads: Mapping[str, Array], lr: float | None = None, scale: float = 1.0) -> None:
+        """One update of every parameter that has a gradient; `scale` multiplies all gradients."""
+        self.begin_step(lr)
         for name, grad in grads.items():
-            self.update(name, grad, self.lr if lr is None else lr)
+            self.update(name, grad, scale)
 
-    def update(self, name: str, g: Array, lr: float) -> None:
-        """One parameter's update."""
+    def update(self, name: str, g: Array, scale: float = 1.0) -> None:
+        """One parameter's part of the step that was begun."""
+        if name not in self.m:
+            raise ValueError(
+                f"this optimizer knows nothing of {name}: it was made before the parameter was to train; "
+                f"make an AdamW after add_lora and use_adapter"
+            )
         p = self.model.params[name]
-        self.apply(p, g, self.m[name], self.v[name], lr, decays=p.ndim > 1)
+        self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1, scale=scale)
 
-    def apply(self, p: Array, g: Array, m: Array, v: Array, lr: float, decays: bool) -> None:
-        """The update of some elements and their moments. The second moment is weighted with 1 − β₂, not 1 − β₁."""
-        beta1, beta2 = self.betas
-        if decays:
-            p *= 1 - lr * self.weight_decay  # eq ADAM.1: decay acts on the weight, not through the gradient
-        m *= beta1
-        m += (1 - beta1) * g  # eq ADAM.2
-        v *= beta2
-        v += (1 - beta2) * (g * g)  # eq ADAM.3
-        spread = namespace(v).sqrt(v)
-        spread *= 1 / math.sqrt(1 - beta2**self.steps)  # eq ADAM.4: both means start at 0 and are corrected for it
-        spread += self.eps
-        p -= (lr / (1 - beta1**self.steps)) * m / spread  # eq ADAM.5
+    def apply(self, p: Array, g: Array, m: Array, v: Array, decays: bool, scale: float = 1.0) -> None:
+        """The update of some elements and their moments."""
+        decay = self.weight_decay if decays else 0.0
+        self.model.engine.adamw_update(p, m, v, g, self._lr, self.betas, self.eps, decay, self.steps, scale)
 
 
 def global_norm(grads: Mapping[str, Array]) -> float:
     """The norm of all gradients taken as one vector, summed in float64."""
-    return math.sqrt(sum(_squares(g) for g in grads.values()))
+    return math.sqrt(sum(sum_of_squares(g) for g in grads.values()))
 
 
-def clip(grads: Mapping[str, Array], max_norm: float, norm: float | None = None) -> float:
-    """Scales all gradients in place so that their global norm is at most `max_norm`; returns the norm before.
-
-    `norm`: that norm, where it is known, or where there are more gradients than these.
-    """
-    norm = global_norm(grads) if norm is None else norm
-    if norm > max_norm:
-        for g in grads.values():
-            g *= max_norm / norm
-    return norm
-
-
-def _squares(g: Array) -> float:
-    flat = g.reshape(-1)
-    if isinstance(flat, np.ndarray):
-        return float(np.einsum("i,i->", flat, flat, dtype=np.float64))
-    return float((flat.double() ** 2).sum())
+def clip_scale(norm: float, most: float) -> float:
+    """What gradients of this norm are multiplied with so that it is at most `most`; 0 means no limit."""
+    return most / norm if most and norm > most else 1.0

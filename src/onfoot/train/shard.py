@@ -43,15 +43,15 @@ class ShardedAdamW(AdamW):
         for means in (self.m, self.v):
             means[SHARD] = np.zeros(self.layout.shard, np.dtype(self.model.dtype))
 
-    def step(self, grads: Mapping[str, Array], lr: float | None = None) -> None:
+    def step(self, grads: Mapping[str, Array], lr: float | None = None, scale: float = 1.0) -> None:
         """One update of this rank's shard; then every rank gets all weights."""
-        self.steps += 1
+        self.begin_step(lr)
         g, m, v = grads[SHARD], self.m[SHARD], self.v[SHARD]
         for piece in self.mine:
             part = _in_shard(piece)
             decays = len(self.layout.shapes[piece.name]) > 1
             weights = self.flat[piece.name][piece.begin : piece.end]
-            self.apply(weights, g[part], m[part], v[part], self.lr if lr is None else lr, decays)
+            self.apply(weights, g[part], m[part], v[part], decays, scale)
         self.share_weights()
 
     def share_weights(self) -> None:

@@ -6,6 +6,7 @@ at a time, so that beside the codes only one chunk of floats exists. Q8_0 needs 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,14 @@ class QuantizedWeight(Quantized):
         self.scale = scale  # (out, blocks) float16
         self.least = least  # (out, blocks) float16: Q4_1's smallest value
         self.shape = (codes.shape[0], codes.shape[1] * BLOCK)
+
+    @cached_property
+    def factors(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each block's scale and what is added to all its numbers, (out, blocks) float32."""
+        scale = self.scale.astype(np.float32)
+        if self.kind == "Q4_0":
+            return scale, -8 * scale
+        return scale, scale[:0] if self.least is None else self.least.astype(np.float32)
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,62 @@
+"""The pairs of `ops`, fused for the CPU and compiled by Numba: same signatures, same results to rounding.
+
+`table()` is what an engine lays over `ops`. Nothing here is imported before: Numba takes a second to load. Pairs take
+NumPy arrays of float32; anything else goes to the formulas of `ops`. All parallel work runs on Numba's one pool of
+threads, and no other library's threads are woken: two pools that wait actively for work slow each other down.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+# file -> the pairs in it, and what else an engine has from it. Those that `ops` lacks do several pairs in one.
+PAIRS: Mapping[str, tuple[str, ...]] = {
+    "activation": ("gelu_erf", "gelu_tanh", "relu"),
+    "attention": ("attention",),
+    "cross_entropy": ("cross_entropy",),
+    "embedding": ("embedding",),
+    "layer_norm": ("layer_norm",),
+    "linear": ("frozen_linear", "linear"),
+    "logits_loss": ("frozen_logits_loss", "logits_loss"),
+    "lora": ("lora_linear",),
+    "self_attention": ("self_attention",),
+}
+SINGLES: Mapping[str, tuple[str, ...]] = {
+    "embedding": ("embedding_add_backward",),
+    "logits_loss": ("logits_loss_value",),
+    "update": ("adamw_update", "add", "sum_of_squares"),
+}
+
+
+def say(message: str) -> None:
+    """One line for the user, on the error stream."""
+    print(f"onfoot: {message}", file=sys.stderr, flush=True)
+
+
+@lru_cache(maxsize=1)
+def table() -> dict[str, Callable[..., Any]]:
+    """Name -> function, for everything that has a kernel and compiles here; empty where Numba does not work at all.
+
+    A file's kernels are compiled together, so that the halves of a pair are never of two kinds.
+    """
+    try:
+        import_module("onfoot.kernels.jit")
+    except ImportError as error:
+        say(f"without Numba ({error}) the slower NumPy engine takes over: pip install numba")
+        return {}
+    out: dict[str, Callable[..., Any]] = {}
+    for file in sorted({*PAIRS, *SINGLES}):
+        try:
+            module = import_module(f"onfoot.kernels.{file}")
+            for kernel in module.KERNELS:
+                kernel.prepare()
+        except Exception as error:
+            say(f"the kernels of {file!r} do not compile here ({type(error).__name__}); NumPy takes over for them")
+            continue
+        names = [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")]
+        out |= {name: getattr(module, name) for name in (*names, *SINGLES.get(file, ()))}
+    return out

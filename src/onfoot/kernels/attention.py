@@ -1,0 +1,208 @@
+"""Attention without the Tq × Tk matrix in memory: each thread takes whole heads.
+
+q, k and v may be views, such as heads cut from one array of all three: only their last axis must be contiguous. The
+results have the layout (..., T, H, D), so that putting the heads side by side again is free.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import prange
+
+from onfoot import ops
+from onfoot.kernels.attention_head import (
+    FEW,
+    backward_floats,
+    forward_floats,
+    head_backward,
+    head_forward,
+    head_forward_few,
+)
+from onfoot.kernels.buffers import empty, scratch
+from onfoot.kernels.jit import kernel
+from onfoot.kernels.shapes import fits, share, threads
+from onfoot.kernels.simd import address, call
+
+FLOAT = 4  # bytes
+
+
+class Saved(NamedTuple):
+    q: np.ndarray  # (B, H, Tq, Dk)
+    k: np.ndarray  # (B, H, Tk, Dk)
+    v: np.ndarray  # (B, H, Tk, Dv)
+    y: np.ndarray  # (B, H, Tq, Dv)
+    lse: np.ndarray  # (B, H, Tq): the logarithms of the softmax's normalisers
+    start: np.ndarray  # (B, H, Tq), or empty
+    causal: bool
+    lead: tuple[int, ...]  # the leading axes as they came
+
+
+@kernel("void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, f4[:,:], i8)")
+def _forward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    y: np.ndarray,
+    lse: np.ndarray,
+    start: np.ndarray,
+    causal: bool,
+    work: np.ndarray,
+    head_at: int,
+) -> None:
+    batch, heads, n_q, d_k = q.shape
+    threads = work.shape[0]
+    for t in prange(threads):
+        first, last = share(batch * heads, 1, t, threads)
+        for task in range(first, last):
+            b, h = task // heads, task % heads
+            call(
+                head_at,
+                (
+                    address(q) + b * q.strides[0] + h * q.strides[1],
+                    q.strides[2],
+                    address(k) + b * k.strides[0] + h * k.strides[1],
+                    k.strides[2],
+                    address(v) + b * v.strides[0] + h * v.strides[1],
+                    v.strides[2],
+                    address(y) + b * y.strides[0] + h * y.strides[1],
+                    y.strides[2],
+                    address(lse) + task * n_q * FLOAT,
+                    address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
+                    n_q,
+                    k.shape[2],
+                    d_k,
+                    v.shape[3],
+                    1 if causal else 0,
+                    address(work) + t * work.strides[0],
+                ),
+            )
+
+
+@kernel(
+    "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, "
+    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:], i8)"
+)
+def _backward(
+    dy: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    y: np.ndarray,
+    lse: np.ndarray,
+    start: np.ndarray,
+    causal: bool,
+    dq: np.ndarray,
+    dk: np.ndarray,
+    dv: np.ndarray,
+    work: np.ndarray,
+    head_at: int,
+) -> None:
+    batch, heads, n_q, d_k = q.shape
+    threads = work.shape[0]
+    for t in prange(threads):
+        first, last = share(batch * heads, 1, t, threads)
+        for task in range(first, last):
+            b, h = task // heads, task % heads
+            call(
+                head_at,
+                (
+                    address(dy) + b * dy.strides[0] + h * dy.strides[1],
+                    dy.strides[2],
+                    address(q) + b * q.strides[0] + h * q.strides[1],
+                    q.strides[2],
+                    address(k) + b * k.strides[0] + h * k.strides[1],
+                    k.strides[2],
+                    address(v) + b * v.strides[0] + h * v.strides[1],
+                    v.strides[2],
+                    address(y) + b * y.strides[0] + h * y.strides[1],
+                    y.strides[2],
+                    address(lse) + task * n_q * FLOAT,
+                    address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
+                    address(dq) + b * dq.strides[0] + h * dq.strides[1],
+                    dq.strides[2],
+                    address(dk) + b * dk.strides[0] + h * dk.strides[1],
+                    dk.strides[2],
+                    address(dv) + b * dv.strides[0] + h * dv.strides[1],
+                    dv.strides[2],
+                    n_q,
+                    k.shape[2],
+                    d_k,
+                    v.shape[3],
+                    1 if causal else 0,
+                    address(work) + t * work.strides[0],
+                ),
+            )
+
+
+_NO_START = np.empty((0, 0, 0), np.int64)
+
+
+def four_axes(x: np.ndarray) -> np.ndarray:
+    """(..., T, D) -> (B, H, T, D), with a contiguous last axis."""
+    if x.strides[-1] != x.itemsize or not x.flags.writeable or x.dtype != np.float32:
+        x = np.array(x, dtype=np.float32, order="C")
+    if x.ndim < 4:
+        return x.reshape((1,) * (4 - x.ndim) + x.shape)
+    return x if x.ndim == 4 else x.reshape(-1, *x.shape[-3:])
+
+
+def heads_beside(batch: int, heads: int, tokens: int, width: int) -> np.ndarray:
+    """An array (B, H, T, D) whose memory is (B, T, H, D)."""
+    return empty((batch, tokens, heads, width)).swapaxes(1, 2)
+
+
+def attention_forward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool = True,
+    start: np.ndarray | None = None,
+    keep: np.ndarray | None = None,
+) -> tuple[np.ndarray, Any]:
+    """y = ρ v, each token's weighted average of the values it may see. With dropout, the formulas of `ops` are used."""
+    lead = q.shape[:-2]
+    if keep is not None or not fits(q, k, v) or not lead == k.shape[:-2] == v.shape[:-2]:
+        return ops.attention_forward(q, k, v, causal, start, keep)
+    q4, k4, v4 = four_axes(q), four_axes(k), four_axes(v)
+    y, saved = forward(q4, k4, v4, causal, start, lead)
+    return y.reshape(*lead, *y.shape[2:]), saved
+
+
+def forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, start: np.ndarray | None, lead: tuple[int, ...]
+) -> tuple[np.ndarray, Saved]:
+    """The same for arrays (B, H, T, D)."""
+    batch, heads, n_q, d_k = q.shape
+    n_k, d_v = v.shape[2:]
+    starts = _NO_START
+    if start is not None:
+        starts = np.array(np.broadcast_to(start, (*lead, n_q)), dtype=np.int64, order="C").reshape(batch, heads, n_q)
+    y, lse = heads_beside(batch, heads, n_q, d_v), empty((batch, heads, n_q))
+    head = head_forward_few if n_q <= FEW else head_forward
+    work = scratch(threads(), forward_floats(n_k, d_k, d_v))
+    _forward(q, k, v, y, lse, starts, causal, work, head.address)
+    return y, Saved(q, k, v, y, lse, starts, causal, lead)
+
+
+def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients of q, k and v."""
+    if not isinstance(saved, Saved):
+        return ops.attention_backward(dy, saved)
+    batch, heads, n_q, d_k = saved.q.shape
+    n_k, d_v = saved.v.shape[2:]
+    grads = [heads_beside(batch, heads, t, d) for t, d in ((n_q, d_k), (n_k, d_k), (n_k, d_v))]
+    backward(four_axes(dy), saved, *grads)
+    dq, dk, dv = (x.reshape(*saved.lead, *x.shape[2:]) for x in grads)
+    return dq, dk, dv
+
+
+def backward(dy: np.ndarray, saved: Saved, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray) -> None:
+    """Writes the gradients into arrays (B, H, T, D)."""
+    q, k, v, y, lse, start, causal, _ = saved
+    work = scratch(threads(), backward_floats(k.shape[2], q.shape[3], v.shape[3]))
+    _backward(dy, q, k, v, y, lse, start, causal, dq, dk, dv, work, head_backward.address)
+
+
+KERNELS = (head_forward, head_forward_few, head_backward, _forward, _backward)

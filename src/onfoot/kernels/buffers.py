@@ -1,0 +1,144 @@
+"""Memory that is used again.
+
+Fresh memory is slow: the system clears every page when it is first touched, and in a virtual machine that can cost
+more than the computation. So results of kernels lie in large arenas, and the place of an array that nobody holds any
+more is given to the next. Nobody needs to hand anything back: a place is free when its last array or view is gone,
+and not before. Arenas ask for huge pages, which spare the CPU most of its address look-ups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import threading
+from bisect import bisect, insort
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+ARENA = 1 << 28  # bytes, where address space cannot be had without memory behind it
+PAGE = 1 << 21  # a huge page
+GRAIN = 1 << 8  # places are multiples of this
+NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names only from 3.13 on
+SMALL = 1 << 21  # places below this are kept by size, to be found at once
+
+
+class _Place:
+    """Holds a place of memory as long as an array lies in it."""
+
+    __slots__ = ("__array_interface__", "home", "size", "start")
+
+    def __init__(self, home: deque[tuple[int, int]], start: int, size: int, array: dict[str, Any]) -> None:
+        self.home, self.start, self.size, self.__array_interface__ = home, start, size, array
+
+    def __del__(self) -> None:
+        self.home.append((self.start, self.size))
+
+
+class Pool:
+    """Arrays from arenas that grow with what is held at the same time, not with what was ever asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._returned: deque[tuple[int, int]] = deque()  # by `__del__`, which may run at any moment
+        self._free: list[tuple[int, int]] = []  # (address, size), by address
+        self._kept: dict[int, list[int]] = {}  # size -> addresses
+        self._arenas: list[np.ndarray] = []
+        self.held = 0  # bytes of all arrays that are alive
+        self.peak = 0  # the most that was ever held
+
+    def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+        """An array with arbitrary contents."""
+        kind = np.dtype(dtype)
+        size = kind.itemsize
+        for n in shape:
+            size *= n
+        if size == 0:
+            return np.empty(shape, kind)
+        size = (size + GRAIN - 1) // GRAIN * GRAIN
+        with self._lock:
+            self._take_back()
+            kept = self._kept.get(size)
+            start = kept.pop() if kept else self._cut(size)
+            self.held += size
+            self.peak = max(self.peak, self.held)
+        array = {"version": 3, "data": (start, False), "shape": tuple(shape), "typestr": kind.str}
+        return np.asarray(_Place(self._returned, start, size, array))
+
+    def _take_back(self) -> None:
+        while self._returned:
+            start, size = self._returned.popleft()
+            self.held -= size
+            if size < SMALL:
+                self._kept.setdefault(size, []).append(start)
+            else:
+                self._release(start, size)
+
+    def _release(self, start: int, size: int) -> None:
+        """Adds a free place, joined with its free neighbours."""
+        at = bisect(self._free, (start, 0))
+        if at < len(self._free) and self._free[at][0] == start + size:
+            size += self._free.pop(at)[1]
+        if at > 0 and sum(self._free[at - 1]) == start:
+            at -= 1
+            before, length = self._free.pop(at)
+            start, size = before, size + length
+        insort(self._free, (start, size))
+
+    def _cut(self, size: int) -> int:
+        """The lowest free place that is large enough: what lies low is used again, what lies high stays untouched."""
+        for attempt in range(3):
+            for at, (start, length) in enumerate(self._free):
+                if length >= size:
+                    if length == size:
+                        self._free.pop(at)
+                    else:
+                        self._free[at] = (start + size, length - size)
+                    return start
+            if attempt == 0:  # join what was kept by size
+                for kept_size, starts in self._kept.items():
+                    for start in starts:
+                        self._release(start, kept_size)
+                self._kept.clear()
+            else:
+                self._grow(size)
+        raise MemoryError(f"no room for {size} bytes")
+
+    def _grow(self, size: int) -> None:
+        """Another arena. The first is as large as the machine's memory: pages that are never touched cost nothing."""
+        need = (size + 2 * PAGE - 1) // PAGE * PAGE
+        memory = None
+        if sys.platform == "linux" and not self._arenas:
+            with contextlib.suppress(OSError, ValueError):
+                length = max(need, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PAGE * PAGE)
+                memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        if memory is None:
+            length = max(ARENA, need)
+            private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+            memory = mmap.mmap(-1, length, **private)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        view = np.frombuffer(memory, dtype=np.uint8)
+        self._arenas.append(view)
+        begin = (view.ctypes.data + PAGE - 1) // PAGE * PAGE
+        self._release(begin, view.ctypes.data + length - begin)
+
+
+pool = Pool()
+empty = pool.empty
+
+_scratch: dict[int, np.ndarray] = {}
+
+
+def scratch(threads: int, floats: int) -> np.ndarray:
+    """Working memory for each thread, (threads, at least `floats`); its contents do not outlive a kernel's call."""
+    held = _scratch.get(threads)
+    if held is None or held.shape[1] < floats:
+        _scratch.pop(threads, None)
+        held = _scratch[threads] = empty((threads, floats))
+    return held

@@ -1,0 +1,99 @@
+"""Softmax and cross-entropy in one, a row at a time: two passes forward, one backward."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import prange
+
+from onfoot import ops
+from onfoot.kernels.buffers import empty
+from onfoot.kernels.elementary import F, exp
+from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.shapes import as_rows, fits, share, threads
+from onfoot.ops.cross_entropy import IGNORE
+
+
+class Saved(NamedTuple):
+    logits: np.ndarray  # (..., V)
+    lse: np.ndarray  # (N,), log Σ exp(logits)
+    targets: np.ndarray  # (N,)
+    divisor: float
+
+
+@inner
+def log_sum_exp(row: np.ndarray) -> float:
+    """log Σ exp(row), without overflow."""
+    top = row[0]
+    for j in range(row.size):
+        top = max(top, row[j])
+    total = F(0)
+    for j in range(row.size):
+        total += exp(row[j] - top)
+    return np.log(total) + top
+
+
+@inner
+def softmax_minus_target(row: np.ndarray, lse: float, target: int, scale: float, out: np.ndarray) -> None:
+    """(y_pred − y_gt) scale, 0 where there is no target. `out` may be `row`."""
+    if target == IGNORE:
+        out[:] = 0
+        return
+    for j in range(row.size):
+        out[j] = exp(row[j] - lse) * scale
+    out[target] -= scale  # eq CE.2
+
+
+@kernel("void(f4[:,::1], i8[::1], f4[::1], f8[::1], i8)")
+def _forward(logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, losses: np.ndarray, threads: int) -> None:
+    for t in prange(threads):
+        a, e = share(logits.shape[0], 1, t, threads)
+        for i in range(a, e):
+            lse[i] = log_sum_exp(logits[i])
+            losses[i] = 0.0
+            if targets[i] != IGNORE:
+                losses[i] = np.float64(lse[i]) - np.float64(logits[i, targets[i]])  # eq CE.1
+
+
+@kernel("void(f4[:,::1], f4[::1], i8[::1], f4, f4[:,::1], i8)")
+def _backward(
+    logits: np.ndarray, lse: np.ndarray, targets: np.ndarray, scale: float, dlogits: np.ndarray, threads: int
+) -> None:
+    for t in prange(threads):
+        a, e = share(logits.shape[0], 1, t, threads)
+        for i in range(a, e):
+            softmax_minus_target(logits[i], lse[i], targets[i], scale, dlogits[i])
+
+
+def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
+    """The targets as one row of 64-bit integers, or an IndexError: a kernel would read beyond the logits."""
+    flat = np.ascontiguousarray(targets, dtype=np.int64).reshape(-1)
+    wrong = (flat != IGNORE) & ((flat < 0) | (flat >= vocabulary))
+    if wrong.any():
+        raise IndexError(f"target {flat[wrong][0]} is outside 0 ... {vocabulary - 1} and is not {IGNORE}")
+    return flat
+
+
+def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: float) -> tuple[np.float32, Any]:
+    """L = Σ (log Σ exp a − a[target]) / divisor, over the tokens that have a target."""
+    if not fits(logits):
+        return ops.cross_entropy_forward(logits, targets, divisor)
+    flat = as_rows(logits)  # (N, V)
+    target = checked_targets(targets, flat.shape[1])
+    lse, losses = empty(target.shape), np.empty(target.shape)
+    _forward(flat, target, lse, losses, threads())
+    return np.float32(losses.sum() / divisor), Saved(logits, lse, target, divisor)
+
+
+def cross_entropy_backward(dloss: float, saved: Any) -> np.ndarray:
+    """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in the rows that do not count."""
+    if not isinstance(saved, Saved):
+        return ops.cross_entropy_backward(dloss, saved)
+    logits, lse, target, divisor = saved
+    dlogits = empty(logits.shape)
+    _backward(as_rows(logits), lse, target, float(dloss) / divisor, as_rows(dlogits), threads())
+    return dlogits
+
+
+KERNELS = (_forward, _backward)

@@ -1,0 +1,93 @@
+"""Products of a few rows with a large matrix, as when tokens are generated: the speed is that of memory.
+
+Each thread reads one contiguous part of the weight, once, and asks for what comes next before it is needed. A weight
+stored (in, out) is divided between the threads by its rows: each adds up x[k] w[k, :], and the parts are summed. One
+stored (out, in), as the token table is, is divided by outputs: each is a dot product.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from onfoot.kernels.buffers import scratch
+from onfoot.kernels.elementary import F
+from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.shapes import share, threads
+from onfoot.kernels.simd import address, prefetch
+
+FEW = 8  # rows of x, up to which this beats the blocked product
+GROUP = 4  # rows of the weight that are added in one pass over y
+STRIP = 2048  # columns of y at a time: in the first-level cache
+AHEAD = 4096  # bytes
+LINE = 64  # bytes
+
+
+@inner
+def ask(at: int, size: int) -> None:
+    """Prefetches what lies a page ahead of `size` bytes."""
+    for i in range(0, size, LINE):
+        prefetch(at + AHEAD + i)
+
+
+@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8)")
+def _by_rows(x: np.ndarray, weight: np.ndarray, y: np.ndarray, work: np.ndarray, threads: int) -> None:
+    m, depth = x.shape
+    n = weight.shape[1]
+    for t in prange(threads):
+        first, last = share(depth, GROUP, t, threads)
+        sums = work[t]
+        sums[: m * n] = 0
+        for k in range(first, last - GROUP + 1, GROUP):
+            for j0 in range(0, n, STRIP):
+                j1 = min(n, j0 + STRIP)
+                w0, w1, w2, w3 = weight[k, j0:j1], weight[k + 1, j0:j1], weight[k + 2, j0:j1], weight[k + 3, j0:j1]
+                for i in range(m):
+                    out = sums[i * n + j0 : i * n + j1]
+                    x0, x1, x2, x3 = x[i, k], x[i, k + 1], x[i, k + 2], x[i, k + 3]
+                    for j in range(j1 - j0):
+                        out[j] += x0 * w0[j] + x1 * w1[j] + x2 * w2[j] + x3 * w3[j]
+        for k in range(first + (last - first) // GROUP * GROUP, last):
+            row = weight[k]
+            for i in range(m):
+                out = sums[i * n : (i + 1) * n]
+                x0 = x[i, k]
+                for j in range(n):
+                    out[j] += x0 * row[j]
+    for t in prange(threads):
+        a, e = share(n, 64, t, threads)
+        for i in range(m):
+            out = y[i, a:e]
+            for s in range(threads):
+                part = work[s, i * n + a : i * n + e]
+                for j in range(e - a):
+                    out[j] += part[j]
+
+
+@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], i8)")
+def _by_dots(x: np.ndarray, weight: np.ndarray, y: np.ndarray, threads: int) -> None:
+    m, depth = x.shape
+    for t in prange(threads):
+        first, last = share(weight.shape[0], 1, t, threads)
+        for j in range(first, last):
+            row = weight[j]
+            ask(address(weight) + j * depth * 4, depth * 4)
+            for i in range(m):
+                left = x[i]
+                total = F(0)
+                for k in range(depth):
+                    total += left[k] * row[k]
+                y[i, j] += total
+
+
+def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+    """y = x w + b for a few contiguous rows; the weight contiguous, or the transpose of one that is."""
+    y[:] = 0 if bias is None else bias
+    if weight.flags.c_contiguous:
+        n = threads()
+        _by_rows(x, weight, y, scratch(n, y.size), n)
+    else:
+        _by_dots(x, weight.T, y, threads())
+
+
+KERNELS = (_by_rows, _by_dots)

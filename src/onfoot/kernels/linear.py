@@ -1,0 +1,113 @@
+"""Fully connected layers: three matrix products, with the bias added as the results are written."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import prange
+
+from onfoot import ops
+from onfoot.kernels import few_rows, quantized
+from onfoot.kernels import product as products
+from onfoot.kernels.buffers import empty
+from onfoot.kernels.few_rows import FEW, few_rows_product
+from onfoot.kernels.jit import kernel
+from onfoot.kernels.product import product
+from onfoot.kernels.quantized import quantized_affine, quantized_through
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
+from onfoot.quantized import Transposed
+
+
+class Saved(NamedTuple):
+    x: np.ndarray
+    weight: np.ndarray
+    has_bias: bool
+
+
+class FrozenSaved(NamedTuple):
+    weight: np.ndarray
+
+
+@kernel("void(f4[:,::1], f4[::1], i8)")
+def _sum_rows(x: np.ndarray, total: np.ndarray, threads: int) -> None:
+    n, c = x.shape
+    for t in prange(threads):
+        a, e = share(c, 64, t, threads)
+        out = total[a:e]
+        out[:] = 0
+        for i in range(n):
+            row = x[i, a:e]
+            for j in range(e - a):
+                out[j] += row[j]
+
+
+def sum_rows(x: np.ndarray) -> np.ndarray:
+    """(N, C) -> (C,). The threads divide the columns, so every sum has the same order."""
+    total = empty(x.shape[1:])
+    _sum_rows(x, total, threads())
+    return total
+
+
+def fits_weight(weight: Any) -> bool:
+    """Whether the products below take this weight: floats, or the transpose of one in blocks."""
+    return fits(weight) or isinstance(weight, Transposed)
+
+
+def affine(x: np.ndarray, weight: Any, bias: np.ndarray | None, out: np.ndarray | None = None) -> np.ndarray:
+    """x w + b, (..., in) -> (..., out)."""
+    rows = as_rows(x)
+    out = empty((rows.shape[0], weight.shape[1])) if out is None else out
+    bias = None if bias is None else contiguous(bias)
+    if isinstance(weight, Transposed):
+        quantized_affine(rows, weight.T, bias, out)
+    elif rows.shape[0] <= FEW and (weight.flags.c_contiguous or weight.flags.f_contiguous) and weight.flags.writeable:
+        few_rows_product(rows, weight, bias, out)
+    else:
+        product(rows, weight, bias, out=out)  # eq FC.1
+    return out.reshape(*x.shape[:-1], weight.shape[1])
+
+
+def through(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -> np.ndarray:
+    """dy wᵗ, (..., out) -> (..., in)."""
+    if not isinstance(weight, Transposed):
+        return affine(dy, weight.T, None, out)  # eq FC.2
+    rows = as_rows(dy)
+    out = empty((rows.shape[0], weight.shape[0])) if out is None else out
+    quantized_through(rows, weight.T, out)
+    return out.reshape(*dy.shape[:-1], weight.shape[0])
+
+
+def linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
+    """y = x w + b~, the bias broadcast over the tokens."""
+    if not fits(x, weight) or not (bias is None or fits(bias)):
+        return ops.linear_forward(x, weight, bias)
+    return affine(x, weight, bias), Saved(x, weight, bias is not None)
+
+
+def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Gradients of x, weight and bias (None where there is no bias)."""
+    if not isinstance(saved, Saved):
+        return ops.linear_backward(dy, saved)
+    x, weight, has_bias = saved
+    up = as_rows(dy)
+    transposed = not weight.flags.c_contiguous  # as of a tied head: its gradient in the same layout
+    dweight = product(up.T, as_rows(x)).T if transposed else product(as_rows(x).T, up)  # eq FC.3
+    return through(dy, weight), dweight, sum_rows(up) if has_bias else None  # eq FC.4
+
+
+def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
+    """The same layer with weights that do not train: x need not be kept."""
+    if not (fits(x) and fits_weight(weight)) or not (bias is None or fits(bias)):
+        return ops.frozen_linear_forward(x, weight, bias)
+    return affine(x, weight, bias), FrozenSaved(weight)
+
+
+def frozen_linear_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
+    """The gradient of x alone: the error signal passes through a frozen layer."""
+    if not isinstance(saved, FrozenSaved):
+        return ops.frozen_linear_backward(dy, saved)
+    return through(dy, saved.weight)
+
+
+KERNELS = (*products.KERNELS, *few_rows.KERNELS, *quantized.KERNELS, _sum_rows)

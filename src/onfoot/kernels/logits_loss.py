@@ -1,0 +1,157 @@
+"""The head and the loss in one, a part of the tokens at a time, so that all logits never exist.
+
+A part's logits become their own gradient where they lie, and are used up at once for the gradients of x and of the
+weight. So the gradients are made on the way forward, and the backward pass only hands them over, scaled. Beside the
+gradients themselves it takes one buffer of at most PART numbers (104 MB). Tokens without a target are left out where
+they are many.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import prange
+
+from onfoot.kernels import cross_entropy, linear
+from onfoot.kernels.buffers import empty
+from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp, softmax_minus_target
+from onfoot.kernels.elementary import F
+from onfoot.kernels.jit import kernel
+from onfoot.kernels.linear import affine, fits_weight, sum_rows, through
+from onfoot.kernels.product import product
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
+from onfoot.ops.cross_entropy import IGNORE
+from onfoot.quantized import QuantizedWeight
+
+PART = 26 << 20  # logits at a time: 512 tokens of GPT-2's vocabulary
+
+
+class Saved(NamedTuple):
+    dx: np.ndarray
+    dweight: np.ndarray | None
+    dbias: np.ndarray | None
+
+
+class Composed(NamedTuple):
+    head: Any
+    loss: Any
+
+
+@kernel("void(f4[:,::1], i8[::1], f4, f8[::1], b1, i8)")
+def _losses(
+    logits: np.ndarray, targets: np.ndarray, scale: float, losses: np.ndarray, grad: bool, threads: int
+) -> None:
+    """Each token's loss, and with `grad` its logits' gradient in their place."""
+    for t in prange(threads):
+        a, e = share(logits.shape[0], 1, t, threads)
+        for i in range(a, e):
+            row = logits[i]
+            lse = F(0)
+            losses[i] = 0.0
+            if targets[i] != IGNORE:
+                lse = log_sum_exp(row)
+                losses[i] = np.float64(lse) - np.float64(row[targets[i]])  # eq CE.1
+            if grad:
+                softmax_minus_target(row, lse, targets[i], scale, row)  # eq CE.2
+
+
+def _run(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    targets: np.ndarray,
+    divisor: float,
+    trains: bool,
+    grad: bool = True,
+) -> tuple[np.float32, Any]:
+    rows, weight = as_rows(x), weight if isinstance(weight, QuantizedWeight) else contiguous(weight)
+    vocabulary, width = weight.shape
+    target = checked_targets(targets, vocabulary)
+    counted = np.flatnonzero(target != IGNORE)
+    some = counted.size < 0.9 * target.size
+    if some:
+        rows, target = rows[counted], target[counted]
+    n = rows.shape[0]
+    losses = np.zeros(n)
+    dx = empty((n, width)) if grad else None
+    dweight = empty(weight.shape) if trains else None
+    dbias = np.zeros(vocabulary, np.float32) if trains and bias is not None else None
+    parts = max(1, -(-n * vocabulary // PART))
+    size = max(1, -(-n // parts))
+    buffer = empty((size, vocabulary))
+    for a in range(0, n, size):
+        part = rows[a : a + size]
+        logits = buffer[: part.shape[0]]
+        affine(part, weight.T, bias, out=logits)
+        _losses(logits, target[a : a + size], 1 / divisor, losses[a : a + size], grad, threads())
+        if dx is not None:
+            through(logits, weight.T, out=dx[a : a + size])  # eq FC.2
+        if dweight is not None:
+            product(logits.T, part, out=dweight, accumulate=a > 0)  # eq FC.3
+        if dbias is not None:
+            dbias += sum_rows(logits)  # eq FC.4
+    loss = np.float32(losses.sum() / divisor)
+    if dx is None:
+        return loss, None
+    if n == 0 and dweight is not None:
+        dweight[:] = 0
+    if some:
+        whole = np.zeros((targets.size, width), np.float32)
+        whole[counted] = dx
+        dx = whole
+    return loss, Saved(dx.reshape(x.shape), dweight, dbias)
+
+
+def _composed(logits: tuple[np.ndarray, Any], targets: np.ndarray, divisor: float) -> tuple[Any, Composed]:
+    """The two pairs one after the other, for arrays that the kernels do not take."""
+    loss, saved = cross_entropy.cross_entropy_forward(logits[0], targets, divisor)
+    return loss, Composed(logits[1], saved)
+
+
+def logits_loss_forward(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
+) -> tuple[np.float32, Any]:
+    """L = Σ (log Σ exp a − a[target]) / divisor with a = x wᵗ + b, over the tokens that have a target."""
+    if not fits(x, weight) or not (bias is None or fits(bias)):
+        return _composed(linear.linear_forward(x, weight.T, bias), targets, divisor)
+    return _run(x, weight, bias, targets, divisor, trains=True)
+
+
+def logits_loss_backward(dloss: float, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Gradients of x, weight and bias. With a dloss of 1 they are handed over as they are, not copied."""
+    if isinstance(saved, Composed):
+        dx, dweight, dbias = linear.linear_backward(cross_entropy.cross_entropy_backward(dloss, saved.loss), saved.head)
+        return dx, dweight.T, dbias
+    if dloss == 1:
+        return saved.dx, saved.dweight, saved.dbias
+    factor = np.float32(dloss)
+    return saved.dx * factor, saved.dweight * factor, None if saved.dbias is None else saved.dbias * factor
+
+
+def frozen_logits_loss_forward(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
+) -> tuple[np.float32, Any]:
+    """The same loss with a head that does not train."""
+    if not (fits(x) and fits_weight(weight.T)) or not (bias is None or fits(bias)):
+        return _composed(linear.frozen_linear_forward(x, weight.T, bias), targets, divisor)
+    return _run(x, weight, bias, targets, divisor, trains=False)
+
+
+def frozen_logits_loss_backward(dloss: float, saved: Any) -> np.ndarray:
+    """The gradient of x alone."""
+    if isinstance(saved, Composed):
+        return linear.frozen_linear_backward(cross_entropy.cross_entropy_backward(dloss, saved.loss), saved.head)
+    return saved.dx if dloss == 1 else saved.dx * np.float32(dloss)
+
+
+def logits_loss_value(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
+) -> np.float32:
+    """The same loss where no backward pass follows."""
+    if not (fits(x) and fits_weight(weight.T)) or not (bias is None or fits(bias)):
+        return frozen_logits_loss_forward(x, weight, bias, targets, divisor)[0]
+    return _run(x, weight, bias, targets, divisor, trains=False, grad=False)[0]
+
+
+KERNELS = (*linear.KERNELS, *cross_entropy.KERNELS, _losses)

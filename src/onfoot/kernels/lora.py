@@ -1,0 +1,66 @@
+"""LoRA beside a frozen layer: the low-rank part is added to the big product's result while it is written again.
+
+The dropout pattern `keep`, where there is one, is applied to x on its way into the low-rank part only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onfoot import ops
+from onfoot.kernels import linear
+from onfoot.kernels.linear import affine, fits_weight, through
+from onfoot.kernels.product import product
+from onfoot.kernels.shapes import as_rows, fits
+
+
+class Saved(NamedTuple):
+    x: np.ndarray
+    weight: np.ndarray
+    keep: np.ndarray | None
+    down: np.ndarray
+    up: np.ndarray
+    scale: float
+    low: np.ndarray  # α (x ∘ keep) d, (N, r)
+
+
+def lora_linear_forward(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    down: np.ndarray,
+    up: np.ndarray,
+    scale: float,
+    keep: np.ndarray | None = None,
+) -> tuple[np.ndarray, Any]:
+    """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
+    if not (fits(x, down, up) and fits_weight(weight)) or not (bias is None or fits(bias)):
+        return ops.lora_linear_forward(x, weight, bias, down, up, scale, keep)
+    y = affine(x, weight, bias)
+    low = product(as_rows(x if keep is None else x * keep), down)  # (N, r)
+    low *= np.float32(scale)
+    product(low, up, out=as_rows(y), accumulate=True)  # eq LORA.1
+    return y, Saved(x, weight, keep, down, up, scale, low)
+
+
+def lora_linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients of x, down and up. The error signal passes through BOTH paths, the frozen one too."""
+    if not isinstance(saved, Saved):
+        return ops.lora_linear_backward(dy, saved)
+    x, weight, keep, down, up, scale, low = saved
+    rows = as_rows(dy)
+    dlow = product(rows, up.T)  # (N, r)
+    dlow *= np.float32(scale)
+    dx = through(dy, weight)
+    if keep is None:
+        product(dlow, down.T, out=as_rows(dx), accumulate=True)  # eq LORA.2
+    else:
+        dx += product(dlow, down.T).reshape(dx.shape) * keep
+    ddown = product(as_rows(x if keep is None else x * keep).T, dlow)  # eq 45
+    dup = product(low.T, rows)  # eq 46
+    return dx, ddown, dup
+
+
+KERNELS = linear.KERNELS

@@ -1,0 +1,135 @@
+"""Products with weights in blocks of small codes: a quarter or an eighth of the memory, and of the time to read it.
+
+A few rows are multiplied straight from the codes. For many (a prompt, or training on a frozen base) a part of the
+weight at a time is written out as float32 into working memory, which costs little beside the product.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import prange
+
+from onfoot.kernels import product as products
+from onfoot.kernels.buffers import empty
+from onfoot.kernels.elementary import F
+from onfoot.kernels.few_rows import FEW, ask
+from onfoot.kernels.jit import kernel
+from onfoot.kernels.product import product
+from onfoot.kernels.shapes import contiguous, share, threads
+from onfoot.kernels.simd import address
+from onfoot.quantized import BLOCK, QuantizedWeight
+
+PART = 1 << 21  # numbers that are written out at a time: 8 MB
+HALF = BLOCK // 2
+
+
+@kernel("void(f4[:,::1], i1[:,:,::1], f4[:,::1], f4[:,::1], i8)")
+def _dots8(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, y: np.ndarray, threads: int) -> None:
+    m, depth = x.shape
+    for t in prange(threads):
+        first, last = share(codes.shape[0], 1, t, threads)
+        for j in range(first, last):
+            ask(address(codes) + j * depth, depth)
+            for i in range(m):
+                total = F(0)
+                for b in range(codes.shape[1]):
+                    left, row = x[i, b * BLOCK : (b + 1) * BLOCK], codes[j, b]
+                    part = F(0)
+                    for k in range(BLOCK):
+                        part += left[k] * F(row[k])
+                    total += part * scale[j, b]
+                y[i, j] += total
+
+
+@kernel("void(f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8)")
+def _dots4(
+    x: np.ndarray,
+    codes: np.ndarray,
+    scale: np.ndarray,
+    least: np.ndarray,
+    sums: np.ndarray,
+    y: np.ndarray,
+    threads: int,
+) -> None:
+    """The same for two codes a byte; `sums` (M, blocks) are those of x over each block."""
+    m, depth = x.shape
+    for t in prange(threads):
+        first, last = share(codes.shape[0], 1, t, threads)
+        for j in range(first, last):
+            ask(address(codes) + j * (depth // 2), depth // 2)
+            for i in range(m):
+                total = F(0)
+                for b in range(codes.shape[1]):
+                    row = codes[j, b]
+                    low, high = x[i, b * BLOCK : b * BLOCK + HALF], x[i, b * BLOCK + HALF : (b + 1) * BLOCK]
+                    part = F(0)
+                    for k in range(HALF):
+                        part += low[k] * F(row[k] & 15) + high[k] * F(row[k] >> 4)
+                    total += part * scale[j, b] + sums[i, b] * least[j, b]
+                y[i, j] += total
+
+
+@kernel("void(i1[:,:,::1], f4[:,::1], f4[:,::1], i8)")
+def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, threads: int) -> None:
+    for t in prange(threads):
+        first, last = share(codes.shape[0], 1, t, threads)
+        for j in range(first, last):
+            for b in range(codes.shape[1]):
+                row, to, factor = codes[j, b], out[j, b * BLOCK : (b + 1) * BLOCK], scale[j, b]
+                for k in range(BLOCK):
+                    to[k] = F(row[k]) * factor  # eq QUANT.1
+
+
+@kernel("void(u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8)")
+def _write4(codes: np.ndarray, scale: np.ndarray, least: np.ndarray, out: np.ndarray, threads: int) -> None:
+    for t in prange(threads):
+        first, last = share(codes.shape[0], 1, t, threads)
+        for j in range(first, last):
+            for b in range(codes.shape[1]):
+                row, factor, shift = codes[j, b], scale[j, b], least[j, b]
+                low, high = out[j, b * BLOCK : b * BLOCK + HALF], out[j, b * BLOCK + HALF : (b + 1) * BLOCK]
+                for k in range(HALF):
+                    low[k] = F(row[k] & 15) * factor + shift  # eq QUANT.2, QUANT.3
+                    high[k] = F(row[k] >> 4) * factor + shift
+
+
+def _written(weight: QuantizedWeight, rows: slice) -> np.ndarray:
+    """Some rows of the weight (out, in) as float32."""
+    scale, least = weight.factors
+    out = empty((rows.stop - rows.start, weight.shape[1]))
+    codes = contiguous(weight.codes[rows])
+    if weight.kind == "Q8_0":
+        _write8(codes, scale[rows], out, threads())
+    else:
+        _write4(codes, scale[rows], least[rows], out, threads())
+    return out
+
+
+def _parts(weight: QuantizedWeight) -> list[slice]:
+    step = max(PART // weight.shape[1], 1)
+    return [slice(i, min(i + step, weight.shape[0])) for i in range(0, weight.shape[0], step)]
+
+
+def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray | None, y: np.ndarray) -> None:
+    """y = x wᵗ + b: (N, in) -> (N, out)."""
+    if x.shape[0] > FEW:
+        for part in _parts(weight):
+            product(x, _written(weight, part).T, None if bias is None else bias[part], out=y[:, part])
+        return
+    y[:] = 0 if bias is None else bias
+    scale, least = weight.factors
+    codes = contiguous(weight.codes)
+    if weight.kind == "Q8_0":
+        _dots8(x, codes, scale, y, threads())
+    else:
+        sums = x.reshape(x.shape[0], -1, BLOCK).sum(axis=-1)
+        _dots4(x, codes, scale, least, sums, y, threads())
+
+
+def quantized_through(dy: np.ndarray, weight: QuantizedWeight, dx: np.ndarray) -> None:
+    """dx = dy w: (N, out) -> (N, in)."""
+    for part in _parts(weight):
+        product(dy[:, part], _written(weight, part), out=dx, accumulate=part.start > 0)
+
+
+KERNELS = (*products.KERNELS, _dots8, _dots4, _write8, _write4)

@@ -1,0 +1,34 @@
+"""What the pairs share: which arrays the kernels take, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import get_num_threads
+
+from onfoot.kernels.jit import inner
+
+threads = get_num_threads
+
+
+def fits(*arrays: Any) -> bool:
+    """Whether all are NumPy arrays of float32 with something in them; others are left to `ops`."""
+    return all(type(x) is np.ndarray and x.dtype == np.float32 and x.size for x in arrays)
+
+
+def contiguous(x: np.ndarray) -> np.ndarray:
+    """`x`, copied only where its numbers do not lie in order, or may not be written (Numba tells these apart)."""
+    return x if x.flags.c_contiguous and x.flags.writeable else np.array(x, order="C")
+
+
+def as_rows(x: np.ndarray) -> np.ndarray:
+    """(..., C) -> (N, C), float32 with contiguous rows."""
+    return contiguous(x if x.dtype == np.float32 else x.astype(np.float32)).reshape(-1, x.shape[-1])
+
+
+@inner
+def share(n: int, grain: int, thread: int, threads: int) -> tuple[int, int]:
+    """This thread's part of n things, in multiples of `grain`. The same part for the same n, from op to op."""
+    grains = (n + grain - 1) // grain
+    return min(grains * thread // threads * grain, n), min(grains * (thread + 1) // threads * grain, n)

@@ -1,0 +1,324 @@
+"""Vectors inside Numba: what its own loops do not reach, as LLVM instructions.
+
+Addresses are plain integers here. `address` must be called inside the parallel loop, where the array is used: Numba
+promises LLVM that the arrays of a loop do not overlap, and an address from outside would break that promise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic as numba_intrinsic
+
+from onfoot.kernels.jit import TILE_ROWS, TILE_VECTORS, WIDTH, inner
+
+intrinsic: Any = numba_intrinsic  # called with one argument less than it is defined with
+TILE_COLUMNS = TILE_VECTORS * WIDTH
+UNROLL = 4
+
+I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, WIDTH)
+BYTES = 4  # of a float
+
+
+def _const(n: int) -> ir.Constant:
+    return ir.Constant(I64, n)
+
+
+def _pointer(build: Any, address: Any, element: Any, offset: int = 0) -> Any:
+    return build.inttoptr(build.add(address, _const(offset)), element.as_pointer())
+
+
+def _load(build: Any, address: Any, offset: int = 0) -> Any:
+    return build.load(_pointer(build, address, VECTOR, offset), align=BYTES)
+
+
+def _store(build: Any, value: Any, address: Any, offset: int = 0) -> None:
+    build.store(value, _pointer(build, address, VECTOR, offset), align=BYTES)
+
+
+def _choose(build: Any, first: list[Any], first_block: Any, second: list[Any], second_block: Any) -> list[Any]:
+    """The values that come from whichever block was left for this one."""
+    chosen = []
+    for a, b in zip(first, second, strict=True):
+        phi = build.phi(a.type)
+        phi.add_incoming(a, first_block)
+        phi.add_incoming(b, second_block)
+        chosen.append(phi)
+    return chosen
+
+
+@intrinsic
+def address(typing: Any, array: Any) -> Any:
+    """Where an array's numbers begin."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        return build.ptrtoint(context.make_array(array)(context, build, args[0]).data, I64)
+
+    return types.int64(array), build
+
+
+@intrinsic
+def call(typing: Any, at: Any, arguments: Any) -> Any:
+    """Calls the routine at an address with a tuple of integers."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        values = cgutils.unpack_tuple(build, args[1])
+        kind = ir.FunctionType(ir.VoidType(), [I64] * len(values))
+        build.call(build.inttoptr(args[0], kind.as_pointer()), values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, len(arguments))), build
+
+
+@intrinsic
+def keep_apart(typing: Any) -> Any:
+    """Keeps LLVM from copying the function this stands in into its callers: that takes long and gains nothing."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        build.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
+@intrinsic
+def float_from_bits(typing: Any, bits: Any) -> Any:
+    """The float that these 32 bits stand for."""
+    return types.float32(types.int32), lambda context, build, signature, args: build.bitcast(args[0], FLOAT)
+
+
+@intrinsic
+def bits_from_float(typing: Any, number: Any) -> Any:
+    """The 32 bits of a float."""
+    return types.int32(types.float32), lambda context, build, signature, args: build.bitcast(args[0], I32)
+
+
+@intrinsic
+def prefetch(typing: Any, at: Any) -> Any:
+    """Asks for the cache line at an address, to be read soon."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        _prefetch(build, args[0], write=0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), build
+
+
+def _prefetch(build: Any, at: Any, write: int) -> None:
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    function = cgutils.get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
+    build.call(function, [build.inttoptr(at, byte)] + [ir.Constant(I32, n) for n in (write, 3, 1)])
+
+
+@intrinsic
+def pointer(typing: Any, at: Any) -> Any:
+    """An address as a pointer to floats, for `numba.carray`."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        return build.inttoptr(args[0], FLOAT.as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), build
+
+
+@inner
+def floats(at: int, n: int) -> np.ndarray:
+    """The n floats at an address, as an array."""
+    return numba.carray(pointer(at), (n,))
+
+
+@intrinsic
+def integer_pointer(typing: Any, at: Any) -> Any:
+    """An address as a pointer to 64-bit integers."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        return build.inttoptr(args[0], I64.as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), build
+
+
+@inner
+def integers(at: int, n: int) -> np.ndarray:
+    """The n 64-bit integers at an address, as an array."""
+    return numba.carray(integer_pointer(at), (n,))
+
+
+@intrinsic
+def load(typing: Any, at: Any) -> Any:
+    """The float at an address."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        return build.load(_pointer(build, args[0], FLOAT))
+
+    return types.float32(types.int64), build
+
+
+@intrinsic
+def store(typing: Any, at: Any, value: Any) -> Any:
+    """Writes a float to an address."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        build.store(args[1], _pointer(build, args[0], FLOAT))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), build
+
+
+@intrinsic
+def copy_vector(typing: Any, source: Any, target: Any) -> Any:
+    """Copies one vector of floats."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        _store(build, _load(build, args[0]), args[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), build
+
+
+@intrinsic
+def transpose_square(typing: Any, source: Any, source_row: Any, target: Any, target_row: Any) -> Any:
+    """Transposes WIDTH × WIDTH floats in registers. Rows are apart by the given bytes."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        source, source_row, target, target_row = args
+        rows = [_load(build, build.add(source, build.mul(source_row, _const(i)))) for i in range(WIDTH)]
+        half = WIDTH // 2
+        masks = [
+            ir.Constant(
+                ir.VectorType(I32, WIDTH), [lane for i in range(half) for lane in (start + i, start + i + WIDTH)]
+            )
+            for start in (0, half)
+        ]
+        for _ in range(WIDTH.bit_length() - 1):  # each round interleaves row i with row i + WIDTH/2
+            pairs = zip(rows[:half], rows[half:], strict=True)
+            rows = [build.shuffle_vector(a, b, mask) for a, b in pairs for mask in masks]
+        for i, row in enumerate(rows):
+            _store(build, row, build.add(target, build.mul(target_row, _const(i))))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), build
+
+
+def _tile(name: str, rows_contiguous: bool) -> Any:
+    """The register tile, for a whose rows are contiguous or for a whose columns are."""
+
+    def tile(
+        typing: Any,
+        depth: Any,
+        a: Any,
+        a_stride: Any,
+        b: Any,
+        c: Any,
+        c_row: Any,
+        bias: Any,
+        skip: Any,
+        skip_row: Any,
+    ) -> Any:
+        def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+            _build_tile(build, rows_contiguous, *args)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), build
+
+    tile.__name__ = tile.__qualname__ = name
+    tile.__doc__ = f"""c = a b + bias + skip for one register tile: TILE_ROWS × depth times depth × TILE_COLUMNS.
+
+    Addresses and distances are in bytes. `a_stride` lies between a's {"rows" if rows_contiguous else "columns"}; the
+    other way a is contiguous, and so is b. `bias` is one row or 0; `skip` is a tile (it may be c itself) or 0.
+    """
+    return intrinsic(tile)
+
+
+def _build_tile(
+    build: Any,
+    rows_contiguous: bool,
+    depth: Any,
+    a: Any,
+    a_stride: Any,
+    b: Any,
+    c: Any,
+    c_row: Any,
+    bias: Any,
+    skip: Any,
+    skip_row: Any,
+) -> None:
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fma.v{WIDTH}f32")
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    first_lane = ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH)
+    c_rows = [build.add(c, build.mul(c_row, _const(i))) for i in range(TILE_ROWS)]
+    for row in c_rows:
+        _prefetch(build, row, write=1)
+    if rows_contiguous:
+        offsets = [build.mul(a_stride, _const(i)) for i in range(TILE_ROWS)]
+        a_step: Any = _const(BYTES)
+    else:
+        offsets = [_const(i * BYTES) for i in range(TILE_ROWS)]
+        a_step = a_stride
+
+    def step(a: Any, b: Any, sums: list[Any]) -> list[Any]:
+        """One column of a times one row of b, added to the tile."""
+        row = [_load(build, b, j * WIDTH * BYTES) for j in range(TILE_VECTORS)]
+        new = []
+        for i in range(TILE_ROWS):
+            number = build.load(_pointer(build, build.add(a, offsets[i]), FLOAT))
+            lanes = build.insert_element(undefined, number, ir.Constant(I32, 0))
+            lanes = build.shuffle_vector(lanes, undefined, first_lane)
+            new += [build.call(fma, [lanes, row[j], sums[i * TILE_VECTORS + j]]) for j in range(TILE_VECTORS)]
+        return new
+
+    def repeat(times: Any, unroll: int, state: list[Any]) -> list[Any]:
+        """`times` rounds of `unroll` steps. The state is [a, b, *sums]."""
+        before, body, after = build.block, build.append_basic_block(), build.append_basic_block()
+        build.cbranch(build.icmp_signed(">", times, _const(0)), body, after)
+        build.position_at_end(body)
+        count = build.phi(I64)
+        count.add_incoming(_const(0), before)
+        held = [build.phi(value.type) for value in state]
+        for phi, value in zip(held, state, strict=True):
+            phi.add_incoming(value, before)
+        a, b, *sums = held
+        for _ in range(unroll):
+            sums = step(a, b, sums)
+            a, b = build.add(a, a_step), build.add(b, _const(TILE_COLUMNS * BYTES))
+        counted = build.add(count, _const(1))
+        count.add_incoming(counted, body)
+        for phi, value in zip(held, [a, b, *sums], strict=True):
+            phi.add_incoming(value, body)
+        build.cbranch(build.icmp_signed("<", counted, times), body, after)
+        build.position_at_end(after)
+        return _choose(build, state, before, [a, b, *sums], body)
+
+    def add_tile(at: Any, row: Any, sums: list[Any]) -> list[Any]:
+        """Adds a tile from memory, unless its address is 0."""
+        before, body, after = build.block, build.append_basic_block(), build.append_basic_block()
+        build.cbranch(build.icmp_signed("!=", at, _const(0)), body, after)
+        build.position_at_end(body)
+        added = []
+        for i in range(TILE_ROWS):
+            start = build.add(at, build.mul(row, _const(i)))
+            for j in range(TILE_VECTORS):
+                added.append(build.fadd(sums[i * TILE_VECTORS + j], _load(build, start, j * WIDTH * BYTES)))
+        build.branch(after)
+        build.position_at_end(after)
+        return _choose(build, sums, before, added, body)
+
+    zero = ir.Constant(VECTOR, [0.0] * WIDTH)
+    state = [a, b] + [zero] * (TILE_ROWS * TILE_VECTORS)
+    state = repeat(build.sdiv(depth, _const(UNROLL)), UNROLL, state)
+    sums = repeat(build.srem(depth, _const(UNROLL)), 1, state)[2:]
+    sums = add_tile(bias, _const(0), sums)
+    sums = add_tile(skip, skip_row, sums)
+    for i in range(TILE_ROWS):
+        for j in range(TILE_VECTORS):
+            _store(build, sums[i * TILE_VECTORS + j], c_rows[i], j * WIDTH * BYTES)
+
+
+tile_of_rows = _tile("tile_of_rows", rows_contiguous=True)
+tile_of_columns = _tile("tile_of_columns", rows_contiguous=False)

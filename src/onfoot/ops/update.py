@@ -1,0 +1,48 @@
+"""Sums and updates: what the pairs leave to the model and to training, on plain arrays."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onfoot.arrays import Array, namespace
+
+
+def add(x: Array, y: Array) -> Array:
+    """x + y, as where a skip is closed, or where the error signals of two branches meet."""
+    return x + y
+
+
+def adamw_update(
+    p: Array,
+    m: Array,
+    v: Array,
+    g: Array,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
+    steps: int,
+    scale: float = 1.0,
+) -> None:
+    """One update of p, m and v in place. `decay` is 0 for biases and norms; `scale` multiplies the gradient."""
+    beta1, beta2 = betas
+    g = g * scale if scale != 1.0 else g
+    p *= 1 - lr * decay  # eq ADAM.1
+    m *= beta1
+    m += (1 - beta1) * g  # eq ADAM.2
+    v *= beta2
+    v += (1 - beta2) * (g * g)  # eq ADAM.3
+    spread = namespace(v).sqrt(v)
+    spread *= 1 / math.sqrt(1 - beta2**steps)  # eq ADAM.4
+    spread += eps
+    p -= (lr / (1 - beta1**steps)) * m / spread  # eq ADAM.5
+
+
+def sum_of_squares(x: Array) -> float:
+    """Σ x², in float64."""
+    if isinstance(x, np.ndarray):
+        flat = x.reshape(-1)
+        return float(np.einsum("i,i->", flat, flat, dtype=np.float64))
+    return float((x.double() ** 2).sum())

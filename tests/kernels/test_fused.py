@@ -1,0 +1,125 @@
+"""Kernels that do several pairs in one, against those pairs in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onfoot import kernels, ops
+from onfoot.ops.cross_entropy import IGNORE
+
+pytest.importorskip("numba")
+TABLE = kernels.table()
+CLOSE = 2e-6
+
+
+def close(ours: Any, truth: np.ndarray) -> bool:
+    assert np.shape(ours) == truth.shape
+    return bool(np.linalg.norm(ours - truth) <= CLOSE * max(float(np.linalg.norm(truth)), 1e-12))
+
+
+def composed_loss(x: Any, weight: Any, bias: Any, targets: Any, divisor: float, dloss: float) -> tuple[Any, ...]:
+    x, weight = x.astype(np.float64), weight.astype(np.float64)
+    bias = None if bias is None else bias.astype(np.float64)
+    logits, s_head = ops.linear_forward(x, weight.T, bias)
+    loss, s_loss = ops.cross_entropy_forward(logits, targets, divisor)
+    dx, dweight, dbias = ops.linear_backward(ops.cross_entropy_backward(dloss, s_loss), s_head)
+    return loss, dx, dweight.T, dbias
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 60),
+    width=st.integers(1, 40),
+    vocabulary=st.integers(2, 130),
+    ignored=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    with_bias=st.booleans(),
+    part=st.sampled_from([1, 100, 1000, 1 << 20]),
+    dloss=st.sampled_from([1.0, 0.3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_head_and_loss_in_parts_equal_the_two_pairs(
+    rows: int, width: int, vocabulary: int, ignored: float, with_bias: bool, part: int, dloss: float, seed: int
+) -> None:
+    from onfoot.kernels import logits_loss
+
+    rng = np.random.default_rng(seed)
+    x, weight = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, rows, width), (vocabulary, width)))
+    bias = rng.standard_normal(vocabulary).astype(np.float32) if with_bias else None
+    targets = rng.integers(0, vocabulary, (2, rows))
+    targets[rng.random(targets.shape) < ignored] = IGNORE
+    before, logits_loss.PART = logits_loss.PART, part  # parts of one row, of a few, of all
+    try:
+        loss, saved = TABLE["logits_loss_forward"](x, weight, bias, targets, 7.0)
+        frozen_loss, frozen = TABLE["frozen_logits_loss_forward"](x, weight, bias, targets, 7.0)
+        value = TABLE["logits_loss_value"](x, weight, bias, targets, 7.0)
+    finally:
+        logits_loss.PART = before
+    truth, dx, dweight, dbias = composed_loss(x, weight, bias, targets, 7.0, dloss)
+    assert all(abs(v - truth) <= CLOSE * max(abs(truth), 1e-6) for v in (loss, frozen_loss, value))
+    ours = TABLE["logits_loss_backward"](dloss, saved)
+    assert close(ours[0], dx) and close(ours[1], dweight)
+    assert dbias is None if ours[2] is None else close(ours[2], dbias)
+    assert close(TABLE["frozen_logits_loss_backward"](dloss, frozen), dx)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(1, 70),
+    heads=st.integers(1, 5),
+    widths=st.tuples(st.integers(1, 33), st.integers(1, 33)),
+    causal=st.booleans(),
+    packed=st.booleans(),
+    dropped=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_self_attention_equals_attention_between_split_and_merged_heads(
+    tokens: int, heads: int, widths: tuple[int, int], causal: bool, packed: bool, dropped: bool, seed: int
+) -> None:
+    from onfoot.models.layout import merge_heads, split_heads
+
+    rng = np.random.default_rng(seed)
+    dk, dv = widths
+    qk = heads * dk
+    qkv = rng.standard_normal((2, tokens, 2 * qk + heads * dv)).astype(np.float32)
+    start = rng.integers(0, np.arange(tokens) + 1, (2, 1, tokens)) if packed else None
+    keep = (2.0 * (rng.random((2, heads, tokens, tokens)) < 0.5)).astype(np.float32) if dropped else None
+    up = rng.standard_normal((2, tokens, heads * dv)).astype(np.float32)
+    y, saved = TABLE["self_attention_forward"](qkv, heads, dk, causal, start, keep)
+    dqkv = TABLE["self_attention_backward"](up, saved)
+    exact = qkv.astype(np.float64)
+    parts = (split_heads(p, heads) for p in (exact[..., :qk], exact[..., qk : 2 * qk], exact[..., 2 * qk :]))
+    truth, s_truth = ops.attention_forward(*parts, causal, start, keep)
+    grads = ops.attention_backward(split_heads(up.astype(np.float64), heads), s_truth)
+    assert close(y, merge_heads(truth))
+    assert close(dqkv, np.concatenate([merge_heads(g) for g in grads], axis=-1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 5000), steps=st.integers(1, 50), decay=st.sampled_from([0.0, 0.1]), seed=st.integers(0, 2**32 - 1)
+)
+def test_the_update_is_that_of_the_formula(n: int, steps: int, decay: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p, m, g = (rng.standard_normal(n).astype(np.float32) for _ in range(3))
+    v = rng.random(n).astype(np.float32)
+    truth = [x.astype(np.float64) for x in (p, m, v)]
+    ops.adamw_update(*truth, g.astype(np.float64), 1e-2, (0.9, 0.95), 1e-8, decay, steps, 0.5)
+    ours = [p, m, v]
+    TABLE["adamw_update"](*ours, g, 1e-2, (0.9, 0.95), 1e-8, decay, steps, 0.5)
+    assert all(close(a, b) for a, b in zip(ours, truth, strict=True))
+    assert abs(TABLE["sum_of_squares"](g) / ops.sum_of_squares(g.astype(np.float64)) - 1) < 1e-12
+    assert (TABLE["add"](p, g) == p + g).all()
+
+
+def test_a_table_gets_the_sum_of_what_it_has_and_what_its_ids_bring() -> None:
+    rng = np.random.default_rng(3)
+    ids, weight, total = rng.integers(0, 5, (3, 7)), np.zeros((5, 13), np.float32), rng.standard_normal((5, 13))
+    up, held = rng.standard_normal((3, 7, 13)).astype(np.float32), total.astype(np.float32)
+    _, saved = TABLE["embedding_forward"](ids, weight)
+    TABLE["embedding_add_backward"](up, saved, held)
+    assert close(held, total.astype(np.float32) + ops.embedding_backward(up.astype(np.float64), saved))

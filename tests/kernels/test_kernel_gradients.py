@@ -1,0 +1,187 @@
+"""Every kernel against its pair in `ops`, computed in float64: outputs and gradients, on shapes that fit nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onfoot import kernels, ops
+from onfoot.ops.cross_entropy import IGNORE
+
+numba = pytest.importorskip("numba")
+TABLE = kernels.table()
+CLOSE = 2e-6  # relative to the norm of the whole array
+ROWS = (1, 3, 7, 33)
+Case = tuple[tuple[Any, ...], tuple[int, ...]]  # the forward's arguments, and which of them are frozen or no floats
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(request.param, numba.config.NUMBA_NUM_THREADS))
+    yield request.param
+    numba.set_num_threads(before)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def linear(rng: np.random.Generator, n: int, bias: bool = True) -> tuple[Any, ...]:
+    c, d = (int(rng.integers(1, 90)) for _ in range(2))
+    return normal(rng, n, c), normal(rng, c, d), normal(rng, d) if bias else None
+
+
+def transposed(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    x, weight, bias = linear(rng, n)
+    return x, np.ascontiguousarray(weight.T).T, bias
+
+
+def layer_norm(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    c = int(rng.integers(2, 300))
+    return 3 * normal(rng, n, c) + 2, normal(rng, c), normal(rng, c), 1e-5
+
+
+def activation(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    return (3 * normal(rng, n, int(rng.integers(1, 2000))),)
+
+
+def embedding(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    v = int(rng.integers(1, 9))  # few: ids repeat
+    return rng.integers(0, v, (2, n)), normal(rng, v, int(rng.integers(1, 70)))
+
+
+def cross_entropy(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    v = int(rng.integers(2, 500))
+    targets = rng.integers(0, v, n)
+    targets[rng.random(n) < 0.3] = IGNORE
+    return 4 * normal(rng, n, v), targets, 7.0
+
+
+def attention(rng: np.random.Generator, n: int, causal: bool = True, packed: bool = False) -> tuple[Any, ...]:
+    more, dk, dv = int(rng.integers(0, 40)), int(rng.integers(1, 50)), int(rng.integers(1, 50))
+    q, k, v = normal(rng, 2, 3, n, dk), normal(rng, 2, 3, n + more, dk), normal(rng, 2, 3, n + more, dv)
+    start = rng.integers(0, np.arange(n) + more + 1, (2, 1, n)) if packed else None
+    return q, k, v, causal, start
+
+
+def lora_linear(rng: np.random.Generator, n: int, keep: bool = False) -> tuple[Any, ...]:
+    x, weight, bias = linear(rng, n)
+    r = int(rng.integers(1, 20))
+    pattern = (2.0 * (rng.random(x.shape) < 0.5)).astype(np.float32) if keep else None
+    return x, weight, bias, normal(rng, x.shape[1], r), normal(rng, r, weight.shape[1]), 0.5, pattern
+
+
+CASES: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
+    "attention": ("attention", attention),
+    "attention to both sides": ("attention", lambda rng, n: attention(rng, n, causal=False)),
+    "attention in packed examples": ("attention", lambda rng, n: attention(rng, n, packed=True)),
+    "cross_entropy": ("cross_entropy", cross_entropy),
+    "embedding": ("embedding", embedding),
+    "frozen_linear": ("frozen_linear", linear),
+    "gelu_erf": ("gelu_erf", activation),
+    "gelu_tanh": ("gelu_tanh", activation),
+    "layer_norm": ("layer_norm", layer_norm),
+    "linear": ("linear", linear),
+    "linear without a bias": ("linear", lambda rng, n: linear(rng, n, bias=False)),
+    "linear with a transposed weight": ("linear", transposed),
+    "lora_linear": ("lora_linear", lora_linear),
+    "lora_linear with dropout": ("lora_linear", lambda rng, n: lora_linear(rng, n, keep=True)),
+    "relu": ("relu", activation),
+}
+
+
+def exact(x: Any) -> Any:
+    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype == np.float32 else x
+
+
+def distance(ours: np.ndarray, truth: np.ndarray, least: float) -> float:
+    """The norm of the difference over that of the truth, or over what cancels where (nearly) nothing is left."""
+    assert ours.shape == truth.shape
+    return float(np.linalg.norm(ours - truth) / max(np.linalg.norm(truth), least))
+
+
+def outcome(forward: Callable[..., Any], backward: Callable[..., Any], args: tuple[Any, ...], seed: int) -> list[Any]:
+    """The output and all gradients, for an upstream gradient that does not depend on who computes."""
+    y, saved = forward(*args)
+    up = np.random.default_rng(seed).standard_normal(np.shape(y))
+    grads = backward(np.asarray(up, np.asarray(y).dtype) if up.shape else float(up), saved)
+    grads = grads if isinstance(grads, tuple) else (grads,)
+    return [np.asarray(x) for x in (y, *grads) if x is not None]
+
+
+def compare(name: str, make: Callable[..., tuple[Any, ...]], n: int, seed: int) -> None:
+    args = make(np.random.default_rng(seed), n)
+    untouched = [x.copy() if isinstance(x, np.ndarray) else x for x in args]
+    ours = outcome(TABLE[f"{name}_forward"], TABLE[f"{name}_backward"], args, seed)
+    truth = outcome(
+        getattr(ops, f"{name}_forward"), getattr(ops, f"{name}_backward"), tuple(exact(x) for x in args), seed
+    )
+    assert len(ours) == len(truth)
+    least = 0.1 * max(float(np.linalg.norm(x)) for x in truth) if name == "attention" else 1e-12
+    for mine, right in zip(ours, truth, strict=True):
+        assert mine.dtype == np.float32
+        assert distance(mine, right, least) < CLOSE
+    again = outcome(TABLE[f"{name}_forward"], TABLE[f"{name}_backward"], args, seed)
+    assert all((a == b).all() for a, b in zip(ours, again, strict=True))  # the same bits
+    for before, after in zip(untouched, args, strict=True):
+        assert before is after or not isinstance(before, np.ndarray) or (before == after).all()  # a pair is pure
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n", ROWS)
+def test_a_kernel_has_the_output_and_the_gradients_of_its_formula(case: str, n: int, threads: int) -> None:
+    compare(*CASES[case], n, seed=n)
+
+
+@pytest.mark.parametrize("case", ["attention", "cross_entropy", "layer_norm", "linear", "lora_linear"])
+def test_many_rows_are_as_right_as_few(case: str, threads: int) -> None:
+    compare(*CASES[case], 1023 if "attention" not in case else 203, seed=5)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(CASES)), st.integers(1, 150), st.integers(0, 2**32 - 1))
+def test_any_shape_has_the_right_gradients(case: str, n: int, seed: int) -> None:
+    compare(*CASES[case], n, seed)
+
+
+def test_every_kernel_that_replaces_a_pair_is_compared_with_it() -> None:
+    replaced = {n.removesuffix("_forward") for n in TABLE if n.endswith("_forward") and hasattr(ops, n)}
+    assert replaced == {name for name, _ in CASES.values()}
+
+
+def test_two_thread_counts_give_the_same_sums() -> None:
+    """An entry of a product is the same sum in the same order, however many threads share the work."""
+    rng = np.random.default_rng(0)
+    x, weight, bias = normal(rng, 97, 70), normal(rng, 70, 131), normal(rng, 131)
+    results = []
+    for n in (1, 2):
+        numba.set_num_threads(min(n, numba.config.NUMBA_NUM_THREADS))
+        results.append(outcome(TABLE["linear_forward"], TABLE["linear_backward"], (x, weight, bias), 0))
+    assert all((a == b).all() for a, b in zip(*results, strict=True))
+
+
+def test_what_kernels_do_not_take_goes_to_the_formulas() -> None:
+    rng = np.random.default_rng(0)
+    x, weight, bias = (exact(x) for x in linear(rng, 5))
+    ours = outcome(TABLE["linear_forward"], TABLE["linear_backward"], (x, weight, bias), 0)
+    truth = outcome(ops.linear_forward, ops.linear_backward, (x, weight, bias), 0)
+    assert all((a == b).all() and a.dtype == np.float64 for a, b in zip(ours, truth, strict=True))
+
+
+def test_a_planted_mistake_would_be_seen() -> None:
+    def wrong(dy: Any, saved: Any) -> Any:
+        dx, *rest = right(dy, saved)
+        return dx * np.float32(1 + 1e-5), *rest
+
+    right, TABLE["linear_backward"] = TABLE["linear_backward"], wrong
+    try:
+        with pytest.raises(AssertionError):
+            compare("linear", linear, 7, 0)
+    finally:
+        TABLE["linear_backward"] = right
