@@ -113,20 +113,27 @@ def quantize(weight: np.ndarray, kind: str = "Q8_0") -> QuantizedWeight:
     """The nearest codes of a weight (out, in): per block, the scale that its largest number (or its range) asks for."""
     if weight.ndim != 2 or weight.shape[1] % BLOCK:
         raise ValueError(f"a weight of shape {weight.shape} cannot be quantised: its rows need a multiple of {BLOCK}")
+    step = max(CHUNK // weight.shape[1], 1)  # a few rows at a time: no second copy of the whole weight in floats
+    parts = [_quantize_rows(weight[i : i + step], kind) for i in range(0, weight.shape[0], step)]
+    codes, scale, *least = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return QuantizedWeight(kind, codes, scale, *least)
+
+
+def _quantize_rows(weight: np.ndarray, kind: str) -> tuple[np.ndarray, ...]:
     blocks = weight.astype(np.float32).reshape(weight.shape[0], -1, BLOCK)
     if kind == "Q4_1":
         least, most = blocks.min(-1), blocks.max(-1)
         scale = (most - least) / 15
         codes = np.clip(np.round((blocks - least[..., None]) * _inverse(scale)[..., None]), 0, 15)
-        return QuantizedWeight(kind, _packed(codes), scale.astype(np.float16), least.astype(np.float16))
+        return _packed(codes), scale.astype(np.float16), least.astype(np.float16)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]  # with its sign
     if kind == "Q8_0":
         scale = np.abs(largest) / 127
         codes = np.round(blocks * _inverse(scale)[..., None]).astype(np.int8)
-        return QuantizedWeight(kind, codes, scale.astype(np.float16))
+        return codes, scale.astype(np.float16)
     scale = largest / -8  # the code 0 stands for −8: the largest number is met exactly
     codes = np.clip(np.round(blocks * _inverse(scale)[..., None]) + 8, 0, 15)
-    return QuantizedWeight(kind, _packed(codes), scale.astype(np.float16))
+    return _packed(codes), scale.astype(np.float16)
 
 
 def _inverse(scale: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from planted.attention import all_heads
 from planted.dense import linear as linear_by_einsum
 from planted.dense import lora as lora_by_einsum
 from planted.dense import scatter
+from planted.head import head
 from planted.network import block, multi_head
 from planted.norms import layer_norm as layer_norm_by_jacobian
 from planted.norms import rms_norm as rms_norm_by_hand
@@ -127,6 +128,23 @@ def heads_by_autograd(query, key, value, w_q, w_k, w_v, dout, causal=True, n_hea
         return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
     return autograd(forward, [query, key, value, w_q, w_k, w_v], dout)
+
+
+@right("head")
+def head_by_autograd(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, causal=True, rotary=False):
+    return head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, causal, rotary)
+
+
+@right("head")
+def head_with_a_dead_bias(a, w_q, b_q, w_k, b_k, w_v, b_v, dout):
+    """The gradient of b_k as it is known to be: exactly 0."""
+    *before, _, dw_v, db_v = head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout)
+    return *before, torch.zeros_like(b_k), dw_v, db_v
+
+
+@right("head_dropout")
+def dropout_by_autograd(a, w_q, b_q, w_k, b_k, w_v, b_v, keep, dout):
+    return head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, keep=keep)
 
 
 @right("block")

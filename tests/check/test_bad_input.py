@@ -87,6 +87,42 @@ def random(q, k, v, dout):
     return dq, dk, dv * (1 + 1e-3 * np.random.default_rng().random())
 
 
+def leaving(q, k, v, dout):
+    raise SystemExit(0)
+
+
+def reshaping(q, k, v, dout):
+    found = right(q, k, v, dout)
+    q.shape = (q.size,)
+    return found
+
+
+def remembering(q, k, v, dout):
+    """Adds to what it returned before, as gradients that are not set to 0 do."""
+    found = right(q, k, v, dout)
+    key = q.tobytes()
+    remembered[key] = (
+        found if key not in remembered else tuple(a + b for a, b in zip(found, remembered[key], strict=True))
+    )
+    return remembered[key]
+
+
+remembered: dict[bytes, Any] = {}
+
+
+def a_generator(q, k, v, dout):
+    yield from right(q, k, v, dout)
+
+
+def one_stack(q, k, v, dout):
+    return [right(q, k, v, dout)]
+
+
+def objects(q, k, v, dout):
+    dq, dk, dv = right(q, k, v, dout)
+    return dq, dk, dv.astype(object)
+
+
 def too_few_arguments(q, k, v):
     return q, k, v
 
@@ -106,6 +142,12 @@ REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
     infinite: ("nan", "dv: "),
     mutating: ("mutates", "it changes its argument q in place"),
     random: ("random", "dv: a second call with the same inputs differs by "),
+    leaving: ("raises", "it raises SystemExit: 0"),
+    reshaping: ("mutates", "it changes its argument q in place"),
+    remembering: ("random", "dq: a second call with the same inputs differs by 5.0e-01"),
+    a_generator: ("count", "it returns a value of type generator; 3 expected"),
+    one_stack: ("count", "it returns a value of type list; 3 expected"),
+    objects: ("type", "dv is one array of object"),
     too_few_arguments: ("raises", "takes 3 positional arguments but 4 were given"),
 }
 

@@ -55,9 +55,9 @@ def listing(query, key, value, w_q, w_k, w_v, dout, n_head=2):
     return layer.backward(dout)
 
 
-@pytest.mark.parametrize("seed", [0, 1903, 77_310])
-def test_the_three_mistakes_of_one_function_are_named_with_the_learning_rate(seed: int) -> None:
-    report = multi_head(listing, causal=False, seed=seed)
+@pytest.mark.parametrize("n_head", [2, 4])
+def test_the_three_mistakes_of_one_function_are_named_with_the_learning_rate(n_head: int, fresh: int) -> None:
+    report = multi_head(listing, causal=False, n_head=n_head, seed=fresh)
     found = report.diagnosis
     assert report.wrong == ["dquery", "dkey", "dvalue", "dw_q", "dw_k", "dw_v"]
     assert found is not None and found.complete

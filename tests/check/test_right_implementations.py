@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from authors import MAKERS, random_right
 from right import RIGHT
 
 from onfoot.check.known import check_layer
 from onfoot.check.layers import LAYERS
 
 EVERY = [(layer, function) for layer, functions in RIGHT.items() for function in functions]
-N_RANDOM = 220
+ROUNDS = 12
 
 
 def test_every_layer_has_right_implementations() -> None:
@@ -23,15 +24,17 @@ def test_a_right_implementation_passes(layer: str, function) -> None:
     assert report.passed, str(report)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(10))
-def test_over_200_random_right_implementations_there_is_no_false_alarm(chunk: int) -> None:
-    rng = np.random.default_rng(chunk)
-    for _ in range(N_RANDOM // 10):
-        layer, function = EVERY[rng.integers(len(EVERY))]
-        seed = int(rng.integers(10**6, 10**9))
-        report = check_layer(LAYERS[layer], function, seed=seed)
-        assert report.passed, f"seed {seed}\n{report}"
+@pytest.mark.parametrize("layer", LAYERS)
+def test_over_200_random_right_implementations_there_is_no_false_alarm(layer: str, fresh: int) -> None:
+    rng = np.random.default_rng(fresh)
+    for _ in range(ROUNDS):
+        report = check_layer(LAYERS[layer], random_right(layer, rng), seed=int(rng.integers(2**31)))
+        assert report.passed, str(report)
+
+
+def test_those_are_more_than_200() -> None:
+    assert set(MAKERS) == set(LAYERS)
+    assert ROUNDS * len(LAYERS) > 200
 
 
 @pytest.mark.parametrize("layer", ["attention", "multi_head"])

@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onfoot.check.layer import Pieces
 from onfoot.check.layers.layer_norm import PIECES, steps
 from onfoot.check.mistakes.layer_norm import (
     along_over_tokens,
     mean_over_tokens,
     rstd_eps_outside_root,
-    rstd_unbiased,
     rstd_without_eps,
+    variance_unbiased,
 )
 from onfoot.ops.attention import softmax
 
@@ -23,30 +22,28 @@ Array = np.ndarray
 # E28: layer norm, eqs 36 to 41
 
 
-def _norm_backward(rstd: Callable[[Array, float], Array], x: Array, weight: Array, dy: Array, eps: float) -> Array:
-    """(40) with a given formula for 1/σ."""
-    p = Pieces(**{**vars(PIECES), "rstd": rstd})
-    return steps(p, x, weight, np.zeros_like(weight), dy, eps)[0]
+def _norm_backward(x: Array, weight: Array, dy: Array, eps: float, **changes: Callable[..., Array]) -> Array:
+    """(40) with some of its steps exchanged."""
+    return steps(PIECES.with_changes(changes), x, weight, np.zeros_like(weight), dy, eps)[0]
 
 
 def layer_norm_without_eps(x: Array, weight: Array, dy: Array) -> Array:
     """As printed: a token whose features are all alike divides 0 by 0."""
-    return _norm_backward(rstd_without_eps, x, weight, dy, 0)
+    return _norm_backward(x, weight, dy, 0, rstd=rstd_without_eps)
 
 
 def layer_norm_eps_outside_root(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
-    return _norm_backward(rstd_eps_outside_root, x, weight, dy, eps)
+    return _norm_backward(x, weight, dy, eps, rstd=rstd_eps_outside_root)
 
 
 def layer_norm_unbiased(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
     """The variance divided by d − 1, as `std` has it in some libraries."""
-    return _norm_backward(rstd_unbiased, x, weight, dy, eps)
+    return _norm_backward(x, weight, dy, eps, variance=variance_unbiased)
 
 
 def layer_norm_over_tokens(x: Array, weight: Array, dy: Array, eps: float = 1e-5) -> Array:
     """The sums of (40) left where batch norm has them: over the tokens."""
-    p = Pieces(**{**vars(PIECES), "mean_term": mean_over_tokens, "along_term": along_over_tokens})
-    return steps(p, x, weight, np.zeros_like(weight), dy, eps)[0]
+    return _norm_backward(x, weight, dy, eps, mean_term=mean_over_tokens, along_term=along_over_tokens)
 
 
 # E29, E30, E31: LoRA

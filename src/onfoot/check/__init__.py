@@ -48,6 +48,8 @@ def _known(layer: Layer) -> Check:
 
 
 attention = _known(LAYERS["attention"])
+head = _known(LAYERS["head"])
+head_dropout = _known(LAYERS["head_dropout"])
 multi_head = _known(LAYERS["multi_head"])
 layer_norm = _known(LAYERS["layer_norm"])
 rms_norm = _known(LAYERS["rms_norm"])
@@ -99,6 +101,8 @@ __all__ = [
     "embedding",
     "gelu",
     "gradients",
+    "head",
+    "head_dropout",
     "installation",
     "layer_norm",
     "linear",

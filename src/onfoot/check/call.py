@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,10 @@ class Problem:
 
     kind: str  # raises | count | type | shape | nan | mutates | random
     message: str
+    size: float = math.inf  # of what differs between two calls, over what rounding is allowed
+
+    def to_dict(self) -> dict[str, str]:
+        return {"kind": self.kind, "message": self.message}
 
 
 @dataclass
@@ -35,7 +40,6 @@ class Answer:
     """What a function returned."""
 
     gradients: list[Array] | None = None  # in float64, in the shapes that came back; None where some are missing
-    dtypes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, message: str) -> None:
@@ -92,14 +96,19 @@ def call(
     try:
         with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):  # stdout may carry JSON
             returned = function(*given, **options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # one that leaves must not end the check, least of all with status 0
         answer.add("raises", f"{type(error).__name__}: {_first_line(error)}{_place(error)}")
         return answer
     for name, before, after in zip(arguments, inputs, given, strict=False):
-        if isinstance(before, np.ndarray) and to_numpy(after).tobytes() != before.tobytes():
+        if isinstance(before, np.ndarray) and not _same(before, to_numpy(after)):
             answer.add("mutates", f"it changes its argument {name} in place")
     _read(returned, expected, answer)
     return answer
+
+
+def _same(before: Array, after: Array) -> bool:
+    """Bit by bit, nan included."""
+    return after.shape == before.shape and after.dtype == before.dtype and after.tobytes() == before.tobytes()
 
 
 def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer: Answer) -> None:
@@ -124,7 +133,6 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
         bad = int((~np.isfinite(array)).sum())
         if bad:
             answer.add("nan", f"{name}: {bad} of {array.size} entries are nan or infinite")
-        answer.dtypes.append(_dtype(part))
         gradients.append(array)
     if len(gradients) == len(expected):
         answer.gradients = gradients
@@ -148,23 +156,19 @@ def _as_array(part: Any) -> Array | None:
     return array.astype(np.float64) if array.dtype.kind == "f" else None
 
 
-def _dtype(part: Any) -> str:
-    return str(part.dtype).removeprefix("torch.") if hasattr(part, "dtype") else "float64"
-
-
 def _kind(value: Any) -> str:
     if value is None:
         return "None"
     if hasattr(value, "dtype"):
-        return f"one array of {_dtype(value)}"
+        return f"one array of {str(value.dtype).removeprefix('torch.')}"
     return f"a value of type {type(value).__name__}"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """The line of the function's own file where it raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     own = [f for f in frames if "site-packages" not in f.filename]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ import numpy as np
 from onfoot.check.budget import allowed, distance, magnitudes, norm
 from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 
-GATE = {"float64": 1e-6, "float32": 1e-2}  # a candidate further away than this is not looked at closely
+GATE = {"float64": 1e-9, "float32": 1e-4}  # a candidate further away than this is not looked at closely
+FLOOR = 1 / 16  # of the right gradient's budget: a mistake may cancel to 0 in theory, and rounding still be there
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ class Candidate:
         return Candidate(mistakes, tuple(dict.fromkeys((*self.changes, *other.changes))))
 
 
+def _changed(grads: Gradients, candidate: Candidate, case: Case) -> Gradients:
+    """The gradients with the candidate's changes of single ones."""
+    changed = list(grads)
+    for change in candidate.changes:
+        changed[change.gradient] = change.apply(grads, case)
+    return tuple(changed)
+
+
 @dataclass
 class Evidence:
     """The gradients that a function returned, case by case, and what can be compared with them."""
@@ -73,20 +82,17 @@ class Evidence:
     def run(self, candidate: Candidate, i: int) -> Gradients | None:
         """The candidate's gradients in a case; None where it cannot be run."""
         if (candidate, i) not in self._runs:
-            self._runs[candidate, i] = self._run(candidate, self.cases[i])
+            self._runs[candidate, i] = self._run(candidate, i)
         return self._runs[candidate, i]
 
-    def _run(self, candidate: Candidate, case: Case) -> Gradients | None:
+    def _run(self, candidate: Candidate, i: int) -> Gradients | None:
         try:
-            return self._one_run(candidate, self.pieces(candidate), case)
+            if candidate.changes:  # of what the mistakes alone return, which many candidates share
+                grads = self.run(replace(candidate, changes=()), i)
+                return None if grads is None else _changed(grads, candidate, self.cases[i])
+            return self.layer.run(self.pieces(candidate), self.cases[i], self.options)
         except (ValueError, IndexError, TypeError):  # shapes that do not fit: code with these mistakes raises too
             return None
-
-    def _one_run(self, candidate: Candidate, pieces: Pieces, case: Case) -> Gradients:
-        grads = list(self.layer.run(pieces, case, self.options))
-        for change in candidate.changes:
-            grads[change.gradient] = change.apply(tuple(grads), case)
-        return tuple(grads)
 
     @cached_property
     def norms(self) -> list[list[float]]:
@@ -104,14 +110,20 @@ class Evidence:
         got, answer = ran[g], self.answers[i][g]
         return distance(got, answer) if np.array_equal(np.isfinite(got), np.isfinite(answer)) else math.inf
 
-    def residual(self, candidate: Candidate, g: int) -> float:
-        """The largest distance over all cases that say something, relative to the answer and to the terms in it."""
-        found = [
-            self.difference(candidate, i, g) / max(self.norms[i][g], self.magnitudes[i][g])
-            for i in range(len(self.cases))
-            if self.informative(i, g)
-        ]
-        return max(found, default=math.inf)
+    def residual(self, candidate: Candidate, g: int, limit: float = math.inf) -> float:
+        """The largest distance over all cases that say something, relative to the answer and to the terms in it.
+
+        Above the limit it is inf, and no further case is run.
+        """
+        every = range(len(self.cases))
+        told = [i for i in every if self.informative(i, g)] or [i for i in every if self.magnitudes[i][g]]
+        largest = -1.0
+        for i in told:
+            size = max(self.norms[i][g], self.magnitudes[i][g])
+            largest = max(largest, self.difference(candidate, i, g) / size)
+            if largest > limit:
+                return math.inf
+        return largest if told else math.inf
 
     def fits(self, candidate: Candidate, g: int) -> bool:
         """Whether the candidate returns the same gradient to rounding, in every case."""
@@ -128,17 +140,23 @@ class Evidence:
 
     def _close(self, candidate: Candidate, g: int) -> bool:
         return all(
-            self.difference(candidate, i, g) <= max(self.budget(candidate, i)[g], self.budget(Candidate(), i)[g] * 1e-3)
+            self.difference(candidate, i, g)
+            <= max(self.budget(candidate, i)[g], FLOOR * self.budget(Candidate(), i)[g])
             for i in range(len(self.cases))
         )
 
     def budget(self, candidate: Candidate, i: int) -> list[float]:
         """What rounding may change in the candidate's gradients of a case."""
         if (candidate, i) not in self._budgets:
-            run = partial(self._one_run, candidate, case=self.cases[i])
-            found = magnitudes(lambda pieces: run(pieces=pieces), self.pieces(candidate))
+            found = self.magnitudes[i] if candidate == Candidate() else self._magnitudes(candidate, self.cases[i])
             self._budgets[candidate, i] = [allowed(m, self.dtype) for m in found]
         return self._budgets[candidate, i]
+
+    def _magnitudes(self, candidate: Candidate, case: Case) -> list[float]:
+        def run(pieces: Pieces) -> Gradients:
+            return _changed(self.layer.run(pieces, case, self.options), candidate, case)
+
+        return magnitudes(run, self.pieces(candidate))
 
     def same_as_right(self, candidate: Candidate, g: int) -> bool:
         """Whether the candidate leaves a gradient as it should be."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from onfoot.check.candidate import GATE, Candidate, Change, Evidence
+from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.factors import candidates, recognise
 from onfoot.check.layer import Array, Case, Gradients, transposed
+
+GATE = {"float64": 1e-6, "float32": 1e-2}  # a factor that leaves more than this is none
 
 
 def find_change(evidence: Evidence, base: Candidate, g: int) -> Change | None:
@@ -65,7 +67,11 @@ def _factor(evidence: Evidence, base: Candidate, g: int) -> Iterator[Change]:
     name, sign = evidence.layer.gradients[g], int(signs.pop())
     if known is not None:
         yield _named(g, name, sign, *known, measured[0][0])
-    elif len(measured) > 1 and np.ptp([factor for _, factor in measured]) <= gate * abs(measured[0][1]):
+    elif (
+        not base.mistakes
+        and len(measured) > 1
+        and np.ptp([factor for _, factor in measured]) <= gate * abs(measured[0][1])
+    ):
         yield _constant(g, name, min(found)[2])  # from the best conditioned case
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from onfoot.check.text import wrapped
 @dataclass(frozen=True)
 class Contract:
     layer: Layer
+    options: Mapping[str, Any]
     passed: bool = True  # there is nothing that could fail
 
     def __str__(self) -> str:
@@ -22,13 +23,12 @@ class Contract:
     def _lines(self) -> Iterator[str]:
         layer = self.layer
         yield f"{layer.name} · what is expected"
-        yield f"  {layer.signature}"
-        for line in layer.contract:
-            yield f"  {line}"
+        for line in (layer.signature, *layer.contract):
+            yield from wrapped(line, "  ")
         if layer.options:
-            options = ", ".join(f"{name}={value}" for name, value in layer.options.items())
+            options = ", ".join(f"{name}={value}" for name, value in self.options.items())
             yield from wrapped(f"options, passed by name to a function that has such a parameter: {options}", "  ")
-        known = mistakes_of(layer, layer.options)
+        known = mistakes_of(layer, self.options)
         yield ""
         yield f"{len(known)} known mistakes, and every pair of them:"
         for mistake in known:
@@ -40,9 +40,9 @@ class Contract:
             "layer": layer.name,
             "signature": layer.signature,
             "contract": list(layer.contract),
-            "options": dict(layer.options),
+            "options": dict(self.options),
             "mistakes": [
                 {"name": m.name, "explains": m.explains, "equation": m.equation, "fix": m.fix, "errata": m.errata}
-                for m in mistakes_of(layer, layer.options)
+                for m in mistakes_of(layer, self.options)
             ],
         }

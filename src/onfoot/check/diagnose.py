@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.changes import find_change
@@ -42,6 +42,7 @@ class Diagnosis:
     cases: int = 0  # that it was compared in
     unexplained: list[str] = field(default_factory=list)
     candidates: list[tuple[list[str], float]] = field(default_factory=list)  # best first, with their residuals
+    also: list[list[str]] = field(default_factory=list)  # other mistakes that fit as well, where cases are too few
     plain: dict[str, str] = field(default_factory=dict)  # gradient -> what it is to the right one, if that is simple
 
     @property
@@ -49,9 +50,9 @@ class Diagnosis:
         return bool(self.findings) and not self.unexplained
 
 
-def diagnose(evidence: Evidence, wrong: Sequence[int]) -> Diagnosis:
+def diagnose(evidence: Evidence, wrong: Sequence[int], pairs: bool = True) -> Diagnosis:
     """The smallest set of known mistakes that returns the same wrong gradients."""
-    return _Search(evidence, wrong).diagnosis()
+    return _Search(evidence, wrong).diagnosis(pairs)
 
 
 class _Search:
@@ -61,15 +62,16 @@ class _Search:
         self.singles = [Candidate((m,)) for m in mistakes_of(evidence.layer, evidence.options)]
         self.options: dict[int, list[Candidate]] = {g: [] for g in self.wrong}
 
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self, pairs: bool) -> Diagnosis:
         self.try_each(self.singles, self.wrong)
         for g in self.wrong:
             self.try_changes([Candidate()], g)
         found = self.cover()
         left = [g for g in self.wrong if not self.options[g]]
-        if found is None or left:
-            pairs = [a.joined(b) for a, b in itertools.combinations(self.singles, 2) if _compatible(a.joined(b))]
-            self.try_each(pairs, left)
+        if pairs and (found is None or left):
+            both = (a.joined(b) for a, b in itertools.combinations(self.singles, 2))
+            tried = self.wrong if found is None else left
+            self.try_each((candidate for candidate in both if _compatible(candidate)), tried)
             for g in left:
                 if not self.options[g]:
                     self.try_changes(self.singles, g)
@@ -131,12 +133,14 @@ class _Search:
             out.residual = max((evidence.residual(found, g) for g in explained), default=math.inf)
             out.findings = [*self._mistakes(found), *self._changes(found.changes)]
             out.candidates.append((found.names, out.residual))
+            out.also = [one.names for one in self.twins(found, explained)]
         else:  # each by itself: the same mistake was made in one gradient and not in another
             for g in explained:
                 best = evidence.with_values(min(self.options[g], key=lambda c: c.size), [g])
                 assert best is not None
                 out.findings += [*self._mistakes(best, [g]), *self._changes(best.changes)]
                 out.candidates.append((best.names, evidence.residual(best, g)))
+            out.findings = _merged(out.findings)
             out.residual = max((r for _, r in out.candidates), default=math.inf)
         out.plain = {
             names[g]: option.changes[0].name
@@ -147,6 +151,13 @@ class _Search:
         out.unexplained = [names[g] for g in self.wrong if not self.options[g]]
         out.candidates += self.nearest(found)
         return out
+
+    def twins(self, found: Candidate, explained: Sequence[int]) -> list[Candidate]:
+        """Other single mistakes that fit the same gradients."""
+        if len(found.mistakes) != 1 or found.changes:
+            return []
+        others = [one for one in self.options[explained[0]] if one.size == 1 and one.mistakes != found.mistakes]
+        return [one for one in others if self.explains(one, [*explained, *self.right], explained)]
 
     def _mistakes(self, candidate: Candidate, only: Sequence[int] | None = None) -> list[Finding]:
         names, values, found = self.evidence.layer.gradients, iter(candidate.values), []
@@ -163,16 +174,31 @@ class _Search:
         return [Finding(c.name, "", "", c.fix, "", [names[c.gradient]]) for c in changes]
 
     def nearest(self, found: Candidate | None) -> list[tuple[list[str], float]]:
-        """The single mistakes by how far they are from the result; those that cannot be compared are left out."""
+        """Single mistakes that come nearer to the result than the right formula does, the nearest first."""
         measured = []
+        right = self.residual(Candidate())
         for single in self.singles:
             valued = self.evidence.with_values(single, self.wrong)
-            if valued is None or (found is not None and valued.names == found.names):
-                continue
-            residual = max(self.evidence.residual(valued, g) for g in self.wrong)
-            if math.isfinite(residual):
-                measured.append((valued.names, residual))
-        return sorted(measured, key=lambda one: one[1])[:5]
+            if valued is not None and (found is None or valued.names != found.names):
+                measured.append((valued.names, self.residual(valued, right / 2)))
+        return sorted((one for one in measured if one[1] < right / 2), key=lambda one: one[1])[:5]
+
+    def residual(self, candidate: Candidate, limit: float = math.inf) -> float:
+        largest = 0.0
+        for g in self.wrong:
+            largest = max(largest, self.evidence.residual(candidate, g, limit))
+            if largest > limit:
+                break
+        return largest
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """Each mistake once, with all the gradients that it was found in."""
+    found: dict[str, Finding] = {}
+    for one in findings:
+        before = found.get(one.name)
+        found[one.name] = one if before is None else replace(one, gradients=[*before.gradients, *one.gradients])
+    return list(found.values())
 
 
 def _compatible(candidate: Candidate) -> bool:

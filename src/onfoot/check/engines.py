@@ -6,19 +6,21 @@ of every engine must agree with that of the formulas, so that a pair cannot be w
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import onfoot.engine
 from onfoot.arrays import to_numpy
 from onfoot.check.budget import ALLOWED, UNIT, norm
 from onfoot.check.examples import Example, examples, flattened
 from onfoot.check.general import gradients
 from onfoot.check.numeric import derivative
-from onfoot.engine import ENGINES, OPS, Engine, get_engine
+from onfoot.engine import OPS, Engine
 
 DTYPES = ("float64", "float32")
 
@@ -56,7 +58,7 @@ class InstallationReport:
             "passed": self.passed,
             "seconds": self.seconds,
             "skipped": self.skipped,
-            "results": [vars(r) for r in self.results],
+            "results": [{**vars(r), "error": r.error if math.isfinite(r.error) else None} for r in self.results],
         }
 
 
@@ -65,9 +67,9 @@ def installation() -> InstallationReport:
     start = time.perf_counter()
     results: list[OpResult] = []
     skipped: dict[str, str] = {}
-    for name in ENGINES:
+    for name in onfoot.engine.ENGINES:  # looked up now, so that an engine that is added there is checked here
         try:
-            engine = get_engine(name)
+            engine = onfoot.engine.get_engine(name)
         except (ValueError, ImportError) as error:
             skipped[name] = str(error)
             continue
@@ -80,11 +82,19 @@ def engine_results(engine: Engine) -> Iterator[OpResult]:
     known = examples()
     for op in sorted(name.removesuffix("_forward") for name in engine.table if name.endswith("_forward")):
         if op in known:
-            yield check_op(engine, op, known[op])
+            yield _guarded(check_op, engine, op, known[op])
         else:
             yield OpResult(engine.name, op, True, 0.0, "no example to check it with", checked=False)
     for name, config in networks().items():
-        yield check_network(engine, name, config)
+        yield _guarded(check_network, engine, name, config)
+
+
+def _guarded(check: Callable[..., OpResult], engine: Engine, name: str, given: Any) -> OpResult:
+    """What raises is wrong, and the rest is still checked."""
+    try:
+        return check(engine, name, given)
+    except Exception as error:
+        return OpResult(engine.name, name, False, float("nan"), f"it raises {type(error).__name__}: {error}")
 
 
 def check_op(engine: Engine, op: str, example: Example) -> OpResult:
@@ -182,6 +192,9 @@ def _text(report: InstallationReport) -> Iterator[str]:
             yield f"✗ {r.op} on {r.engine}:"
             yield from (f"  {line}" for line in r.message.splitlines())
             yield ""
+    for r in report.results:
+        if not r.checked:
+            yield f"  {r.op} on {r.engine}: not checked; {r.message}"
     for engine, why in report.skipped.items():
         yield f"  {engine}: not checked; {why}"
     n = len([r for r in report.results if r.checked])

@@ -17,8 +17,10 @@ from onfoot.check.general_report import Agreement, GradientReport
 from onfoot.check.known import checked_dtypes
 from onfoot.check.layer import Array
 from onfoot.check.locate import pattern
+from onfoot.check.numeric import Derivative
 from onfoot.check.pair import Pair
 
+Probes = dict[int, list[tuple[Array, Derivative]]]  # place -> directions, and the derivatives along them
 ENTRIES = 400  # looked at one by one where an argument is wrong
 ENTRY = 1e-6  # an entry is wrong if it is off by this much of the largest
 
@@ -52,8 +54,9 @@ def gradients(
         if y is not None:
             u = rng.standard_normal(y.shape)
             noise = pair.noise(u, rng)
+            probes: Probes = {}
             for dtype in dtypes:
-                _check(pair, report, u, noise, dtype, directions, rng)
+                _check(pair, report, u, noise, dtype, directions, rng, probes)
     return report
 
 
@@ -61,7 +64,7 @@ def _first_value(pair: Pair, report: GradientReport) -> Array | None:
     """The output of the forward pass, or None where there is nothing that could be differentiated."""
     try:
         y, again = pair.value(), pair.value()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         report.problems.append(Problem("raises", f"{type(error).__name__}: {error} (the forward pass)"))
         return None
     if y.dtype.kind != "f":
@@ -80,7 +83,14 @@ def _first_value(pair: Pair, report: GradientReport) -> Array | None:
 
 
 def _check(
-    pair: Pair, report: GradientReport, u: Array, noise: float, dtype: str, directions: int, rng: np.random.Generator
+    pair: Pair,
+    report: GradientReport,
+    u: Array,
+    noise: float,
+    dtype: str,
+    directions: int,
+    rng: np.random.Generator,
+    probes: Probes,
 ) -> None:
     """Every argument in one dtype of the backward pass."""
     answer = pair.gradients(u, dtype)
@@ -92,9 +102,10 @@ def _check(
     spreads = pair.spreads(u, dtype, rng)
     for place, (name, grad, spread) in enumerate(zip(pair.names, answer.gradients, spreads, strict=True)):
         found = []
-        for _ in range(directions):
-            v = pair.scale(place) * rng.standard_normal(grad.shape)
-            numeric = pair.derivative(place, v, u, noise)
+        if place not in probes:
+            drawn = [pair.scale(place) * rng.standard_normal(grad.shape) for _ in range(directions)]
+            probes[place] = [(v, pair.derivative(place, v, u, noise)) for v in drawn]
+        for v, numeric in probes[place]:
             said = float(np.sum(v * grad))
             allowed = 10 * (0 if numeric.has_kink else numeric.error) + ALLOWED * norm(v * spread)
             ok = numeric.agrees(said, allowed)

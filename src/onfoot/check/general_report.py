@@ -66,7 +66,7 @@ class GradientReport:
             "arrays": self.arrays,
             "seed": self.seed,
             "agreements": [asdict(a) for a in self.agreements],
-            "problems": [vars(p) for p in self.problems],
+            "problems": [p.to_dict() for p in self.problems],
             "where": self.where,
             "warnings": self.warnings,
         }

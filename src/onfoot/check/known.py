@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from onfoot.check.locate import pattern
 from onfoot.check.report import LayerReport, Measured, Outcome
 
 DTYPES = ("float64", "float32")
+SINGLE = UNIT["float32"] / UNIT["float64"]
 
 
 def check_layer(
@@ -34,6 +36,8 @@ def check_layer(
     """Runs the battery of cases, judges every gradient, and looks for known mistakes where some are wrong."""
     if not callable(backward):
         raise ValueError(f"{backward!r} cannot be called; a function {layer.signature} is needed")
+    if seed < 0:
+        raise ValueError(f"seed={seed}: a number from 0 on is needed")
     dtypes = checked_dtypes(dtypes)
     with np.errstate(all="ignore"):
         ask = _Asking(layer, backward, layer.with_options(options))
@@ -118,21 +122,24 @@ def measure(name: str, got: Array, right: Array, budget: float) -> Measured:
     return Measured(name, error / scale, budget / scale, absolute, where)
 
 
-def _relax(report: LayerReport) -> None:
-    """Judges as float32 what answers float64 with just that precision in every case, and fits no known mistake."""
-    ratio = UNIT["float32"] / UNIT["float64"]
+def _like_float32(report: LayerReport) -> bool:
+    """Whether float64 is answered with the precision of float32, in every case."""
     exact = [o for o in report.outcomes if o.dtype == "float64" and report.counts(o)]
     measured = [m for o in exact for m in o.measured]
-    if any(o.problems for o in exact) or all(m.ok for m in measured):
-        return
-    known = report.diagnosis is not None and report.diagnosis.findings
-    if known or not all(m.error <= ratio * m.allowed for m in measured):
-        return
-    for o in report.outcomes:
-        if o.dtype == "float64":
-            o.single_precision = True
-            o.measured = [replace(m, allowed=ratio * m.allowed) for m in o.measured]
-    report.diagnosis = None
+    if any(p.size > SINGLE for o in exact for p in o.problems) or all(m.ok for m in measured):
+        return False
+    return all(m.error <= SINGLE * m.allowed for m in measured)
+
+
+def _relax(report: LayerReport) -> None:
+    """Judges as float32 what is as exact as that and fits no known mistake."""
+    if _like_float32(report) and not (report.diagnosis and report.diagnosis.findings):
+        for o in report.outcomes:
+            if o.dtype == "float64":
+                o.single_precision = True
+                o.measured = [replace(m, allowed=SINGLE * m.allowed) for m in o.measured]
+                o.problems = [p for p in o.problems if p.size > SINGLE]
+        report.diagnosis = None
 
 
 def _differences(
@@ -141,11 +148,13 @@ def _differences(
     """Two calls with the same inputs must agree; in the last bits they may differ, as parallel sums do."""
     if again.gradients is None or any(a.shape != b.shape for a, b in zip(first, again.gradients, strict=True)):
         return [Problem("random", "a second call with the same inputs does something else")]
-    return [
-        Problem("random", f"{name}: a second call with the same inputs differs by {distance(a, b) / norm(a):.1e}")
-        for name, a, b, budget in zip(names, first, again.gradients, budgets, strict=True)
-        if distance(a, b) > budget
-    ]
+    found = []
+    for name, a, b, budget in zip(names, first, again.gradients, budgets, strict=True):
+        gap = distance(a, b)
+        if gap > budget:
+            said = f"{name}: a second call with the same inputs differs by {gap / max(norm(a), norm(b)):.1e}"
+            found.append(Problem("random", said, gap / budget if budget else math.inf))
+    return found
 
 
 def _rounded(case: Case, dtype: str) -> Case:
@@ -166,7 +175,7 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
         answers = [o.answer.gradients or [] for o in seen]
         cases, sizes = [o.case for o in seen], [magnitudes[o.case.name] for o in seen]
         evidence = Evidence(report.layer, report.options, cases, answers, sizes, seen[0].dtype)
-        report.diagnosis = diagnose(evidence, wrong)
+        report.diagnosis = diagnose(evidence, wrong, pairs=not _like_float32(report))
 
 
 def _is_wrong(outcome: Outcome) -> bool:

@@ -92,13 +92,9 @@ class Layer:
         return {**self.options, **asked}
 
     def run(self, pieces: Pieces, case: Case, options: Mapping[str, Any]) -> Gradients:
-        """The gradients by these pieces. `finish_<gradient>` pieces act on what is returned."""
+        """The gradients by these pieces."""
         with np.errstate(all="ignore"):
-            grads = self.steps(pieces, *case.inputs, **options)
-            return tuple(
-                getattr(pieces, f"finish_{name}", lambda g, case: g)(grad, case)
-                for name, grad in zip(self.gradients, grads, strict=True)
-            )
+            return self.steps(pieces, *case.inputs, **options)
 
 
 def transposed(x: Array) -> Array:

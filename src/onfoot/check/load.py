@@ -29,6 +29,8 @@ def load_function(target: str, layer: str = "") -> Callable[..., Any]:
             found = getattr(found, part)
     else:
         found = _only(module, where, layer)
+    if inspect.isclass(found):
+        raise ValueError(f"{name!r} of {where} is a class; give a function, or a method of an object of the module")
     if not callable(found):
         raise ValueError(f"{name!r} of {where} is no function but {type(found).__name__}")
     return found

@@ -44,12 +44,3 @@ def _triangle(wrong: Array) -> str:
     if not wrong[..., ~above.T].any():
         return "; all below the diagonal"
     return "; the diagonal alone" if not wrong[..., above | above.T].any() else ""
-
-
-def common_factor(got: Array, right: Array, noise: float) -> float | None:
-    """c with got = c · right to within the noise (a norm), or None. 0 where `got` vanishes."""
-    square = float(np.sum(right * right))
-    if not np.isfinite(got).all() or square == 0:
-        return None
-    c = float(np.sum(got * right)) / square
-    return c if np.linalg.norm(got - c * right) <= noise * max(1.0, abs(c)) else None

@@ -38,9 +38,8 @@ def heading(report: LayerReport) -> Iterator[str]:
     options = "".join(f" · {name}={value}" for name, value in report.options.items())
     arrays = {"numpy": "NumPy arrays", "torch": "PyTorch tensors"}[report.arrays]
     yield f"{layer.name} · {report.function}"
-    yield f"  {layer.signature}"
-    for line in layer.contract:
-        yield f"  {line}"
+    for line in (layer.signature, *layer.contract):
+        yield from wrapped(line, "  ")
     yield f"  {arrays}{options} · seed {report.seed}"
 
 
@@ -92,9 +91,7 @@ def _long_table(outcomes: Sequence[Outcome], gradients: Sequence[str], dtype: st
     for name in gradients:
         measured = [(m, o) for o in outcomes for m in o.measured if m.gradient == name]
         if measured:
-            m, o = max(
-                measured, key=lambda one: math.inf if math.isnan(one[0].error) else one[0].error / one[0].allowed
-            )
+            m, o = max(measured, key=lambda one: (not one[0].ok, math.isnan(one[0].error), one[0].error))
             yield f"  {name:<18}{_mark(m):>14}   {_label(o)}"
         else:
             yield f"  {name:<18}{_mark(None):>14}"
@@ -166,10 +163,12 @@ def diagnosis_text(diagnosis: Diagnosis) -> Iterator[str]:
     for i, finding in enumerate(diagnosis.findings, 1):
         yield ""
         yield from finding_text(i, finding)
+    for names in diagnosis.also:
+        yield from wrapped(f"These numbers would also come from: {' + '.join(names)}", "     ")
     if diagnosis.unexplained:
         yield "" if n else "Diagnosis: none"
-        names = ", ".join(diagnosis.unexplained)
-        yield from wrapped(f"No known mistake, no pair of them and no plain factor gives this {names}.", "")
+        left = ", ".join(diagnosis.unexplained)
+        yield from wrapped(f"No known mistake, no pair of them and no plain factor gives this {left}.", "")
         near = [one for one in diagnosis.candidates if one[1] > 1e-6][:2]
         for mistakes, residual in near:
             yield from wrapped(f"nearest, and not it: {' + '.join(mistakes)}, off by {shown(residual)}", "  ")
@@ -217,6 +216,7 @@ def layer_dict(report: LayerReport) -> dict[str, Any]:
             "residual": _number(d.residual),
             "cases": d.cases,
             "findings": [vars(f) for f in d.findings],
+            "also": d.also,
             "unexplained": d.unexplained,
             "candidates": [{"mistakes": names, "residual": _number(r)} for names, r in d.candidates],
         }
@@ -233,7 +233,7 @@ def outcome_dict(report: LayerReport, outcome: Outcome) -> dict[str, Any]:
         },
         "counted": report.counts(outcome),
         "ok": outcome.ok,
-        "problems": [vars(p) for p in outcome.problems],
+        "problems": [p.to_dict() for p in outcome.problems],
         "gradients": {
             m.gradient: {"error": _number(m.error), "allowed": m.allowed, "absolute": m.absolute, "ok": m.ok}
             for m in outcome.measured

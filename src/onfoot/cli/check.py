@@ -38,8 +38,8 @@ def check(
     layer: Annotated[
         str | None,
         typer.Option(
-            help="attention, multi_head, layer_norm, rms_norm, linear, lora, embedding, tied_embedding, "
-            "softmax_cross_entropy, next_token_loss, gelu, swiglu, rope, block or adamw. "
+            help="attention, head, head_dropout, multi_head, layer_norm, rms_norm, linear, lora, embedding, "
+            "tied_embedding, softmax_cross_entropy, next_token_loss, gelu, swiglu, rope, block or adamw. "
             "Without a function: what is expected of one, and the mistakes that are known.",
             show_default=False,
         ),
@@ -55,6 +55,9 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="The report for programs.")] = False,
     causal: Annotated[
         bool | None, _option("--causal/--no-causal", text="A token sees what came before, or all.")
+    ] = None,
+    rotary: Annotated[
+        bool | None, _option("--rotary/--no-rotary", text="A head's queries and keys turned by their positions.")
     ] = None,
     eps: Annotated[float | None, _option("--eps", text="Of the norms and of AdamW.")] = None,
     n_head: Annotated[int | None, _option("--n-head", text="Heads of multi_head and block; 2 by default.")] = None,
@@ -74,10 +77,19 @@ def check(
     """
     from onfoot.cli import console
 
-    asked = {"causal": causal, "eps": eps, "n_head": n_head, "form": form, "theta": theta, "reduction": reduction}
+    asked = {
+        "causal": causal,
+        "rotary": rotary,
+        "eps": eps,
+        "n_head": n_head,
+        "form": form,
+        "theta": theta,
+        "reduction": reduction,
+    }
     options = {name: value for name, value in asked.items() if value is not None}
     if target is None:
-        report: Any = _without_function(layer, options)
+        of_function = {"arrays": arrays != "auto", "dtype": dtype != "both", "seed": seed != 0, "strict": strict}
+        report: Any = _without_function(layer, options, [name for name, given in of_function.items() if given])
     else:
         report = _with_function(target, layer, arrays.value, dtype.value, seed, strict, options)
     if as_json:
@@ -94,22 +106,28 @@ def _with_function(
     from onfoot.check.layers import LAYERS, get_layer
     from onfoot.check.load import load_function
 
+    if layer is None and target in LAYERS:
+        raise ValueError(f"{target} is a layer: give a function and --layer {target}, or --layer {target} alone")
     if layer is None:
         raise ValueError(f"which layer is {target}? Give --layer with one of {', '.join(LAYERS)}")
     found = get_layer(layer)
     function = load_function(target, layer)
-    name = target if ":" in target else f"{target}:{function.__name__}"
+    target = target.rstrip(":")
+    name = target if ":" in target else f"{target}:{getattr(function, '__name__', '')}"
     dtypes = DTYPES if dtype == "both" else (dtype,)
     return check_layer(found, function, dtypes=dtypes, arrays=arrays, seed=seed, strict=strict, name=name, **options)
 
 
-def _without_function(layer: str | None, options: dict[str, Any]) -> Any:
+def _without_function(layer: str | None, options: dict[str, Any], of_function: list[str]) -> Any:
     from onfoot.check.contract import Contract
     from onfoot.check.engines import installation
     from onfoot.check.layers import get_layer
 
+    if of_function:
+        raise ValueError(f"--{of_function[0]} is for a function; give one as module:function or file.py:function")
     if layer is not None:
-        return Contract(get_layer(layer))
+        found = get_layer(layer)
+        return Contract(found, found.with_options(options))
     if options:
         raise ValueError(f"--{next(iter(options)).replace('_', '-')} is for a layer; give a function and --layer")
     return installation()

@@ -11,6 +11,7 @@ import typer
 
 from onfoot.cli.console import show_text
 from onfoot.cli.options import parse_tokens
+from onfoot.engine import ENGINES
 
 if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
@@ -54,7 +55,10 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     slide: Annotated[bool, typer.Option(help="Beyond the context, go on with its last half.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    engine: Annotated[str, typer.Option(help="auto, numpy, torch.")] = "auto",
+    engine: Annotated[str, typer.Option(help=f"auto, {', '.join(ENGINES)}.")] = "auto",
+    quantized: Annotated[
+        bool, typer.Option("--quantized", help="Weights in 8 bits (a GGUF file's own blocks): faster, smaller.")
+    ] = False,
 ) -> None:
     """Generate text from a model, or talk to one with --chat."""
     from onfoot import load
@@ -68,7 +72,7 @@ def generate(
         raise ValueError(f"{' and '.join(given)}: choose one")
     if "" in (stop or []):
         raise ValueError("--stop needs some text to stop at")
-    loaded = load(model, dtype, engine)
+    loaded = load(model, dtype, engine, quantized=quantized)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if chat:

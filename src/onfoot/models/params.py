@@ -84,6 +84,11 @@ def stored_weights(config: Config) -> Mapping[str, Stored]:
     return {layer: Stored(f"{layer}.weight", out_in) for layer in linear_shapes(config)} | {HEAD: Stored(head, True)}
 
 
+def quantizable(config: Config) -> dict[str, bool]:
+    """The tensors that may be kept in blocks, and whether each is stored (out, in): linear weights, the token table."""
+    return dict(stored_weights(config).values()) | {token_table(config): True}
+
+
 def part_columns(config: Config, layer: str) -> dict[str, slice]:
     """The named parts of a layer's columns: queries, keys and values of GPT-2's c_attn; other layers have none."""
     return names_of(config).part_columns(config, layer)

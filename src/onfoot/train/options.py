@@ -131,7 +131,10 @@ class FinetuneOptions(LoopOptions):
     save_every: int = option(50, "Steps between checkpoints; the best evaluation is always saved.")
     sample_tokens: int = option(60, "Length of the sample answer at each evaluation; 0 means none.")
     full: bool = option(False, "Train all weights instead of LoRA companions.")
-    quantized: bool = option(False, "Keep a GGUF base in its small blocks, frozen: LoRA in a fraction of the memory.")
+    quantized: bool = option(
+        False,
+        "Keep the frozen base in small blocks (a GGUF file's own, else 8 bits): LoRA in a fraction of the memory.",
+    )
     r: int = option(16, "Rank of the companions.")
     alpha: float = option(16.0, "Their scale is alpha / r, as in PEFT.")
     targets: str = option("", "Layers that get one, with commas; by default all linear layers of the blocks.")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planted.registry import autograd, plant
+from planted.registry import autograd, plant, plant_change
 
 Array = np.ndarray
 LAYER = "attention"
@@ -57,7 +57,7 @@ def head(
     return dq(ds, q, k), dk(ds, q, k), dv(a, do)
 
 
-def all_heads(q: Array, k: Array, v: Array, dout: Array, causal: bool, **changes: Any) -> tuple[Array, ...]:
+def all_heads(q: Array, k: Array, v: Array, dout: Array, causal: bool = True, **changes: Any) -> tuple[Array, ...]:
     """Head by head, put together again."""
     with np.errstate(all="ignore"):
         found = [
@@ -70,9 +70,7 @@ def all_heads(q: Array, k: Array, v: Array, dout: Array, causal: bool, **changes
 def with_one(name: str, /, **changes: Any) -> None:
     """Plants a mistake that is one change of a head."""
 
-    @plant(LAYER, name)
-    def backward(q: Array, k: Array, v: Array, dout: Array, causal: bool = True) -> tuple[Array, ...]:
-        return all_heads(q, k, v, dout, causal, **changes)
+    plant_change(LAYER, name, all_heads, **changes)
 
 
 with_one("1/√d_k missing from the backward pass", backward_scale=0)

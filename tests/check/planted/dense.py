@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planted.registry import plant
+from planted.registry import plant, plant_change
 
 Array = np.ndarray
 LEARNING_RATE = 0.037
@@ -22,6 +22,12 @@ def linear(x: Array, weight: Array, dout: Array) -> tuple[Array, Array, Array]:
 def no_transpose(x, weight, bias, dout):
     _, dweight, dbias = linear(x, weight, dout)
     return np.dot(dout, weight), dweight, dbias
+
+
+@plant("linear", "the weight left out of dx")
+def handed_on(x, weight, bias, dout):
+    _, dweight, dbias = linear(x, weight, dout)
+    return dout, dweight, dbias
 
 
 @plant("linear", "update before propagation")
@@ -92,9 +98,7 @@ def lora(
 
 
 def lora_with(name: str, /, **changes: Any) -> None:
-    @plant("lora", name)
-    def backward(x, weight, down, up, alpha, dout):
-        return lora(x, weight, down, up, alpha, dout, **changes)
+    plant_change("lora", name, lora, **changes)
 
 
 lora_with("the frozen path missing from dx", frozen=0)

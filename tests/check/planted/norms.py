@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planted.registry import autograd, plant
+from planted.registry import autograd, plant, plant_change
 
 Array = np.ndarray
 
@@ -40,9 +40,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, dout: Array, **changes: Any
 
 
 def layer_norm_with(name: str, /, **changes: Any) -> None:
-    @plant("layer_norm", name)
-    def backward(x: Array, weight: Array, bias: Array, dout: Array) -> tuple[Array, Array, Array]:
-        return layer_norm(x, weight, bias, dout, **changes)
+    plant_change("layer_norm", name, layer_norm, **changes)
 
 
 layer_norm_with("γ outside the means", gamma="outside")
@@ -124,9 +122,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, dout: torch.Tensor, **change
 
 
 def rms_norm_with(name: str, /, **changes: Any) -> None:
-    @plant("rms_norm", name)
-    def backward(x: torch.Tensor, weight: torch.Tensor, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return rms_norm(x, weight, dout, **changes)
+    plant_change("rms_norm", name, rms_norm, **changes)
 
 
 rms_norm_with("γ outside the mean", gamma="outside")

@@ -134,7 +134,8 @@ def adamw_by(name: str, /, **changes: Any) -> None:
                 m_hat, v_hat = one, two
             below = changes.get("below", lambda v: math.sqrt(v) + 1e-8)(v_hat)
             kept = param[i] * (1 - changes.get("decay", lr * decay))
-            out[0][i], out[1][i], out[2][i] = kept - lr * m_hat / below, one, two
+            moved = (kept - lr * m_hat / below) * (1 - lr * decay if changes.get("shrink") else 1)
+            out[0][i], out[1][i], out[2][i] = moved, one, two
         return out[0], out[1], out[2]
 
 
@@ -146,4 +147,5 @@ adamw_by("eps under the root", below=lambda v: math.sqrt(v + 1e-8))
 adamw_by("the root missing", below=lambda v: v + 1e-8)
 adamw_by("decay through the gradient", l2=True, decay=0)
 adamw_by("no decay", decay=0)
+adamw_by("decay after the step", decay=0, shrink=True)
 adamw_by("decay without the learning rate", decay=0.1)

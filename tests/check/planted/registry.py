@@ -9,6 +9,7 @@ import torch
 
 Function = Callable[..., Any]
 PLANTED: dict[tuple[str, str], Function] = {}
+CHANGES: dict[tuple[str, str], tuple[Function, dict[str, Any]]] = {}  # a right function, and what spoils it
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {}  # options under which the mistake can be made
 
 
@@ -21,6 +22,19 @@ def plant(layer: str, name: str, **options: Any) -> Callable[[Function], Functio
         return function
 
     return register
+
+
+def plant_change(layer: str, name: str, function: Function, **changes: Any) -> None:
+    """Registers a right function with keyword arguments that spoil it; such can be combined."""
+    CHANGES[layer, name] = function, changes
+    PLANTED[layer, name], NEEDS[layer, name] = spoilt(function, changes), {}
+
+
+def spoilt(function: Function, changes: dict[str, Any]) -> Function:
+    def backward(*arguments: Any) -> Any:
+        return function(*arguments, **changes)
+
+    return backward
 
 
 def autograd(forward: Callable[..., torch.Tensor], arrays: list[torch.Tensor], dout: Any) -> tuple[torch.Tensor, ...]:

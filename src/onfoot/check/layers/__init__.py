@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from onfoot.check.layer import Layer
 from onfoot.check.layers.adamw import ADAMW
 from onfoot.check.layers.attention import ATTENTION
@@ -9,6 +11,7 @@ from onfoot.check.layers.block import BLOCK
 from onfoot.check.layers.cross_entropy import NEXT_TOKEN_LOSS, SOFTMAX_CROSS_ENTROPY
 from onfoot.check.layers.embedding import EMBEDDING, TIED_EMBEDDING
 from onfoot.check.layers.gelu import GELU
+from onfoot.check.layers.head import HEAD, HEAD_DROPOUT
 from onfoot.check.layers.layer_norm import LAYER_NORM
 from onfoot.check.layers.linear import LINEAR
 from onfoot.check.layers.lora import LORA
@@ -21,6 +24,8 @@ LAYERS: dict[str, Layer] = {
     layer.name: layer
     for layer in (
         ATTENTION,
+        HEAD,
+        HEAD_DROPOUT,
         MULTI_HEAD,
         LAYER_NORM,
         RMS_NORM,
@@ -42,5 +47,7 @@ LAYERS: dict[str, Layer] = {
 def get_layer(name: str) -> Layer:
     """The layer of that name, or a ValueError that lists them."""
     if name not in LAYERS:
-        raise ValueError(f"unknown layer {name!r}; known are {', '.join(LAYERS)}")
+        near = difflib.get_close_matches(name, LAYERS, n=1)
+        meant = f" (is {near[0]} meant?)" if near else ""
+        raise ValueError(f"unknown layer {name!r}{meant}; known are {', '.join(LAYERS)}")
     return LAYERS[name]

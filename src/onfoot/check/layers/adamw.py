@@ -21,7 +21,7 @@ PIECES = Pieces(
     first_corrected=lambda m, beta1, beta2, t: m / (1 - beta1**t),
     second_corrected=lambda v, beta1, beta2, t: v / (1 - beta2**t),
     spread=lambda v, eps: np.sqrt(v) + eps,
-    moved=lambda param, lr, m, spread: param - lr * m / spread,
+    moved=lambda param, lr, m, spread, decay: param - lr * m / spread,
 )
 
 
@@ -42,7 +42,8 @@ def steps(
     m, v = p.first(m, g, beta1), p.second(v, g, beta1, beta2)
     spread = p.spread(p.second_corrected(v, beta1, beta2, step), eps)
     decayed = p.decayed(param, lr, weight_decay)
-    return p.moved(decayed, lr, p.first_corrected(m, beta1, beta2, step), spread), m, v
+    moved = p.moved(decayed, lr, p.first_corrected(m, beta1, beta2, step), spread, weight_decay)
+    return moved, m, v
 
 
 def reference(param: Array, grad: Array, m: Array, v: Array, step: int, **options: float) -> Gradients:

@@ -52,7 +52,7 @@ def steps(p: Pieces, x: Array, *rest: Array, n_head: int = 2, causal: bool = Tru
 
     def normed(a: Array) -> Array:
         centred = p.centred(a, p.mean(a))
-        return p.normed(centred, p.rstd(centred, eps))
+        return p.normed(centred, p.rstd(p.variance(centred), eps))
 
     a2 = p.scaled(normed(x), w["ln_1_weight"], w["ln_1_bias"])
     thirds = np.split(p.affine(a2, w["attn_weight"], w["attn_bias"]), 3, axis=-1)

@@ -13,12 +13,14 @@ from onfoot.ops import layer_norm_backward, layer_norm_forward
 PIECES = Pieces(
     mean=lambda x: x.mean(axis=-1, keepdims=True),
     centred=lambda x, mean: x - mean,
-    rstd=lambda centred, eps: 1 / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps),
+    variance=lambda centred: (centred * centred).mean(axis=-1, keepdims=True),
+    rstd=lambda variance, eps: 1 / np.sqrt(variance + eps),
     normed=lambda centred, rstd: centred * rstd,
     dnormed=lambda dy, weight: dy * weight,
     mean_term=lambda dnormed: dnormed.mean(axis=-1, keepdims=True),
     along_term=lambda normed, dnormed: (normed * dnormed).mean(axis=-1, keepdims=True),
-    norm_dx=lambda dnormed, mean, along, normed, rstd, weight: (dnormed - mean - normed * along) * rstd,
+    bracket=lambda dnormed, mean, along, normed, weight: dnormed - mean - normed * along,
+    norm_dx=lambda bracket, rstd: bracket * rstd,
     norm_dweight=lambda dy, normed, x: rows(dy * normed).sum(axis=0),
     norm_dbias=lambda dy: rows(dy).sum(axis=0),
 )
@@ -26,11 +28,11 @@ PIECES = Pieces(
 
 def steps(p: Pieces, x: Array, weight: Array, bias: Array, dout: Array, eps: float = 1e-5) -> Gradients:
     centred = p.centred(x, p.mean(x))
-    rstd = p.rstd(centred, eps)
+    rstd = p.rstd(p.variance(centred), eps)
     normed = p.normed(centred, rstd)
     dnormed = p.dnormed(dout, weight)
     mean, along = p.mean_term(dnormed), p.along_term(normed, dnormed)
-    dx = p.norm_dx(dnormed, mean, along, normed, rstd, weight)
+    dx = p.norm_dx(p.bracket(dnormed, mean, along, normed, weight), rstd)
     return dx, p.norm_dweight(dout, normed, x), p.norm_dbias(dout)
 
 

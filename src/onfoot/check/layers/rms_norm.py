@@ -11,22 +11,27 @@ from onfoot.ops import rms_norm_backward, rms_norm_forward
 
 PIECES = Pieces(
     rms_centred=lambda x: x,
-    rms_rstd=lambda x, eps: 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps),
+    mean_square=lambda x: (x * x).mean(axis=-1, keepdims=True),
+    rms_rstd=lambda mean_square, eps: 1 / np.sqrt(mean_square + eps),
     rms_normed=lambda x, rstd: x * rstd,
     rms_dnormed=lambda dy, weight: dy * weight,
     rms_along=lambda normed, dnormed: (normed * dnormed).mean(axis=-1, keepdims=True),
-    rms_dx=lambda dnormed, along, normed, rstd, weight: (dnormed - normed * along) * rstd,
+    rms_along_term=lambda along, normed, x: normed * along,
+    rms_mean_term=lambda dnormed: np.zeros(()),
+    rms_bracket=lambda dnormed, mean, along, weight: dnormed - mean - along,
+    rms_dx=lambda bracket, rstd: bracket * rstd,
     rms_dweight=lambda dy, normed, x: rows(dy * normed).sum(axis=0),
 )
 
 
 def steps(p: Pieces, x: Array, weight: Array, dout: Array, eps: float = 1e-6) -> Gradients:
     centred = p.rms_centred(x)
-    rstd = p.rms_rstd(centred, eps)
+    rstd = p.rms_rstd(p.mean_square(centred), eps)
     normed = p.rms_normed(centred, rstd)
     dnormed = p.rms_dnormed(dout, weight)
-    dx = p.rms_dx(dnormed, p.rms_along(normed, dnormed), normed, rstd, weight)
-    return dx, p.rms_dweight(dout, normed, x)
+    along = p.rms_along_term(p.rms_along(normed, dnormed), normed, centred)
+    dx = p.rms_dx(p.rms_bracket(dnormed, p.rms_mean_term(dnormed), along, weight), rstd)
+    return dx, p.rms_dweight(dout, normed, centred)
 
 
 def reference(x: Array, weight: Array, dout: Array, eps: float = 1e-6) -> Gradients:

@@ -17,6 +17,7 @@ from onfoot.check.mistakes import (
     cross_entropy,
     embedding,
     gelu,
+    head,
     heads,
     layer_norm,
     linear,
@@ -30,6 +31,7 @@ from onfoot.check.mistakes import (
 CATALOGUE: tuple[Mistake, ...] = (
     *attention.MISTAKES,
     *mask.MISTAKES,
+    *head.MISTAKES,
     *heads.MISTAKES,
     *layer_norm.MISTAKES,
     *rms_norm.MISTAKES,

@@ -80,6 +80,16 @@ MISTAKES = (
         lambda p: {"decayed": lambda param, lr, decay: param},
     ),
     _mistake(
+        "decay after the step",
+        "The weight that has moved is decayed: the step shrinks as well.",
+        "ADAM.1",
+        "param ← param (1 − lr · weight_decay) first, then the step",
+        lambda p: {
+            "decayed": lambda param, lr, decay: param,
+            "moved": lambda param, lr, m, spread, decay: (param - lr * m / spread) * (1 - lr * decay),
+        },
+    ),
+    _mistake(
         "decay without the learning rate",
         "param ← param (1 − weight_decay).",
         "ADAM.1",

@@ -68,7 +68,7 @@ def key_gradient_by_printed_jacobian(dz: Array, q: Array) -> Array:
 
 def value_gradient_without_transpose(rho: Array, dout: Array) -> Array:
     """ρ dO: the axes "transposed" into the order they had."""
-    return np.transpose(rho, (0, 1, 2, 3)) @ dout
+    return np.transpose(rho, range(rho.ndim)) @ dout
 
 
 def _instead(softmax_backward: Callable[[Array, Array], Array]) -> Callable[..., dict[str, Piece]]:
@@ -153,7 +153,7 @@ MISTAKES = (
         "25",
         RIGHT_25,
         _instead(softmax_backward_over_tokens),
-        "E6",
+        "E6, E36",
     ),
     _mistake(
         "an elementwise product in place of the row sum",

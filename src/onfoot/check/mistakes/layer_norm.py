@@ -9,21 +9,21 @@ import numpy as np
 from onfoot.arrays import rows
 from onfoot.check.layer import Array, Mistake, Piece
 
-# formulas for 1/σ, from the features with their mean taken off
+# formulas for the variance, and for 1/σ
 
 
-def rstd_without_eps(centred: Array, eps: float) -> Array:
+def variance_unbiased(centred: Array) -> Array:
+    """Divided by d − 1, as `std` has it in some libraries."""
+    return (centred * centred).sum(axis=-1, keepdims=True) / (centred.shape[-1] - 1)
+
+
+def rstd_without_eps(variance: Array, eps: float) -> Array:
     """1/σ as printed: a token whose features are all alike divides by 0."""
-    return 1 / np.sqrt((centred * centred).mean(axis=-1, keepdims=True))
+    return 1 / np.sqrt(variance)
 
 
-def rstd_eps_outside_root(centred: Array, eps: float) -> Array:
-    return 1 / (np.sqrt((centred * centred).mean(axis=-1, keepdims=True)) + eps)
-
-
-def rstd_unbiased(centred: Array, eps: float) -> Array:
-    """The variance divided by d − 1, as `std` has it in some libraries."""
-    return 1 / np.sqrt((centred * centred).sum(axis=-1, keepdims=True) / (centred.shape[-1] - 1) + eps)
+def rstd_eps_outside_root(variance: Array, eps: float) -> Array:
+    return 1 / (np.sqrt(variance) + eps)
 
 
 # the term of (40) along ā, for a σ that is not the root of the mean of squares
@@ -76,7 +76,7 @@ MISTAKES = (
         f"multiply dout by weight first: {RIGHT_40}",
         lambda p: {
             "dnormed": lambda dy, weight: dy,
-            "norm_dx": lambda g, mean, along, normed, rstd, weight: weight * (g - mean - normed * along) * rstd,
+            "bracket": lambda g, mean, along, normed, weight: weight * (g - mean - normed * along),
         },
     ),
     _mistake(
@@ -114,7 +114,7 @@ MISTAKES = (
         "The variance is divided by d − 1 (ddof=1, PyTorch's default); layer norm divides by d.",
         "36",
         "var(axis=-1), with unbiased=False or correction=0 in PyTorch",
-        lambda p: {"rstd": rstd_unbiased},
+        lambda p: {"variance": variance_unbiased},
         "E28",
     ),
     _mistake(
@@ -122,7 +122,7 @@ MISTAKES = (
         "The variance is divided by d − 1, and the gradient belongs to that forward pass.",
         "36",
         "var(axis=-1), with unbiased=False or correction=0 in PyTorch",
-        lambda p: {"rstd": rstd_unbiased, "along_term": along_unbiased},
+        lambda p: {"variance": variance_unbiased, "along_term": along_unbiased},
     ),
     _mistake(
         "the sums of dx over tokens",
@@ -168,14 +168,14 @@ MISTAKES = (
         "The bracket of eq 40 is not divided by σ.",
         "40",
         RIGHT_40,
-        lambda p: {"norm_dx": lambda g, mean, along, normed, rstd, weight: g - mean - normed * along},
+        lambda p: {"norm_dx": lambda bracket, rstd: bracket},
     ),
     _mistake(
         "the variance in place of σ in dx",
         "The bracket of eq 40 is divided by σ² (plus eps) and not by its root.",
         "40",
         RIGHT_40,
-        lambda p: {"norm_dx": lambda g, mean, along, normed, rstd, weight: (g - mean - normed * along) * rstd**2},
+        lambda p: {"norm_dx": lambda bracket, rstd: bracket * rstd**2},
     ),
     _mistake(
         "dweight from x in place of ā",

@@ -23,6 +23,15 @@ MISTAKES = (
         lambda p: {"through": lambda dy, weight, x: dy @ weight},
     ),
     Mistake(
+        "the weight left out of dx",
+        "linear",
+        "dx = dout: the gradient of the output is handed on as that of the input.",
+        "FC.2",
+        "dx = dout weightᵗ",
+        lambda p: {"through": lambda dy, weight, x: 1.0 * dy},
+        "E17",
+    ),
+    Mistake(
         "update before propagation",
         "linear",
         "The weight is updated first, and dout then passes through the new one.",

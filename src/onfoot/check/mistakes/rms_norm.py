@@ -8,7 +8,7 @@ import numpy as np
 
 from onfoot.arrays import rows
 from onfoot.check.layer import Mistake, Piece
-from onfoot.check.mistakes.layer_norm import along_eps_outside_root
+from onfoot.check.mistakes.layer_norm import along_eps_outside_root, rstd_eps_outside_root, rstd_without_eps
 
 
 def _mistake(
@@ -26,7 +26,7 @@ MISTAKES = (
         f"multiply dout by weight first: {RIGHT}",
         lambda p: {
             "rms_dnormed": lambda dy, weight: dy,
-            "rms_dx": lambda g, along, normed, rstd, weight: weight * (g - normed * along) * rstd,
+            "rms_bracket": lambda g, mean, along, weight: weight * (g - mean - along),
         },
     ),
     _mistake(
@@ -45,11 +45,7 @@ MISTAKES = (
         "layer norm's mean subtracted",
         "The mean of g is taken off as in layer norm; RMS norm does not centre.",
         RIGHT,
-        lambda p: {
-            "rms_dx": lambda g, along, normed, rstd, weight: (
-                (g - g.mean(axis=-1, keepdims=True) - normed * along) * rstd
-            )
-        },
+        lambda p: {"rms_mean_term": lambda g: g.mean(axis=-1, keepdims=True)},
     ),
     _mistake(
         "features centred first",
@@ -62,7 +58,7 @@ MISTAKES = (
         "eps outside the root",
         "rms = √mean(x²) + eps: it shows where x is small.",
         "rms = √(mean(x²) + eps)",
-        lambda p: {"rms_rstd": lambda x, eps: 1 / (np.sqrt((x * x).mean(axis=-1, keepdims=True)) + eps)},
+        lambda p: {"rms_rstd": rstd_eps_outside_root},
         "RMS.1",
     ),
     _mistake(
@@ -70,7 +66,7 @@ MISTAKES = (
         "rms = √mean(x²) + eps, and the gradient belongs to that forward pass: it shows where x is small.",
         "rms = √(mean(x²) + eps)",
         lambda p: {
-            "rms_rstd": lambda x, eps: 1 / (np.sqrt((x * x).mean(axis=-1, keepdims=True)) + eps),
+            "rms_rstd": rstd_eps_outside_root,
             "rms_along": along_eps_outside_root,
         },
         "RMS.1",
@@ -79,7 +75,7 @@ MISTAKES = (
         "no eps",
         "rms = √mean(x²): wrong where x is small, nan where it is 0.",
         "rms = √(mean(x²) + eps)",
-        lambda p: {"rms_rstd": lambda x, eps: 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True))},
+        lambda p: {"rms_rstd": rstd_without_eps},
         "RMS.1",
     ),
     _mistake(
@@ -92,7 +88,7 @@ MISTAKES = (
         "x in place of x̂ in dx",
         "x · mean(g ∘ x̂): the second factor 1/rms is missing.",
         RIGHT,
-        lambda p: {"rms_dx": lambda g, along, normed, rstd, weight: (g - normed / rstd * along) * rstd},
+        lambda p: {"rms_along_term": lambda along, normed, x: x * along},
     ),
     _mistake(
         "the mean over tokens",
@@ -104,7 +100,7 @@ MISTAKES = (
         "1/rms missing from dx",
         "The bracket is not divided by the root mean square.",
         RIGHT,
-        lambda p: {"rms_dx": lambda g, along, normed, rstd, weight: g - normed * along},
+        lambda p: {"rms_dx": lambda bracket, rstd: bracket},
     ),
     _mistake(
         "dweight from x in place of x̂",
