@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onfoot.cli import attribute, bench, check, finetune, generate, info, merge, table, train, walk
+from onfoot.cli import attribute, bench, check, explore, finetune, generate, info, merge, table, train, walk
 
 
 class _Group(TyperGroup):
@@ -39,6 +39,7 @@ app.command("table")(table.table)
 app.command("walk")(walk.walk)
 app.command("attribute")(attribute.attribute)
 app.command("check")(check.check)
+app.command("explore")(explore.explore)
 app.command("train")(train.train)
 app.command("finetune")(finetune.finetune)
 app.command("merge")(merge.merge)

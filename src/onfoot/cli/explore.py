@@ -1,0 +1,105 @@
+"""`onfoot explore`: a page on which the forward and the backward pass of a text can be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from onfoot.models.model import Model
+
+
+def explore(
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="A model's folder; by default a small one that comes along.", show_default=False),
+    ] = None,
+    text: Annotated[str | None, typer.Option("--text", help="The text to open with.", show_default=False)] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", help="Token ids to open with, in place of a text.", show_default=False)
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="Write one self-contained page and serve nothing.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+) -> None:
+    """See the backward pass: every activation, error signal and gradient of a text, on a page.
+
+    The page is served on this machine only (127.0.0.1) and needs nothing from elsewhere. With --export it becomes one
+    file that works offline, with every number of one text in it.
+    """
+    from onfoot.cli.console import show_text
+
+    if text is not None and tokens is not None:
+        raise ValueError("give --text or --tokens, not both")
+    loaded = _load(model)
+    opening = _opening(loaded, text, tokens, is_default=model is None)
+    if export is not None:
+        size = _export(loaded, opening, export)
+        show_text(f"{export}: {size / 1e6:.1f} MB, one page with everything in it")
+        return
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise ValueError('the page needs a server: pip install "onfoot[explore]"; or use --export FILE') from None
+    from onfoot.explore.serve import listen, serve
+    from onfoot.explore.server import Explorer
+
+    explorer = Explorer(loaded, opening)
+    explorer.answer({opening["kind"]: opening["value"]})  # a wrong text is refused here, before there is a page
+    listening = listen(port)
+    print(f"http://127.0.0.1:{listening.getsockname()[1]}/   Ctrl-C ends it", flush=True)
+    serve(explorer, listening, browser)
+
+
+def _load(folder: Path | None) -> Model:
+    """The model in float64 on the NumPy engine: the truth."""
+    from onfoot.explore.default_model import default_model
+    from onfoot.explore.study import check_model
+    from onfoot.models.model import load
+
+    model = default_model() if folder is None else load(folder, "float64", "numpy")
+    if model.active_adapter is not None:
+        model.merge_adapter()
+    check_model(model)
+    return model
+
+
+def _opening(model: Model, text: str | None, tokens: str | None, is_default: bool) -> dict[str, Any]:
+    """What the page runs first."""
+    from onfoot.explore.default_model import TEXT
+
+    ids_only = model.tokenizer is None
+    if tokens is not None:
+        return {"kind": "ids", "value": tokens, "ids_only": ids_only}
+    if text is None and is_default:
+        text = TEXT
+    if text is None:
+        raise ValueError('say what to run: --text "…", or --tokens "3 1 4 1 5" for a model without a tokenizer')
+    return {"kind": "text", "value": text, "ids_only": ids_only}
+
+
+def _track(items: list[str], what: str) -> Iterable[str]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, description=f"{what:<12}", transient=True, disable=not Console().is_terminal)
+
+
+def _export(model: Model, opening: dict[str, Any], path: Path) -> int:
+    from onfoot.explore import texts
+    from onfoot.explore.page import export
+    from onfoot.explore.study import Study
+
+    read = texts.read_text if opening["kind"] == "text" else texts.read_ids
+    page = export(Study(model, read(model, opening["value"])), opening, _track)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return len(page.encode())

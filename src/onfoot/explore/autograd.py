@@ -1,0 +1,83 @@
+"""The same gradients by PyTorch's autograd: the forward formulas on its tensors, and no backward of ours."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onfoot.engine import Engine, get_engine
+from onfoot.models import gpt2
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+
+
+class Autograd:
+    """One pass of a model under autograd, with the gradient of every activation kept."""
+
+    def __init__(self, model: Model, tokens: np.ndarray, targets: np.ndarray, divisor: float) -> None:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        self.torch = torch
+        self.noted: dict[str, Any] = {}
+        self.scores: list[dict[str, Any]] = []  # a block each
+        self.config = model.config
+        self.params: dict[str, Any] = {
+            name: torch.tensor(value, requires_grad=True) for name, value in model.params.items()
+        }
+        plain = get_engine("torch")
+        engine = Engine("torch", {**plain.table, "attention_forward": self._attention}, torch.from_numpy)
+        run = model.new_run(note=self._note, engine=engine)
+        run.params = self.params
+        ids = torch.from_numpy(tokens)
+        layout = gpt2.Layout(torch.arange(tokens.shape[1]))
+        a11, _ = gpt2.features_forward(run, model.config, ids, layout)
+        a12, _ = gpt2.head_forward(run, model.config, a11)
+        rows, goals = a12.reshape(-1, a12.shape[-1]), torch.from_numpy(targets).reshape(-1)
+        loss = cross_entropy(rows, goals, reduction="sum") / divisor
+        loss.backward(retain_graph=True)
+        self.loss = loss.item()
+        self._parameter_grads = {name: value.grad for name, value in self.params.items()}
+        # copies: a later pass through part of the graph would add to what is kept in it
+        self._grads = {name: value.grad.clone() for name, value in self.noted.items() if value.grad is not None}
+
+    def activation(self, noted: str) -> np.ndarray:
+        """The gradient of an activation by the name under which the pass notes it."""
+        return self._grads[noted][0].numpy()
+
+    def parameter(self, name: str) -> np.ndarray:
+        return self._parameter_grads[name].numpy()
+
+    def inside(self, block: int, name: str) -> np.ndarray:
+        """The gradient of the scores ("raw", "scaled") or the weights ("ρ") of all heads of a block, (H, T, T)."""
+        return self.scores[block][name].grad[0].numpy()
+
+    def through_head(self, block: int, head: int, through: str) -> np.ndarray:
+        """The part of a_2's gradient that goes through one head's q, k or v, or several of them."""
+        parts = [self.noted[f"{block}.{x}"] for x in through]
+        signals = [self.torch.zeros_like(part) for part in parts]
+        for signal, x in zip(signals, through, strict=True):
+            signal[:, head] = self._grads[f"{block}.{x}"][:, head]
+        a2 = self.noted[f"{block}.a_2"]
+        (gradient,) = self.torch.autograd.grad(parts, a2, signals, retain_graph=True)
+        return gradient[0].numpy()
+
+    def _note(self, name: str, value: Any) -> None:
+        self.noted[name] = self._kept(value)
+
+    def _kept(self, value: Any) -> Any:
+        if value.requires_grad:
+            value.retain_grad()
+        return value
+
+    def _attention(self, q: Any, k: Any, v: Any, causal: bool, start: Any, keep: Any) -> tuple[Any, Any]:
+        raw = self._kept(q @ k.mT)
+        scaled = self._kept(raw / math.sqrt(q.shape[-1]))
+        hidden = self.torch.ones(scaled.shape[-2:], dtype=self.torch.bool).triu(1)
+        masked = scaled.masked_fill(hidden, -math.inf) if causal else scaled
+        rho = self._kept(self.torch.softmax(masked, dim=-1))
+        self.scores.append({"raw": raw, "scaled": scaled, "ρ": rho})
+        return rho @ v, None

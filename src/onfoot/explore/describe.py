@@ -1,0 +1,73 @@
+"""What the page is told about arrays: their shapes, formulas, terms and source lines, and their numbers as text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onfoot.explore.mathml import tree
+from onfoot.explore.sources import lines_of
+
+if TYPE_CHECKING:
+    from onfoot.explore.tensors import Tensor
+
+# formulas in the running text of the page
+PAGE_FORMULAS = [
+    "ρ", "Δ_causal", "Δ_scaled", "Δ_0", "∂b_k",
+    "∂d = α aᵗ Δ uᵗ",
+    "∂w_tok = ohe(a_0)ᵗ Δ_1 + (a_11ᵗ Δ_12)ᵗ",
+    "Δ_5 = Δ_10 + LNᵇ_5(Δ_6)",
+    "Δ_1 = Δ_5 + LNᵇ_1(Δ_2)",
+]  # fmt: skip
+
+
+def encoded(value: np.ndarray) -> str:
+    """An array's float64 numbers, row by row in little-endian order, as base64."""
+    return base64.b64encode(value.astype("<f8").tobytes()).decode()
+
+
+def describe(tensor: Tensor) -> dict[str, Any]:
+    """What the page must know about an array without its numbers."""
+    formula = tensor.formula
+    out: dict[str, Any] = {"symbol": tensor.symbol, "shape": list(tensor.value.shape), "axes": list(tensor.axes)}
+    optional = {
+        "formula": formula.text,
+        "where": where_parts(formula.where),
+        "equations": list(formula.equations),
+        "terms": [term.to_json() for term in tensor.terms],
+        "note": tensor.note,
+        "parameter": tensor.parameter,
+        "gradient": tensor.is_gradient,
+        "rows": None if tensor.rows is None else tensor.rows.tolist(),
+        "columns": None if tensor.columns is None else tensor.columns.tolist(),
+        "row_labels": tensor.row_labels,
+        "source": lines_of(tensor.symbol, formula.equations) if formula.text else [],
+    }
+    return {**out, **{key: value for key, value in optional.items() if value}}
+
+
+def where_parts(where: str) -> list[str]:
+    """What a formula's symbols stand for, one definition each."""
+    return where.split(",  ") if where else []
+
+
+def strings_in(value: Any) -> list[str]:
+    """All strings in a nested structure."""
+    if isinstance(value, str):
+        return [value]
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [text for child in children for text in strings_in(child)]
+
+
+def formulas_of(tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Every formula, symbol and label of the arrays, as MathML by its text."""
+    found: dict[str, Any] = {}
+    for tensor in tensors:
+        labels = [term.label for term in tensor.terms]
+        for text in (tensor.symbol, tensor.formula.text, *where_parts(tensor.formula.where), *labels):
+            if text and text not in found:
+                found[text] = tree(text)
+    return found

@@ -1,0 +1,263 @@
+"""The arrays and the steps inside one head: Table 1 with numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from onfoot.explore.material import OVER_TOKENS, Material
+from onfoot.explore.step import Step
+from onfoot.explore.tensors import FEATURE, TOKEN, Tensor
+from onfoot.explore.terms import Factor, Term, dot, product
+from onfoot.tables import Formula
+
+KINDS = {"q": "Queries", "k": "Keys", "v": "Values"}
+# at q, k and v themselves, before their linear layers; the tables have what these become at a_2
+INNER = {
+    "∂v": Formula("∂v = ρᵗ Δ_3^h", ("ATT.1",)),
+    "∂q": Formula("∂q = Δ_raw k", ("ATT.2",)),
+    "∂k": Formula("∂k = Δ_rawᵗ q", ("ATT.3",)),
+    "∂ρ": Formula("∂ρ = Δ_3^h vᵗ"),
+}
+SQUARE = (TOKEN, TOKEN)
+
+
+def columns_of(m: Material, h: int, x: str) -> slice:
+    """Where head h's q, k or v stands among the columns of c_attn, which are q | k | v."""
+    c = m.config
+    width = c.value_width if x == "v" else c.key_width
+    begin = {"q": 0, "k": c.n_head * c.key_width, "v": 2 * c.n_head * c.key_width}[x] + h * width
+    return slice(begin, begin + width)
+
+
+def fork_terms(m: Material, b: int) -> tuple[Term, ...]:
+    """Δ_2 as it adds up: through values, queries and keys of every head."""
+    return tuple(
+        product(f"Δ_{x}^{{{h + 1}}}", (f"{b}.{h}.Δ_{x}", "rc")) for h in range(m.config.n_head) for x in ("v", "q", "k")
+    )
+
+
+class HeadArrays:
+    """Adds the arrays of head h of block b, and makes its steps."""
+
+    def __init__(self, m: Material, b: int, h: int) -> None:
+        self.m, self.b, self.h = m, b, h
+        self.prefix = f"{b}.{h}."
+        self.block = m.trace.blocks[b]
+        self.root = math.sqrt(m.config.key_width)
+        self.layer = f"transformer.h.{b}.attn.c_attn"
+        width = m.config.value_width
+        self.output = slice(h * width, (h + 1) * width)
+
+    def steps(self) -> list[Step]:
+        self.forward()
+        self.scores_backward()
+        self.ends_backward()
+        parameters = {x: self.parameters(x) for x in KINDS}
+        p, masked = self.prefix, self.m.config.causal
+        rows = [
+            ("a_2", "Input of the head", f"{self.b}.a_2", f"{p}Δ_2^h", [], [f"{p}Δ_{x}" for x in "vqk"]),
+            *((x, name, f"{p}{x}", f"{p}∂{x}", parameters[x], []) for x, name in KINDS.items()),
+            ("raw", "Raw weights", f"{p}ρ_raw", f"{p}Δ_raw", [], []),
+            ("scaled", "Scaling", f"{p}ρ_scaled", f"{p}Δ_scaled", [], []),
+            *([("causal", "Causal mask", f"{p}ρ_causal", f"{p}Δ_causal", [], [])] if masked else []),
+            ("rho", "Attention weights", f"{p}ρ", f"{p}∂ρ", [], [f"{p}∂ρ⊖ρ"]),
+            ("out", "Output of the head", f"{p}a_3^h", f"{p}Δ_3^h", [], []),
+        ]
+        return [
+            Step(f"{p}{name}", title, forward, backward, owned, inside, self.b, self.h)
+            for name, title, forward, backward, owned, inside in rows
+        ]
+
+    def add(self, symbol: str, value: Any, axes: tuple[str, str], *terms: Term, **more: Any) -> None:
+        formula = INNER.get(symbol)
+        self.m.add(f"{self.prefix}{symbol}", symbol, value, axes, terms, formula, **more)
+
+    def of(self, symbol: str) -> np.ndarray:
+        return self.m.tensors.value(f"{self.prefix}{symbol}")
+
+    def forward(self) -> None:
+        m, p, h = self.m, self.prefix, self.h
+        causal = m.config.causal
+        for x in KINDS:
+            self.add(
+                x,
+                getattr(self.block, x)[0, h],
+                (TOKEN, FEATURE),
+                dot(f"a_2 w_{x}", "features", (f"{self.b}.a_2", "rj"), (f"{p}w_{x}", "jc")),
+                product(f"~b_{x}", (f"{p}b_{x}", "c")),
+            )
+        m.tensors.add(Tensor(f"{p}√d_ρ", "√d_ρ", lambda: self.root, ()))
+        self.add(
+            "ρ_raw",
+            lambda: self.of("q") @ self.of("k").T,
+            SQUARE,
+            dot("q kᵗ", "features", (f"{p}q", "rj"), (f"{p}k", "cj")),
+        )
+        scaled = product("ρ_raw / √d_ρ", (f"{p}ρ_raw", "rc"), Factor(f"{p}√d_ρ", "", -1))
+        self.add("ρ_scaled", lambda: self.of("ρ_raw") / self.root, SQUARE, scaled)
+        scores = "ρ_scaled"
+        if causal:
+            scores = "ρ_causal"
+            self.add("ρ_causal", self._masked, SQUARE, product("ρ_scaled", (f"{p}ρ_scaled", "rc")))
+
+        @cache
+        def exponentials() -> np.ndarray:
+            s = self.of(scores)
+            return np.exp(s - s.max(axis=-1, keepdims=True))
+
+        m.tensors.add(Tensor(f"{p}e", f"exp({scores} − max)", exponentials, SQUARE))
+        m.tensors.add(Tensor(f"{p}Σe", f"Σ exp({scores} − max)", lambda: exponentials().sum(axis=-1), (TOKEN,)))
+        weight = product(f"exp({scores} − max) / Σ", (f"{p}e", "rc"), Factor(f"{p}Σe", "r", -1))
+        self.add("ρ", self.block.rho[0, h], SQUARE, weight)
+        mixed = dot("ρ v", OVER_TOKENS, (f"{p}ρ", "rj"), (f"{p}v", "jc"))
+        self.add("a_3^h", self.block.a[3][0][:, self.output], (TOKEN, FEATURE), mixed)
+
+    def _masked(self) -> np.ndarray:
+        scaled = self.of("ρ_scaled")
+        return np.where(np.tri(len(scaled)) > 0, scaled, -math.inf)
+
+    def scores_backward(self) -> None:
+        """From the head's columns of Δ_3 to the raw scores."""
+        m, p, b, h = self.m, self.prefix, self.b, self.h
+        d3 = self.block.delta[3][0][:, self.output]
+        d_causal = self.block.delta_causal[0, h]
+        width = d3.shape[1]
+
+        def moved(direction: np.ndarray) -> np.ndarray:
+            out = np.zeros_like(self.block.a[3])
+            out[0][:, self.output] = direction
+            return out
+
+        self.add(
+            "Δ_3^h",
+            d3,
+            (TOKEN, FEATURE),
+            product("Δ_3", Factor(f"{b}.Δ_3", "rc", shift=h * width)),
+            measure=lambda probe: probe.activation(d3, {f"{b}.a_3": moved}),
+            differentiate=lambda autograd: autograd.activation(f"{b}.a_3")[:, self.output],
+        )
+        self.add(
+            "∂ρ",
+            lambda: d3 @ self.of("v").T,
+            SQUARE,
+            dot("Δ_3^h vᵗ", "features", (f"{p}Δ_3^h", "rj"), (f"{p}v", "cj")),
+            measure=lambda probe: probe.weights(self.of("∂ρ"), b, h),
+            differentiate=lambda autograd: autograd.inside(b, "ρ")[h],
+        )
+        m.tensors.add(Tensor(f"{p}∂ρ⊖ρ", "(∂ρ ⊖ ρ)", lambda: (self.of("∂ρ") * self.of("ρ")).sum(axis=-1), (TOKEN,)))
+        top = "Δ_causal" if m.config.causal else "Δ_scaled"
+        self.add(
+            top,
+            d_causal,
+            SQUARE,
+            product("∂ρ ∘ ρ", (f"{p}∂ρ", "rc"), (f"{p}ρ", "rc")),
+            product("~(∂ρ ⊖ ρ) ∘ ρ", (f"{p}∂ρ⊖ρ", "r"), (f"{p}ρ", "rc"), sign=-1),
+            **self._scores_proof(d_causal, 1.0, "scaled"),
+        )
+        if m.config.causal:
+            same = product("Δ_causal", (f"{p}Δ_causal", "rc"))
+            self.add("Δ_scaled", d_causal, SQUARE, same, **self._scores_proof(d_causal, 1.0, "scaled"))
+        d_raw = d_causal / self.root
+        scaled = product("Δ_scaled / √d_ρ", (f"{p}Δ_scaled", "rc"), Factor(f"{p}√d_ρ", "", -1))
+        self.add("Δ_raw", d_raw, SQUARE, scaled, **self._scores_proof(d_raw, self.root, "raw"))
+
+    def _scores_proof(self, gradient: np.ndarray, scale: float, name: str) -> dict[str, Any]:
+        b, h = self.b, self.h
+        return {
+            "measure": lambda probe: probe.scores(gradient, b, h, lambda direction: direction / scale),
+            "differentiate": lambda autograd: autograd.inside(b, name)[h],
+        }
+
+    def ends_backward(self) -> None:
+        """The gradients of q, k and v, and what each becomes at a_2."""
+        p = self.prefix
+        raw, d3, features = f"{p}Δ_raw", f"{p}Δ_3^h", (TOKEN, FEATURE)
+        made = {
+            "v": dot("ρᵗ Δ_3^h", OVER_TOKENS, (f"{p}ρ", "jr"), (d3, "jc")),
+            "q": dot("Δ_raw k", OVER_TOKENS, (raw, "rj"), (f"{p}k", "jc")),
+            "k": dot("Δ_rawᵗ q", OVER_TOKENS, (raw, "jr"), (f"{p}q", "jc")),
+        }
+        for x, term in made.items():
+            self.add(f"∂{x}", self._end(x), features, term, **self._end_proof(x))
+            through = dot(f"∂{x} w_{x}ᵗ", "features", (f"{p}∂{x}", "rj"), (f"{p}w_{x}", "cj"))
+            self.add(f"Δ_{x}", self._through(x), features, through, **self._input_proof(f"Δ_{x}", x))
+        parts = [product(f"Δ_{x}", (f"{p}Δ_{x}", "rc")) for x in ("v", "q", "k")]
+        self.add(
+            "Δ_2^h",
+            lambda: self.of("Δ_v") + self.of("Δ_q") + self.of("Δ_k"),
+            features,
+            *parts,
+            **self._input_proof("Δ_2^h", "qkv"),
+        )
+
+    def _end(self, x: str) -> Callable[[], np.ndarray]:
+        """The gradient of q, k or v."""
+        return {
+            "v": lambda: self.of("ρ").T @ self.of("Δ_3^h"),
+            "q": lambda: self.of("Δ_raw") @ self.of("k"),
+            "k": lambda: self.of("Δ_raw").T @ self.of("q"),
+        }[x]
+
+    def _through(self, x: str) -> Callable[[], np.ndarray]:
+        return lambda: self.of(f"∂{x}") @ self.of(f"w_{x}").T
+
+    def _end_proof(self, x: str) -> dict[str, Any]:
+        """∂q is proven by moving this head's q alone."""
+        b, h, whole = self.b, self.h, getattr(self.block, x)
+
+        def moved(direction: np.ndarray) -> np.ndarray:
+            out = np.zeros_like(whole)
+            out[0, h] = direction
+            return out
+
+        return {
+            "measure": lambda probe: probe.activation(self.of(f"∂{x}"), {f"{b}.{x}": moved}),
+            "differentiate": lambda autograd: autograd.activation(f"{b}.{x}")[h],
+        }
+
+    def _input_proof(self, symbol: str, through: str) -> dict[str, Any]:
+        """Δ_q is proven by letting a_2 move as this head's q alone sees it; Δ_2^h likewise with q, k and v."""
+        b, h = self.b, self.h
+
+        def moves(x: str) -> Callable[[np.ndarray], np.ndarray]:
+            def move(direction: np.ndarray) -> np.ndarray:
+                out = np.zeros_like(getattr(self.block, x))
+                out[0, h] = direction @ self.of(f"w_{x}")
+                return out
+
+            return move
+
+        return {
+            "measure": lambda probe: probe.activation(self.of(symbol), {f"{b}.{x}": moves(x) for x in through}),
+            "differentiate": lambda autograd: autograd.through_head(b, h, through),
+        }
+
+    def parameters(self, x: str) -> list[tuple[str, str]]:
+        """The head's w_x and b_x, columns of c_attn, with their gradients."""
+        m, p = self.m, self.prefix
+        columns = columns_of(m, self.h, x)
+        a2 = f"{self.b}.a_2"
+        if x == "q":
+            of_weight = dot("a_2ᵗ Δ_raw k", OVER_TOKENS, (a2, "jr"), (f"{p}∂q", "jc"))
+            of_bias = dot("Σ_tokens Δ_raw k", OVER_TOKENS, (f"{p}∂q", "jc"))
+        else:
+            mixing, signal, name = ("ρ", "Δ_3^h", "ρ a_2") if x == "v" else ("Δ_raw", "q", "Δ_raw a_2")
+            m.add(f"{p}{name}", name, lambda: self.of(mixing) @ m.tensors.value(a2), formula=Formula(""))
+            of_weight = dot(f"({name})ᵗ {signal}", OVER_TOKENS, (f"{p}{name}", "jr"), (f"{p}{signal}", "jc"))
+            of_bias = dot(
+                "Σ_tokens Δ_3^h" if x == "v" else "Σ_tokens Δ_rawᵗ q",
+                OVER_TOKENS,
+                (f"{p}{'Δ_3^h' if x == 'v' else '∂k'}", "jc"),
+            )
+        pairs = [
+            m.parameter(p, f"w_{x}", f"{self.layer}.weight", (FEATURE, FEATURE), (of_weight,), (..., columns)),
+            m.parameter(p, f"b_{x}", f"{self.layer}.bias", (FEATURE,), (of_bias,), (..., columns)),
+        ]
+        if x == "k":
+            m.tensors[f"{p}∂b_k"].note = "exactly 0 is written: the rows of Δ_raw sum to 0, so the sum is rounding only"
+        return pairs

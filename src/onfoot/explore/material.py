@@ -1,0 +1,176 @@
+"""What a study is made from: a model, a text, the trace of its pass, and helpers that turn them into arrays by id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onfoot.explore.tensors import FEATURE, TOKEN, Tensor, Tensors
+from onfoot.explore.terms import Factor, Term, dot, product
+from onfoot.tables import Formula, formulas
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+    from onfoot.models.trace import Trace
+
+OVER_TOKENS = "tokens"
+
+
+class Material:
+    """The model, the trace, and the arrays that are being collected from them."""
+
+    def __init__(self, model: Model, trace: Trace, tokens: np.ndarray, targets: np.ndarray, divisor: float) -> None:
+        self.model, self.config, self.params = model, model.config, model.params
+        self.trace, self.tokens, self.targets, self.divisor = trace, tokens, targets, divisor  # tokens: (1, T)
+        self.formulas = formulas(model.config)
+        self.tensors = Tensors()
+
+    def add(
+        self,
+        id: str,
+        symbol: str,
+        make: Callable[[], Any] | np.ndarray,
+        axes: tuple[str, ...] = (TOKEN, FEATURE),
+        terms: tuple[Term, ...] = (),
+        formula: Formula | None = None,
+        **more: Any,
+    ) -> str:
+        """Adds an array. Its formula is that of its symbol, unless another is given."""
+        found = self.formulas.get(symbol, Formula("")) if formula is None else formula
+        maker = make if callable(make) else lambda: make
+        return self.tensors.add(Tensor(id, symbol, maker, axes, found, terms, **more))
+
+    def delta(
+        self,
+        id: str,
+        symbol: str,
+        value: np.ndarray,
+        noted: str,
+        terms: tuple[Term, ...],
+        axes: tuple[str, ...] = (TOKEN, FEATURE),
+        formula: Formula | None = None,
+        note: str = "",
+    ) -> str:
+        """Adds the gradient of an activation that the pass notes; it is proven by moving that activation."""
+        from onfoot.probe import itself
+
+        return self.add(
+            id,
+            symbol,
+            value,
+            axes,
+            terms,
+            formula,
+            note=note,
+            measure=lambda probe: probe.activation(value, {noted: itself}),
+            differentiate=lambda autograd: autograd.activation(noted),
+        )
+
+    def parameter(
+        self, prefix: str, symbol: str, name: str, axes: tuple[str, ...], terms: tuple[Term, ...], where: Any = ...
+    ) -> tuple[str, str]:
+        """Adds (a part of) a parameter and its gradient; returns both ids."""
+        weight = self.add(
+            f"{prefix}{symbol}", symbol, lambda: self.params[name][where], axes, formula=Formula(""), parameter=name
+        )
+        gradient = self.add(
+            f"{prefix}∂{symbol}",
+            f"∂{symbol}",
+            lambda: self.trace.grads[name][where],
+            axes,
+            terms,
+            parameter=name,
+            measure=lambda probe: probe.parameter(self.trace.grads[name][where], name, where),
+            differentiate=lambda autograd: autograd.parameter(name)[where],
+        )
+        return weight, gradient
+
+    def linear(self, prefix: str, i: int, layer: str, x: str, delta: str) -> list[tuple[str, str]]:
+        """Adds the weight and the bias of a linear layer a_i → a_{i+1}, with their gradients."""
+        of_weight = dot(f"a_{i}ᵗ Δ", OVER_TOKENS, (x, "jr"), (delta, "jc"))
+        of_bias = dot("Σ_tokens Δ", OVER_TOKENS, (delta, "jc"))
+        return [
+            self.parameter(prefix, f"w_{i}", f"{layer}.weight", (FEATURE, FEATURE), (of_weight,)),
+            self.parameter(prefix, f"b_{i}", f"{layer}.bias", (FEATURE,), (of_bias,)),
+        ]
+
+    def norm(self, prefix: str, i: int, layer: str, x: str, delta: str) -> tuple[list[tuple[str, str]], list[str]]:
+        """Adds layer norm i: its parameters with their gradients, and what it has inside, forward and backward.
+
+        `x` is the id of its input, `delta` that of the error signal at its output.
+        """
+
+        @cache
+        def inside() -> dict[str, np.ndarray]:
+            a, d = self.tensors.value(x), self.tensors.value(delta)  # (T, d) both
+            sigma = np.sqrt(a.var(axis=-1) + self.config.layer_norm_epsilon)  # (T,)
+            normed = (a - a.mean(axis=-1, keepdims=True)) / sigma[:, None]
+            signal = d * self.params[f"{layer}.weight"]  # the x of the backward formula
+            return {
+                "mean a": a.mean(axis=-1),
+                "σ": sigma,
+                "ā": normed,
+                "x": signal,
+                "mean x": signal.mean(axis=-1),
+                "mean āx": (normed * signal).mean(axis=-1),
+            }
+
+        ids = [f"{prefix}{name}_{i}" for name in ("mean a", "σ", "ā", "x", "mean x", "mean āx")]
+        of_mean, of_sigma, of_normed, of_signal, of_signal_mean, of_along = ids
+        self.add(of_mean, f"mean a_{i}", lambda: inside()["mean a"], (TOKEN,))
+        self.add(of_sigma, f"σ_{i}", lambda: inside()["σ"], (TOKEN,), formula=Formula(f"σ_{i} = √(var a_{i} + ε)"))
+        over_sigma = Factor(of_sigma, "r", -1)
+        centred = (
+            product(f"a_{i} / σ_{i}", (x, "rc"), over_sigma),
+            product(f"mean a_{i} / σ_{i}", (of_mean, "r"), over_sigma, sign=-1),
+        )
+        self.add(of_normed, f"ā_{i}", lambda: inside()["ā"], terms=centred)
+        inner = product("Δ ∘ ~w", (delta, "rc"), (f"{prefix}w_{i}", "c"))
+        self.add(of_signal, f"x_{i}", lambda: inside()["x"], terms=(inner,), formula=Formula(f"x_{i} = Δ ∘ ~w_{i}"))
+        self.add(of_signal_mean, f"mean x_{i}", lambda: inside()["mean x"], (TOKEN,))
+        self.add(of_along, f"mean(ā_{i} ∘ x_{i})", lambda: inside()["mean āx"], (TOKEN,))
+        parameters = [
+            self.parameter(
+                prefix,
+                f"w_{i}",
+                f"{layer}.weight",
+                (FEATURE,),
+                (dot(f"Σ_tokens ā_{i} ∘ Δ", OVER_TOKENS, (of_normed, "jc"), (delta, "jc")),),
+            ),
+            self.parameter(
+                prefix, f"b_{i}", f"{layer}.bias", (FEATURE,), (dot("Σ_tokens Δ", OVER_TOKENS, (delta, "jc")),)
+            ),
+        ]
+        return parameters, ids
+
+
+def norm_forward_terms(prefix: str, i: int) -> tuple[Term, ...]:
+    """ā ∘ w + b."""
+    return (
+        product(f"ā_{i} ∘ ~w_{i}", (f"{prefix}ā_{i}", "rc"), (f"{prefix}w_{i}", "c")),
+        product(f"~b_{i}", (f"{prefix}b_{i}", "c")),
+    )
+
+
+def norm_backward_terms(prefix: str, i: int) -> tuple[Term, ...]:
+    """The three terms of a layer norm's error signal: what comes in, less its mean, less its part along ā."""
+    over_sigma = Factor(f"{prefix}σ_{i}", "r", -1)
+    return (
+        product(f"x_{i} / σ_{i}", (f"{prefix}x_{i}", "rc"), over_sigma),
+        product(f"mean x_{i} / σ_{i}", (f"{prefix}mean x_{i}", "r"), over_sigma, sign=-1),
+        product(
+            f"ā_{i} ∘ mean(ā_{i} ∘ x_{i}) / σ_{i}",
+            (f"{prefix}ā_{i}", "rc"),
+            (f"{prefix}mean āx_{i}", "r"),
+            over_sigma,
+            sign=-1,
+        ),
+    )
+
+
+def affine_terms(x: str, weight: str, bias: str, i: int) -> tuple[Term, ...]:
+    """x w + b: one sum over the features of x, and the bias."""
+    return dot(f"a_{i} w_{i}", "features", (x, "rj"), (weight, "jc")), product(f"~b_{i}", (bias, "c"))

@@ -1,0 +1,273 @@
+"""The mistake mode: a known mistake is put into the network's backward pass, and its gradients are compared.
+
+The checker has every layer's backward pass in small named pieces, and a mistake exchanges some of them. Here the
+pieces of all layers make up the backward pass of the whole network, so one exchange acts wherever the piece is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from onfoot.check import CATALOGUE, LAYERS, check_layer
+from onfoot.check.equations import EQUATIONS
+from onfoot.check.layer import Case, Mistake, Pieces
+from onfoot.check.layers import block, cross_entropy, embedding, layer_norm
+from onfoot.explore.material import Material
+from onfoot.explore.one_step import FIRST, copy_of
+from onfoot.explore.proof import SMALLEST, relative_error
+from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
+from onfoot.train.optimizer import AdamW
+
+LAYER_NAMES = {
+    "next_token_loss": "Targets",
+    "softmax_cross_entropy": "Loss",
+    "attention": "Attention",
+    "multi_head": "Heads",
+    "layer_norm": "Layer norm",
+    "gelu": "GELU",
+    "linear": "Linear layers",
+    "block": "Skips and branches",
+    "embedding": "Embedding",
+    "tied_embedding": "Tied embedding",
+}
+FEATURED = (  # what an exported page holds: running the diagnosis of all of them takes half a minute
+    "targets by a cyclic shift", "a mean loss whose gradient is not divided", "divided by all tokens",
+    "1/√d_k missing from the backward pass", "row sums broadcast along the wrong axis",
+    "the mean in place of the weighted sum", "the sum missing from the gradient of softmax",
+    "the mask as a product before softmax", "dv without the transpose of ρ",
+    "dout split into heads without a transpose", "γ outside the means", "the variance held constant",
+    "unbiased variance", "tanh-GELU with erf's derivative", "update before propagation",
+    "the skip beside attention missing", "repeated ids lost", "the logits' path alone",
+)  # fmt: skip
+WRONG = 1e-9  # a relative error above it is no rounding
+UNKNOWN = 0.1  # stands for the unknown number of a mistake that has one: a learning rate
+FILES = (
+    "ln_1",
+    "attn.c_attn",
+    "attn.c_proj",
+    "ln_2",
+    "mlp.c_fc",
+    "mlp.c_proj",
+)  # in the order of the block's arguments
+PASSED_NEXT = {  # the layer whose parameters a signal inside a block meets next
+    "10": "mlp.c_proj", "7": "mlp.c_fc", "6": "ln_2", "5": "attn.c_proj", "scaled": "attn.c_attn", "2": "ln_1",
+}  # fmt: skip
+
+
+def possible(m: Material) -> list[Mistake]:
+    """The catalogued mistakes that can happen in this network; a ValueError where its blocks are not GPT-2's own."""
+    c = m.config
+    plain = c.activation_function == "gelu_new" and c.layer_norm_epsilon == 1e-5
+    if not plain or not c.key_width == c.value_width == c.n_embd / c.n_head:
+        raise ValueError("the mistake mode takes GPT-2's own blocks: gelu_new, an epsilon of 1e-5, heads of one width")
+    given = {"causal": c.causal, "form": "tanh", "reduction": "mean"}
+    layers = [name for name in LAYER_NAMES if name != "tied_embedding" or c.tie_word_embeddings]
+    found = [x for name in layers for x in CATALOGUE if x.layer == name]
+    return [x for x in found if all(given.get(name, value) == value for name, value in x.needs.items())]
+
+
+def catalogue(m: Material, featured: bool = False) -> dict[str, Any]:
+    """The names of the mistakes, by layer."""
+    chosen = [x for x in possible(m) if not featured or x.name in FEATURED]
+    groups = {layer: [x for x in chosen if x.layer == layer] for layer in LAYER_NAMES}
+    return {
+        "groups": [
+            {"name": LAYER_NAMES[layer], "mistakes": [{"key": key_of(x), "name": x.name} for x in mistakes]}
+            for layer, mistakes in groups.items()
+            if mistakes
+        ]
+    }
+
+
+def key_of(mistake: Mistake) -> str:
+    return f"{mistake.layer}: {mistake.name}"
+
+
+def network_pieces(mistake: Mistake | None = None) -> Pieces:
+    """Every piece of the network's backward pass, those of a mistake exchanged."""
+    tables = (block.PIECES, cross_entropy.NEXT_PIECES, embedding.TIED_PIECES)
+    pieces = Pieces(**{name: piece for table in tables for name, piece in vars(table).items()})
+    return pieces if mistake is None else pieces.with_changes(_changes(mistake, pieces))
+
+
+def _changes(mistake: Mistake, pieces: Pieces) -> dict[str, Callable[..., Any]]:
+    return mistake.apply(pieces, UNKNOWN) if mistake.parameter else mistake.apply(pieces)
+
+
+class Backward:
+    """The backward pass of the whole network in pieces; `signals` and `grads` are what came of it."""
+
+    def __init__(self, m: Material, pieces: Pieces) -> None:
+        self.m = m
+        self.outputs: dict[str, list[np.ndarray]] = {}
+        self.signals: dict[str, np.ndarray] = {}  # by the ids of the study
+        self.grads: dict[str, np.ndarray] = {}  # by the names of the parameters
+        self.p = Pieces(**{name: self._heard(name, piece) for name, piece in vars(pieces).items()})
+        with np.errstate(all="ignore"):
+            self._run()
+
+    def _heard(self, name: str, piece: Callable[..., Any]) -> Callable[..., Any]:
+        def heard(*arguments: Any) -> Any:
+            out = piece(*arguments)
+            self.outputs.setdefault(name, []).append(out)
+            return out
+
+        return heard
+
+    def _run(self) -> None:
+        m, p, trace, config = self.m, self.p, self.m.trace, self.m.config
+        table = TOKEN_TABLE if config.tie_word_embeddings else f"{HEAD}.weight"
+        (d12,) = cross_entropy.next_steps(p, trace.a[12], m.tokens, 1.0)
+        a11 = trace.a[11]
+        d11 = p.through(d12, m.params[table].T, a11)
+        head = np.swapaxes(p.dweight(a11, d12), -1, -2)
+        if config.lm_head_bias:
+            self.grads[f"{HEAD}.bias"] = p.dbias(d12)
+        d, *norm = layer_norm.steps(p, trace.blocks[-1].a[10], *self._pair("transformer.ln_f"), d11)
+        self._keep("transformer.ln_f", norm)
+        self.signals |= {"Δ_12": d12, "Δ_11": d11}
+        for b in reversed(range(config.n_layer)):
+            self.signals[f"{b}.Δ_10"] = d
+            d = self._block(b, d)
+        self.signals["Δ_1"] = d
+        looked_up = p.scatter(p.table_ids(m.tokens), d, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.grads[TOKEN_TABLE] = p.both_paths(looked_up, head)
+        else:
+            self.grads |= {TOKEN_TABLE: looked_up, f"{HEAD}.weight": head}
+        positions = np.arange(m.tokens.shape[1])[None]
+        self.grads[POSITION_TABLE] = p.scatter(positions, d, config.n_positions)
+
+    def _pair(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
+        return self.m.params[f"{layer}.weight"], self.m.params[f"{layer}.bias"]
+
+    def _keep(self, layer: str, pair: list[np.ndarray]) -> None:
+        self.grads[f"{layer}.weight"], self.grads[f"{layer}.bias"] = pair
+
+    def _block(self, b: int, d10: np.ndarray) -> np.ndarray:
+        config, name = self.m.config, f"transformer.h.{b}"
+        parameters = [value for short in FILES for value in self._pair(f"{name}.{short}")]
+        self.outputs.clear()
+        a1 = self.m.trace.blocks[b].a[1]
+        d1, *grads = block.steps(self.p, a1, *parameters, d10, n_head=config.n_head, causal=config.causal)
+        for i, short in enumerate(FILES):
+            self._keep(f"{name}.{short}", grads[2 * i : 2 * i + 2])
+        through = dict(zip((8, 6, 3, 2), self.outputs["through"], strict=True))  # contract, expand, attProj, c_attn
+        through |= {7: self.outputs["gelu_dx"][0], 5: self.outputs["skip_mlp"][0]}
+        self.signals |= {f"{b}.Δ_{i}": through[i] for i in (8, 7, 6, 5, 3)}
+        self.signals[f"{b}.Δ_scaled"] = self.outputs["dscores"][0]
+        self.signals[f"{b}.Δ_2"] = through[2]
+        return d1
+
+
+def right_signal(m: Material, id: str) -> np.ndarray:
+    """The network's own array for an id of `Backward.signals`, with its batch axis."""
+    if id.endswith(".Δ_scaled"):
+        return m.trace.blocks[int(id.partition(".")[0])].delta_causal
+    return m.tensors.value(id)[None]
+
+
+def _rows(m: Material, backward: Backward) -> Iterator[dict[str, Any]]:
+    """Every gradient on the way down, with its error: each signal, then the parameters that it passes next."""
+    signals, grads = iter(backward.signals.items()), dict(backward.grads)
+    passed_next = {"Δ_12": f"{HEAD}.", "Δ_11": "transformer.ln_f."}
+    for b in range(m.config.n_layer):
+        passed_next |= {f"{b}.Δ_{i}": f"transformer.h.{b}.{short}." for i, short in PASSED_NEXT.items()}
+    for id, value in signals:
+        place, _, symbol = id.rpartition(".")
+        yield _row(symbol, int(place) if place else None, False, value, right_signal(m, id))
+        if id in passed_next:
+            for name in [name for name in grads if name.startswith(passed_next[id])]:
+                yield _row(name, int(place) if place else None, True, grads.pop(name), m.trace.grads[name])
+    for name, value in grads.items():
+        yield _row(name, None, True, value, m.trace.grads[name])
+
+
+def _row(name: str, block: int | None, is_parameter: bool, value: np.ndarray, right: np.ndarray) -> dict[str, Any]:
+    out: dict[str, Any] = {"name": name, "block": block, "parameter": is_parameter, "problem": "", "error": None}
+    if value.shape != right.shape:
+        out["problem"] = f"shape {value.shape} in place of {right.shape}"
+    elif not np.isfinite(value).all():
+        out["problem"] = f"{int((~np.isfinite(value)).sum())} of {value.size} entries are not finite"
+    else:
+        out["error"] = relative_error(value, right, SMALLEST)
+    out["wrong"] = bool(out["problem"]) or out["error"] > WRONG
+    return out
+
+
+def apply_mistake(m: Material, key: str) -> dict[str, Any]:
+    """What a mistake does to this network on this text, and what the checker says about it."""
+    found = [x for x in possible(m) if key_of(x) == key]
+    if not found:
+        raise KeyError(f"there is no mistake {key!r}")
+    mistake = found[0]
+    out = {
+        "key": key,
+        "name": mistake.name,
+        "layer": LAYER_NAMES[mistake.layer],
+        "explains": mistake.explains,
+        "equation": mistake.equation,
+        "equation_text": EQUATIONS.get(mistake.equation, ""),
+        "fix": mistake.fix,
+        "errata": mistake.errata,
+        "diagnosis": diagnosis(mistake),
+    }
+    try:
+        backward = Backward(m, network_pieces(mistake))
+    except (ValueError, IndexError) as error:
+        return {**out, "runs": False, "message": str(error), "rows": []}
+    rows = list(_rows(m, backward))
+    return {**out, "runs": True, "rows": rows, **_consequences(m, backward, rows)}
+
+
+def _consequences(m: Material, backward: Backward, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How far the whole gradient points from the right one, and what a step along it does to the loss."""
+    if any(row["problem"] for row in rows if row["parameter"]):
+        return {"cosine": None, "loss_wrong": None, "loss_right": None}
+    right = np.concatenate([m.trace.grads[name].ravel() for name in m.trace.grads])
+    wrong = np.concatenate([backward.grads[name].ravel() for name in m.trace.grads])
+    size = float(np.linalg.norm(right) * np.linalg.norm(wrong))
+    return {
+        "cosine": float(right @ wrong) / size if size else None,
+        "loss_wrong": _loss_after(m, backward.grads),
+        "loss_right": _loss_after(m, m.trace.grads),
+    }
+
+
+def _loss_after(m: Material, grads: dict[str, np.ndarray]) -> float | None:
+    model = copy_of(m.model)
+    AdamW(model, lr=FIRST[0]).step(grads)
+    loss = model.loss(m.tokens, m.targets, divisor=m.divisor)
+    return loss if math.isfinite(loss) else None
+
+
+@cache
+def diagnosis(mistake: Mistake) -> dict[str, Any]:
+    """The checker's own words about a function with this mistake, on the checker's own cases."""
+    layer = LAYERS[mistake.layer]
+    pieces = layer.pieces.with_changes(_changes(mistake, layer.pieces))
+    options = layer.with_options({name: value for name, value in mistake.needs.items() if name in layer.options})
+
+    def backward(*inputs: Any) -> Any:
+        return layer.run(pieces, Case("", inputs, {}), options)
+
+    report = check_layer(layer, backward, dtypes=("float64",), name="your function")
+    said = report.diagnosis
+    findings = [] if said is None else said.findings
+    return {
+        "signature": layer.signature,
+        "cases": len(report.outcomes),
+        "wrong": report.wrong,
+        "findings": [{"name": f.name, "fix": f.fix, "gradients": f.gradients, "value": f.value} for f in findings],
+        "found": any(f.name == mistake.name for f in findings),
+        "candidates": [
+            {"names": names, "residual": residual if math.isfinite(residual) else None}
+            for names, residual in ([] if said is None else said.candidates)
+        ],
+        "report": str(report),
+    }

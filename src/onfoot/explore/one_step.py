@@ -1,0 +1,100 @@
+"""One step: what AdamW does with the gradients of this text, and how LoRA's companions begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onfoot.explore.material import Material
+from onfoot.explore.tensors import FEATURE
+from onfoot.models.model import Model
+from onfoot.tables import Formula
+from onfoot.train.optimizer import AdamW, global_norm
+
+FIRST = (1e-3, 1)  # the learning rate and the number of steps that the page opens with
+MOST_STEPS = 20
+LARGEST_LR = 1.0
+LORA_RANK = 2
+LORA_STEPS = 3
+
+
+def copy_of(model: Model) -> Model:
+    """A model of its own with the same parameters: what is done to it leaves the study as it is."""
+    return Model(model.config, model.params, model.dtype, model.engine)
+
+
+def optimizer_steps(m: Material, lr: float, n: int) -> dict[str, Any]:
+    """Takes n steps on the text. The arrays of the last one become arrays of the study, `step n, lr: m of <name>`."""
+    if not 0 < lr <= LARGEST_LR:
+        raise ValueError(f"lr={lr}: a learning rate above 0 and at most {LARGEST_LR} is needed")
+    if not 1 <= n <= MOST_STEPS:
+        raise ValueError(f"{n} steps: 1 to {MOST_STEPS} can be taken")
+    model = copy_of(m.model)
+    optimizer = AdamW(model, lr=lr)
+    losses = []
+    for _ in range(n):
+        before = {name: value.copy() for name, value in model.params.items()}
+        loss, grads = model.loss_and_grads(m.tokens, m.targets, divisor=m.divisor)
+        losses.append(loss)
+        optimizer.step(grads)
+    losses.append(model.loss(m.tokens, m.targets, divisor=m.divisor))
+    predicted = sum(float((grads[name] * (model.params[name] - before[name])).sum()) for name in grads)
+    rows = []
+    for name in m.params:
+        if name not in grads:
+            continue
+        w, new = before[name], model.params[name]
+        arrays = {"w": w, "∂w": grads[name], "m": optimizer.m[name], "v": optimizer.v[name]}
+        arrays |= {"new": new, "update": new - w}
+        names = {**{key: key for key in arrays}, "new": "new w", "update": "new w − w"}
+        ids = {key: _add(m, f"step {n}, lr {lr:g}: {key} of {name}", names[key], x) for key, x in arrays.items()}
+        rows.append({"name": name, "arrays": ids})
+    return {
+        "lr": lr,
+        "steps": n,
+        "betas": list(optimizer.betas),
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "losses": losses,
+        "gradient_norm": global_norm(grads),
+        "predicted": predicted,
+        "actual": losses[-1] - losses[-2],
+        "parameters": rows,
+    }
+
+
+def lora_beginning(m: Material) -> dict[str, Any]:
+    """Companions of rank 2 beside every linear layer of the blocks, at the start and after each of some steps."""
+    model = copy_of(m.model)
+    rank = min(LORA_RANK, m.config.n_embd)
+    model.add_lora(r=rank, alpha=rank)
+    optimizer = AdamW(model, lr=1e-2, weight_decay=0.0)
+    adapter = model.adapters[model.active_adapter or ""]
+    layers: dict[str, list[dict[str, Any]]] = {layer: [] for layer in adapter.layers}
+    losses = []
+    for step in range(LORA_STEPS):
+        loss, grads = model.loss_and_grads(m.tokens, m.targets, divisor=m.divisor)
+        losses.append(loss)
+        for layer, states in layers.items():
+            names = {"d": adapter.down(layer), "u": adapter.up(layer)}  # the files hold both transposed
+            arrays = {x: model.params[name].T.copy() for x, name in names.items()}
+            arrays |= {f"∂{x}": grads[name].T.copy() for x, name in names.items()}
+            ids = {key: _add(m, f"LoRA {step}: {key} of {layer}", key, value) for key, value in arrays.items()}
+            states.append({"norms": {key: float(np.linalg.norm(x)) for key, x in arrays.items()}, "arrays": ids})
+        optimizer.step(grads)
+    losses.append(model.loss(m.tokens, m.targets, divisor=m.divisor))
+    return {
+        "rank": rank,
+        "scale": 1.0,
+        "trainable": model.n_trainable,
+        "frozen": m.model.n_params,
+        "losses": losses,
+        "layers": [{"name": layer, "states": states} for layer, states in layers.items()],
+    }
+
+
+def _add(m: Material, id: str, symbol: str, value: np.ndarray) -> str:
+    if id not in m.tensors:
+        m.add(id, symbol, value.copy(), (FEATURE,) * value.ndim, formula=Formula(""))
+    return id

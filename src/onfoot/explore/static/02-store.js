@@ -1,0 +1,159 @@
+// Where numbers come from: a server on this machine, or the page itself when it was exported.
+
+const WHOLE = 400000; // arrays with more cells than this are asked for by the row and by the column
+
+class Matrix {
+  constructor(values, shape) {
+    this.values = values;
+    this.shape = shape;
+    this.cols = shape.length ? shape[shape.length - 1] : 1;
+    this.rows = shape.length === 2 ? shape[0] : 1;
+  }
+
+  at(r, c) {
+    return this.values[r * this.cols + c];
+  }
+}
+
+class Store {
+  constructor() {
+    this.matrices = new Map();
+  }
+
+  meta(id) {
+    return state.doc.tensors[id];
+  }
+
+  has(id) {
+    return id in state.doc.tensors;
+  }
+
+  size(id) {
+    return this.meta(id).shape.reduce((a, b) => a * b, 1);
+  }
+
+  /** The whole array. */
+  matrix(id) {
+    if (!this.matrices.has(id)) {
+      this.matrices.set(id, this.load(id, {}).then((values) => new Matrix(values, this.meta(id).shape)));
+    }
+    return this.matrices.get(id);
+  }
+
+  /** One row or one column; a vector is one row. */
+  async line(id, way, index) {
+    if (this.size(id) > WHOLE && this.served) return this.load(id, { [way]: index });
+    const matrix = await this.matrix(id);
+    if (way === "row") return matrix.values.subarray(index * matrix.cols, (index + 1) * matrix.cols);
+    return Float64Array.from({ length: matrix.rows }, (_, r) => matrix.at(r, index));
+  }
+
+  async cell(id, r, c) {
+    return (await this.line(id, "row", r))[c];
+  }
+
+  /** Takes in what a part of the page brings along: its arrays and their formulas. */
+  adopt(part) {
+    Object.assign(state.doc.tensors, part.tensors || {});
+    Object.assign(state.doc.math, part.math || {});
+    return part;
+  }
+}
+
+/** The numbers of an array that was sent as base64. */
+function decoded(base64) {
+  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  return new Float64Array(bytes.buffer);
+}
+
+class ServedStore extends Store {
+  served = true;
+
+  constructor({ opening, answer }) {
+    super();
+    this.opening = opening;
+    this.first = answer;
+  }
+
+  async study(body) {
+    const answer = this.first || (await this.ask("api/study", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    }));
+    this.first = null;
+    this.matrices.clear();
+    this.key = answer.document.key;
+    this.sent = answer.arrays;
+    return answer.document;
+  }
+
+  async load(id, query) {
+    if (id in this.sent && !("row" in query) && !("column" in query)) return decoded(this.sent[id]);
+    const response = await this.fetch(this.path("tensor", { id, ...query }));
+    return new Float64Array(await response.arrayBuffer());
+  }
+
+  async part(name, query = {}) {
+    return this.adopt(await this.ask(this.path(name, query)));
+  }
+
+  async proofs(way, steps) {
+    return (await this.ask(this.path(way, { step: steps.join(",") }))).proofs;
+  }
+
+  path(name, query) {
+    const search = new URLSearchParams(query).toString();
+    return `api/study/${this.key}/${name}${search ? "?" + search : ""}`;
+  }
+
+  async ask(path, options) {
+    const answer = await (await this.fetch(path, options)).json();
+    if (answer.refused) throw new Error(answer.refused);
+    return answer;
+  }
+
+  async fetch(path, options) {
+    let response;
+    try {
+      response = await fetch(path, options);
+    } catch {
+      throw new Error("the server does not answer: is onfoot explore still running?");
+    }
+    if (!response.ok) {
+      const said = await response.json().catch(() => ({}));
+      throw new Error(said.message || `the server says ${response.status}`);
+    }
+    return response;
+  }
+}
+
+class EmbeddedStore extends Store {
+  served = false;
+
+  constructor(data) {
+    super();
+    this.data = data;
+    this.opening = data.opening;
+  }
+
+  async study() {
+    return this.data.document;
+  }
+
+  async load(id) {
+    return decoded(this.data.arrays[this.data.tensors[id]]);
+  }
+
+  async part(name, query = {}) {
+    const key = [name, ...Object.values(query)].join(" ");
+    if (!(key in this.data.parts)) {
+      throw new Error("this page is a copy of one run and does not hold that; onfoot explore computes it");
+    }
+    return this.adopt(this.data.parts[key]);
+  }
+
+  async proofs(way, steps) {
+    return Object.assign({}, ...steps.map((id) => this.data.parts[`${way} ${id}`].proofs));
+  }
+}

@@ -1,0 +1,149 @@
+// Where a number comes from: a cell opens into its terms, with the sum checked.
+
+const SHOWN = 6; // products of a long sum that are shown one by one
+const ROUNDING = 1e-12; // what the sum may miss, relative to its largest term
+
+/** What a factor is at a cell: a number, or a line of numbers where j runs. */
+async function factorAt(factor, r, c) {
+  const { tensor, at } = factor;
+  const column = c + (factor.shift || 0);
+  const index = { r, c: column };
+  if (!at.includes("j")) {
+    const row = at.length === 2 ? index[at[0]] : 0;
+    const place = at.length === 0 ? [0, 0] : [row, index[at[at.length - 1]]];
+    return { number: raised(await store.cell(tensor, ...place), factor), place };
+  }
+  if (at === "j") return { line: await store.line(tensor, "row", 0) };
+  const other = index[at[0] === "j" ? at[1] : at[0]];
+  const line = await store.line(tensor, at[0] === "j" ? "column" : "row", other);
+  return { line, place: (j) => (at[0] === "j" ? [j, other] : [other, j]) };
+}
+
+const raised = (x, factor) => (factor.power === -1 ? 1 / x : x);
+
+/** A term's value at a cell, and for a sum its products. */
+async function termAt(term, r, c) {
+  const sign = term.sign || 1;
+  const parts = await Promise.all(term.factors.map((factor) => factorAt(factor, r, c)));
+  if (!term.over) return { value: sign * parts.reduce((a, part) => a * part.number, 1), parts };
+  const length = parts.find((part) => part.line).line.length;
+  const products = Array.from({ length }, (_, j) => sign * parts.reduce((a, p) => a * (p.line ? p.line[j] : p.number), 1));
+  return { value: products.reduce((a, b) => a + b, 0), parts, products };
+}
+
+/** The whole explanation of a cell. */
+async function explain(id, r, c) {
+  const meta = store.meta(id);
+  const cell = await store.cell(id, r, c);
+  const terms = await Promise.all((meta.terms || []).map((term) => termAt(term, r, c)));
+  const sum = terms.reduce((a, term) => a + term.value, 0);
+  const scale = Math.max(...terms.flatMap((t) => (t.products || [t.value]).map(Math.abs)), Math.abs(cell), 1e-300);
+  return { meta, cell, terms, sum, miss: Math.abs(sum - cell), right: Math.abs(sum - cell) <= ROUNDING * scale };
+}
+
+/** The view of it. */
+async function explanation(id, r, c) {
+  const { meta, cell, terms, sum, miss, right } = await explain(id, r, c);
+  const name = h("span", { class: "cell-name" }, math(meta.symbol), h("span", { class: "at" }, `[${cellPlace(meta, r, c)}]`));
+  const head = h("p", { class: "number" }, name, " = ", h("output", { class: "value", data: { value: String(cell) } }, exact(cell)));
+  const box = h("div", { class: "explanation", data: { tensor: id, r, c } }, head);
+  if (!Number.isFinite(cell)) {
+    box.append(h("p", { class: "aside" }, "Hidden by the mask: this token comes later, and its weight is exactly 0."));
+    return box;
+  }
+  if (!terms.length) return box;
+  const largest = Math.max(...terms.map((term) => Math.abs(term.value)));
+  const rows = terms.map((term, i) => termRow(meta.terms[i], term, largest, terms.length));
+  box.append(h("div", { class: "terms", role: "table", "aria-label": "The terms of this number" }, rows));
+  if (terms.length > 1 || terms[0].products) {
+    box.append(
+      h(
+        "p",
+        { class: `sum ${right ? "good" : "bad"}`, data: { sum: String(sum), right: String(right) } },
+        h("span", { class: "sum-label" }, terms.length > 1 ? `Σ of ${terms.length} terms` : "Σ"),
+        h("span", { class: "sum-value" }, exact(sum)),
+        h("span", { class: "tick" }, right ? "✓ the cell" : "✗ not the cell", miss ? ` (± ${tiny(miss)})` : ", to the last digit"),
+      ),
+    );
+  }
+  return box;
+}
+
+function termRow(term, found, largest, n) {
+  const sign = (term.sign || 1) < 0 ? MINUS : n > 1 ? "+" : "";
+  const alone = !found.products && term.factors.length === 1 && (term.factors[0].power || 1) === 1;
+  const row = h(
+    "div",
+    { class: "term", role: "row", data: { value: String(found.value) } },
+    h("span", { class: "sign", role: "cell" }, sign),
+    h("span", { class: "term-label", role: "cell" }, alone ? factorLink(term.factors[0].tensor, ...found.parts[0].place, term.label) : math(term.label)),
+    bar(found.value, largest),
+    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, signed(found.value, 6)),
+  );
+  if (alone) return row;
+  if (found.products) return [row, products(term, found)];
+  return [row, h("p", { class: "factors" }, term.factors.map((factor, i) => factorText(factor, found.parts[i], i)))];
+}
+
+/** A factor with its number; one that is a step of the map can be gone to. */
+function factorText(factor, part, i) {
+  const divided = factor.power === -1;
+  const number = divided ? 1 / part.number : part.number;
+  const joint = i === 0 && !divided ? "" : divided ? (i === 0 ? "1 / " : " / ") : " · ";
+  return [joint, h("span", { class: "together" }, factorLink(factor.tensor, ...part.place), h("span", { class: "small-number" }, brief(number, 5)))];
+}
+
+function factorLink(id, r, c, label) {
+  const step = stepOf(id);
+  const symbol = math(label || store.meta(id).symbol);
+  if (!step) return h("span", { class: "factor" }, symbol);
+  return h("button", { class: "factor go", title: "Go to this number", onclick: () => goTo(step, id, r, c) }, symbol);
+}
+
+function products(term, found) {
+  const order = found.products.map((value, j) => [Math.abs(value), j]).sort((a, b) => b[0] - a[0] || a[1] - b[1]);
+  const shown = order.filter(([size]) => size > 0).slice(0, SHOWN);
+  const rest = order.slice(shown.length);
+  const left = rest.reduce((a, [, j]) => a + found.products[j], 0);
+  const largest = shown.length ? shown[0][0] : 0;
+  const lines = shown.map(([, j]) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, overName(term, j)),
+      h("td", { class: "of" }, term.factors.map((factor, i) => productFactor(factor, found.parts[i], i, j))),
+      h("td", { class: "bar-cell" }, bar(found.products[j], largest)),
+      h("td", { class: "num" }, signed(found.products[j], 5)),
+    ),
+  );
+  if (rest.some(([size]) => size > 0)) {
+    lines.push(h("tr", { class: "rest" }, h("th", { scope: "row" }, `${rest.length} more`), h("td"), h("td"), h("td", { class: "num" }, signed(left, 5))));
+  }
+  const over = { tokens: "token", features: "feature", vocabulary: "token of the vocabulary" }[term.over];
+  return h(
+    "details",
+    { class: "products", open: true },
+    h("summary", {}, `a sum over ${plural(found.products.length, over, over === "feature" ? "features" : over.replace("token", "tokens"))}`),
+    h("table", {}, h("tbody", {}, lines)),
+  );
+}
+
+function productFactor(factor, part, i, j) {
+  const number = part.line ? part.line[j] : part.number;
+  const place = part.line ? part.place && part.place(j) : part.place;
+  const symbol = place ? factorLink(factor.tensor, ...place) : math(store.meta(factor.tensor).symbol);
+  return [i ? " · " : "", h("span", { class: "together" }, symbol, h("span", { class: "small-number" }, brief(number, 4)))];
+}
+
+function overName(term, j) {
+  if (term.over === "tokens") return `${j} ${tokenText(j)}`;
+  if (term.over === "vocabulary") return quoted(state.doc.vocabulary[j]);
+  return String(j);
+}
+
+/** A number as a bar from the middle, to the right where it is positive. */
+function bar(value, largest) {
+  const share = largest > 0 ? Math.min(Math.abs(value) / largest, 1) : 0;
+  const inner = h("i", { class: value < 0 ? "minus" : "plus", style: { width: `${50 * share}%` } });
+  return h("span", { class: "bar", "aria-hidden": "true" }, inner);
+}

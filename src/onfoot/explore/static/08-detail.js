@@ -1,0 +1,138 @@
+// The selected step: activation and error signal side by side, its parameters, what it has inside, its source.
+
+function drawDetail() {
+  const step = state.steps.get(state.step);
+  const linked = new Linked(state.cell);
+  linked.onchange = (r, c) => {
+    state.cell = { r, c };
+    writeHash();
+  };
+  state.linked = linked;
+  const shown = [step.forward, step.backward].filter(Boolean);
+  const wide = shown.some((id) => (store.meta(id).shape[1] || 0) > 64);
+  const figures = shown.map((id) => new Figure({ id, linked }));
+  const detail = h(
+    "article",
+    { class: "detail", "aria-labelledby": "step-name" },
+    detailHead(step),
+    h("div", { class: `pair ${wide || shown.length < 2 ? "stacked" : ""}` }, figures.map((figure) => figure.element)),
+    step.id === "tok" || step.id === "pos" ? h("p", { class: "aside" }, "A sum hands its error signal on to both its terms: ", math("a_tok"), " and ", math("a_pos"), " have that of ", math("a_1"), ".") : null,
+    parametersOf(step),
+    insideOf(step),
+    sourceOf(shown.concat(step.parameters.map(([, gradient]) => gradient))),
+  );
+  state.detailReady = Promise.all(figures.map((figure) => figure.ready));
+  proveSelected(step);
+  return detail;
+}
+
+function detailHead(step) {
+  const where = step.block === null ? "" : `block ${step.block + 1}${step.head === null ? "" : `, head ${step.head + 1}`}`;
+  const go = (by, text, label) =>
+    h("button", { type: "button", class: "quiet", "aria-label": label, onclick: () => moveBy(by) }, text);
+  return h(
+    "header",
+    { class: "detail-head" },
+    h("h2", { id: "step-name", tabindex: "-1" }, step.name, where && h("span", { class: "where-in" }, ` ${where}`)),
+    h("div", { class: "moves" }, h("button", { type: "button", class: "quiet to-map", onclick: backToMap }, "Map"), go(-1, "↑", "The step before"), go(1, "↓", "The step after")),
+  );
+}
+
+function moveBy(by) {
+  const shown = shownSteps();
+  const to = shown[shown.indexOf(state.step) + by];
+  if (to) select(to);
+}
+
+function backToMap() {
+  state.mapElement.scrollIntoView({ block: "start" });
+  focusRow();
+}
+
+/** Proves the step that is looked at before all others. A large model is only measured when asked. */
+async function proveSelected(step) {
+  await state.detailReady;
+  if (state.step !== step.id) return;
+  if (!state.doc.model.large || !store.served) {
+    await prove("proof", [step.id]);
+    return;
+  }
+  const waiting = [...document.querySelectorAll(".badge.waiting")];
+  for (const element of waiting) {
+    const button = h("button", { type: "button", class: "quiet small", onclick: () => proveNow(step.id, waiting) }, "prove");
+    element.replaceChildren(button);
+  }
+}
+
+async function proveNow(stepId, waiting) {
+  for (const element of waiting) element.replaceChildren("measuring …");
+  await prove("proof", [stepId]);
+  if (state.doc.model.autograd) await prove("autograd", [stepId]);
+}
+
+function parametersOf(step) {
+  if (!step.parameters.length) return null;
+  const parts = step.parameters.map(([weight, gradient]) => {
+    const linked = new Linked({ r: 0, c: 0 });
+    const wide = (store.meta(gradient).shape[1] || 0) > 64 || store.meta(gradient).shape.length === 1;
+    const figures = [new Figure({ id: weight, linked, terms: false }), new Figure({ id: gradient, linked })];
+    return h(
+      "section",
+      { class: "parameter" },
+      h("h4", {}, h("code", {}, parameterName(gradient))),
+      h("div", { class: `pair ${wide ? "stacked" : ""}` }, figures.map((figure) => figure.element)),
+    );
+  });
+  return h("section", { class: "block" }, h("h3", {}, "Parameters and their gradients"), parts);
+}
+
+function parameterName(gradient) {
+  const meta = store.meta(gradient);
+  const head = /^\d+\.(\d+)\./.exec(gradient);
+  return `${meta.parameter}${head ? `, columns of head ${Number(head[1]) + 1}` : ""}`;
+}
+
+/** What the formulas name in passing; drawn when it is opened. */
+function insideOf(step) {
+  if (!step.inside.length) return null;
+  const box = h("div", { class: "small-figures" });
+  const details = h("details", { class: "block inside" }, h("summary", {}, h("h3", {}, "Inside this step")), box);
+  details.addEventListener("toggle", () => details.open && fillInside(step, box));
+  return details;
+}
+
+function fillInside(step, box) {
+  if (box.childElementCount) return state.insideReady;
+  const { linked } = state;
+  const flat = new Linked({ r: 0, c: linked.cell.r });
+  const figures = step.inside.map((id) => {
+    const meta = store.meta(id);
+    return new Figure({ id, linked: meta.shape.length === 2 ? linked : flat, terms: Boolean(meta.terms), compact: true, most: 300 });
+  });
+  box.append(...figures.map((figure) => figure.element));
+  state.insideReady = Promise.all(figures.map((figure) => figure.ready));
+  return state.insideReady;
+}
+
+function openInside() {
+  const details = document.querySelector(".inside");
+  const ready = fillInside(state.steps.get(state.step), details.querySelector(".small-figures"));
+  details.open = true;
+  return ready;
+}
+
+function sourceOf(ids) {
+  const seen = new Map();
+  for (const id of ids) {
+    for (const line of store.meta(id).source || []) {
+      const key = `${line.file}:${line.line}`;
+      if (!seen.has(key)) seen.set(key, { ...line, of: [] });
+      seen.get(key).of.push(store.meta(id).symbol);
+    }
+  }
+  if (!seen.size) return null;
+  const lines = [...seen].map(([place, line]) =>
+    h("li", {}, h("span", { class: "place" }, line.of.map((symbol) => [math(symbol), " "]), h("span", { class: "file" }, place)), h("code", {}, line.code)),
+  );
+  return h("section", { class: "block source" }, h("h3", {}, "In the source"), h("ul", {}, lines));
+}

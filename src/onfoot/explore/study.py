@@ -1,0 +1,245 @@
+"""A study: one text under one model, and everything that the page can ask about it."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onfoot.explore import mistakes, one_step, texts, training
+from onfoot.explore.autograd import Autograd
+from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
+from onfoot.explore.material import Material
+from onfoot.explore.mathml import tree
+from onfoot.explore.network import build_steps
+from onfoot.explore.proof import ScoresProbe, differentiated, measured
+from onfoot.models.inputs import count_targets, next_token_targets
+from onfoot.ops.cross_entropy import IGNORE
+from onfoot.train.optimizer import global_norm
+
+if TYPE_CHECKING:
+    from onfoot.explore.step import Step
+    from onfoot.models.model import Model
+
+LARGEST = 200_000_000  # parameters of a model that can be studied: in float64 they fill 1.6 GB, and so do gradients
+LARGE = 3_000_000  # above it, only what needs no second copy of the model and no pass for every token
+PREDICTIONS = 5
+FIRST_STEP = "embedding"
+
+
+Track = Callable[[list[str], str], Iterable[str]]  # goes through a list while someone watches
+
+
+def untracked(items: list[str], what: str) -> Iterable[str]:
+    return items
+
+
+class Study:
+    """The trace of one text, its arrays, and what is computed from them when it is first asked for."""
+
+    def __init__(self, model: Model, tokens: np.ndarray) -> None:
+        check_model(model)
+        self.model, self.tokens = model, tokens
+        self.targets = next_token_targets(tokens)
+        self.divisor = count_targets(self.targets)
+        trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=True)
+        self.material = Material(model, trace, tokens, self.targets, self.divisor)
+        self.steps: list[Step] = build_steps(self.material)
+        self.loss = trace.loss
+        self.tensors = self.material.tensors
+        self.key = study_key(tokens)
+        self._differences: dict[str, dict[str, Any]] = {}
+        self._mistakes: dict[str, dict[str, Any]] = {}
+        self._optimizer: dict[tuple[float, int], dict[str, Any]] = {}
+
+    @property
+    def is_large(self) -> bool:
+        return self.model.n_params > LARGE
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The map and everything that the page needs before it looks at numbers."""
+        tensors = {tensor.id: describe(tensor) for tensor in self.tensors}
+        return {
+            "key": self.key,
+            "model": self._model(),
+            "loss": self.loss,
+            "targets": self.divisor,
+            "tokens": self._tokens(),
+            "vocabulary": texts.vocabulary(self.model),
+            "steps": [step.to_json() for step in self.steps],
+            "tensors": tensors,
+            "math": {**formulas_of(self.tensors), **{text: tree(text) for text in PAGE_FORMULAS}},
+        }
+
+    def first_arrays(self) -> dict[str, str]:
+        """The arrays of the step that the page opens with, in base64: the page need not ask for them."""
+        step = next(step for step in self.steps if step.id == FIRST_STEP)
+        shown = [id for id in (step.forward, step.backward) if id is not None]
+        factors = [f.tensor for id in shown for term in self.tensors[id].terms for f in term.factors]
+        return {id: encoded(self.tensors.value(id)) for id in dict.fromkeys([*shown, *factors])}
+
+    def _model(self) -> dict[str, Any]:
+        model, config = self.model, self.model.config
+        return {
+            "parameters": model.n_params,
+            "large": self.is_large,
+            "blocks": config.n_layer,
+            "heads": config.n_head,
+            "width": config.n_embd,
+            "key_width": config.key_width,
+            "value_width": config.value_width,
+            "inner_width": config.inner_width,
+            "vocabulary": config.vocab_size,
+            "positions": config.n_positions,
+            "tied": config.tie_word_embeddings,
+            "causal": config.causal,
+            "activation": config.activation_function,
+            "has_tokenizer": model.tokenizer is not None,
+            "most_characters": texts.MAX_CHARACTERS,
+            "autograd": self.autograd_installed,
+        }
+
+    def _tokens(self) -> list[dict[str, Any]]:
+        """Each token with its target, the loss there, and what the model would have bet on."""
+        predicted, losses = self.material.trace.a["pred"][0], self.tensors.value("ℓ")
+        out = []
+        for t, (id, target) in enumerate(zip(self.tokens[0].tolist(), self.targets[0].tolist(), strict=True)):
+            best = np.argsort(-predicted[t], kind="stable")[:PREDICTIONS]
+            counts = target != IGNORE
+            out.append(
+                {
+                    "id": id,
+                    "text": texts.shown(self.model, id),
+                    "target": target if counts else None,
+                    "loss": float(losses[t]) if counts else None,
+                    "probability": float(predicted[t, target]) if counts else None,
+                    "best": [{"id": int(i), "probability": float(predicted[t, i])} for i in best],
+                }
+            )
+        return out
+
+    def gradients_of(self, step_id: str) -> list[str]:
+        """The gradients that a row of the map shows."""
+        found = [step for step in self.steps if step.id == step_id]
+        if not found:
+            raise KeyError(f"there is no step {step_id!r}")
+        ids = [found[0].backward, *(gradient for _, gradient in found[0].parameters), *found[0].inside]
+        return [id for id in ids if id is not None and self.tensors[id].is_gradient]
+
+    def differences(self, step_id: str) -> dict[str, dict[str, Any]]:
+        """What finite differences say about the gradients of a step. Every gradient has a direction of its own."""
+        return {id: self._difference(id) for id in self.gradients_of(step_id)}
+
+    def _difference(self, id: str) -> dict[str, Any]:
+        if id not in self._differences:
+            seed = int.from_bytes(hashlib.sha256(id.encode()).digest()[:4], "big")
+            probe = ScoresProbe(self._moved, self.tokens, self.targets, self.divisor, seed)
+            self._differences[id] = measured(self.tensors[id], probe)
+        return self._differences[id]
+
+    def autograds(self, step_id: str) -> dict[str, dict[str, Any]]:
+        """What PyTorch's autograd says about the gradients of a step; nothing where it is not installed."""
+        if self.autograd is None:
+            return {}
+        norm = global_norm(self.material.trace.grads)
+        return {id: differentiated(self.tensors[id], self.autograd, norm) for id in self.gradients_of(step_id)}
+
+    @cached_property
+    def _moved(self) -> Model:
+        """The model that probes move parameters of: a dict of its own, so that others never see a moved one."""
+        twin = copy.copy(self.model)
+        twin.params = dict(self.model.params)
+        return twin
+
+    @cached_property
+    def autograd_installed(self) -> bool:
+        return importlib.util.find_spec("torch") is not None
+
+    @cached_property
+    def autograd(self) -> Autograd | None:
+        """The oracle, or None where PyTorch is not installed."""
+        if not self.autograd_installed:
+            return None
+        return Autograd(self.model, self.tokens, self.targets, self.divisor)
+
+    @cached_property
+    def training(self) -> dict[str, Any]:
+        self._only_small("taking the loss apart by token takes a backward pass for each")
+        return self._with_arrays(training.explain_training(self.material))
+
+    def optimizer(self, lr: float, steps: int) -> dict[str, Any]:
+        self._only_small("a step needs several copies of the model")
+        if (lr, steps) not in self._optimizer:
+            while len(self._optimizer) >= one_step.MOST_STEPS:
+                self._forget(next(iter(self._optimizer)))
+            self._optimizer[lr, steps] = self._with_arrays(one_step.optimizer_steps(self.material, lr, steps))
+        return self._optimizer[lr, steps]
+
+    def _forget(self, key: tuple[float, int]) -> None:
+        for row in self._optimizer.pop(key)["parameters"]:
+            for id in row["arrays"].values():
+                self.tensors.remove(id)
+
+    @cached_property
+    def lora(self) -> dict[str, Any]:
+        self._only_small("companions are trained on a copy of the model")
+        return self._with_arrays(one_step.lora_beginning(self.material))
+
+    def mistakes(self) -> dict[str, Any]:
+        self._only_small("the wrong gradients are a second copy of all")
+        return mistakes.catalogue(self.material)
+
+    def mistake(self, key: str) -> dict[str, Any]:
+        self._only_small("the wrong gradients are a second copy of all")
+        if key not in self._mistakes:
+            self._mistakes[key] = mistakes.apply_mistake(self.material, key)
+        return self._mistakes[key]
+
+    def all_parts(self, track: Track = untracked) -> dict[str, Any]:
+        """Every view and every proof, by what the page asks with."""
+        ids = [step.id for step in self.steps]
+        parts: dict[str, Any] = {f"proof {id}": {"proofs": self.differences(id)} for id in track(ids, "differences")}
+        parts |= {f"autograd {id}": {"proofs": self.autograds(id)} for id in track(ids, "autograd")}
+        if self.is_large:
+            return parts
+        lr, steps = one_step.FIRST
+        parts |= {"training": self.training, f"optimizer {lr:g} {steps}": self.optimizer(lr, steps), "lora": self.lora}
+        return parts | self._featured_mistakes(track)
+
+    def _featured_mistakes(self, track: Track) -> dict[str, Any]:
+        try:
+            listed = mistakes.catalogue(self.material, featured=True)
+        except ValueError:  # a network that the mistake mode does not take
+            return {}
+        keys = [one["key"] for group in listed["groups"] for one in group["mistakes"]]
+        return {"mistakes": listed, **{f"mistake {key}": self.mistake(key) for key in track(keys, "mistakes")}}
+
+    def _only_small(self, why: str) -> None:
+        if self.is_large:
+            raise ValueError(
+                f"this model has {self.model.n_params:,} parameters; this view takes up to {LARGE:,}, because {why}"
+            )
+
+    def _with_arrays(self, part: dict[str, Any]) -> dict[str, Any]:
+        """A part of the page with a description of the arrays that it names and the document does not have."""
+        arrays = [self.tensors[id] for id in dict.fromkeys(strings_in(part)) if id in self.tensors]
+        return {**part, "tensors": {array.id: describe(array) for array in arrays}, "math": formulas_of(arrays)}
+
+
+def study_key(tokens: np.ndarray) -> str:
+    """The same for the same tokens."""
+    return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
+
+
+def check_model(model: Model) -> None:
+    """Refuses a model that the page cannot show."""
+    if getattr(model.config, "model_type", "") != "gpt2":
+        raise ValueError(f"explore shows GPT-2 models; this one is {model.config.model_type!r}")
+    if model.n_params > LARGEST:
+        raise ValueError(f"the model has {model.n_params:,} parameters; explore takes up to {LARGEST:,}")

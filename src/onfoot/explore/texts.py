@@ -1,0 +1,75 @@
+"""From what a user typed to token ids, or a message that says what is wrong with it and what would be right."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onfoot.models.inputs import check_tokens
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+
+MAX_TOKENS = 64  # attention weights grow with the square of it, and every one of them is on the page
+MAX_CHARACTERS = 4_000
+VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥"}
+
+
+def read_text(model: Model, text: str) -> np.ndarray:
+    """The ids of a text, (1, T), by the model's own tokenizer."""
+    if model.tokenizer is None:
+        raise ValueError("this model has no tokenizer: give token ids instead, such as 3 1 4 1 5")
+    if not text.strip():
+        raise ValueError("the text is empty: give at least two tokens, one and its successor")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"the text has {len(text):,} characters, the page takes {MAX_CHARACTERS:,}: shorten it")
+    try:
+        ids = model.tokenizer.encode(text)
+    except ValueError as error:  # a character that the tokenizer does not know
+        reason, _, _ = str(error).partition(";")
+        known = "".join(x for x in vocabulary(model) if len(x) == 1) if model.config.vocab_size < 128 else ""
+        raise ValueError(reason + (f"; it knows {known}" if known else "")) from None
+    return check_ids(model, ids)
+
+
+def read_ids(model: Model, ids: str) -> np.ndarray:
+    """Token ids from text such as "3 1 4", (1, T)."""
+    if len(ids) > MAX_CHARACTERS:
+        raise ValueError(f"{len(ids):,} characters of token ids, the page takes {MAX_CHARACTERS:,}: give fewer")
+    words = ids.replace(",", " ").split()
+    if not words:
+        raise ValueError("no token ids: give at least two, such as 3 1 4 1 5")
+    for word in words:
+        if not word.removeprefix("-").isdecimal():
+            raise ValueError(f"token id {word!r} is not a whole number: give ids such as 3 1 4 1 5")
+    return check_ids(model, [int(word) for word in words])
+
+
+def check_ids(model: Model, ids: list[int]) -> np.ndarray:
+    most = min(MAX_TOKENS, model.config.n_positions)
+    if len(ids) < 2:
+        one = "1 token" if len(ids) == 1 else "no token"
+        raise ValueError(f"{one}: at least two are needed, one and its successor")
+    if len(ids) > most:
+        raise ValueError(f"{len(ids)} tokens, the page takes {most}: shorten the text")
+    wrong = [id for id in ids if not 0 <= id < model.config.vocab_size]
+    if wrong:
+        raise ValueError(f"token id {wrong[0]} is unknown: this model has the ids 0 to {model.config.vocab_size - 1}")
+    return check_tokens(np.array([ids], dtype=np.int64), model.config.vocab_size, model.config.n_positions)
+
+
+def shown(model: Model, id: int) -> str:
+    """A token as people can see it: a space as ␣, and its id where it cannot be written."""
+    if model.tokenizer is None:
+        return str(id)
+    text = model.tokenizer.decode([id]) or model.tokenizer.backend.id_to_token(id) or ""
+    if not text or any(unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn") and c not in VISIBLE for c in text):
+        return f"#{id}"
+    return "".join(VISIBLE.get(character, character) for character in text) if "�" not in text else f"#{id}"
+
+
+def vocabulary(model: Model) -> list[str]:
+    """Every token of the model as people can see it."""
+    return [shown(model, id) for id in range(model.config.vocab_size)]

@@ -1,0 +1,137 @@
+"""The page under test: a study of the default model, a real server on loopback, and Debian's Chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onfoot.explore.default_model import TEXT, default_model
+from onfoot.explore.study import Study
+from onfoot.explore.texts import read_text
+from onfoot.models.model import Model
+
+CHROMIUM_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def model() -> Model:
+    return default_model()
+
+
+@pytest.fixture(scope="session")
+def tokens(model: Model) -> np.ndarray:
+    return read_text(model, TEXT)
+
+
+@pytest.fixture(scope="session")
+def study(model: Model, tokens: np.ndarray) -> Study:
+    return Study(model, tokens)
+
+
+@pytest.fixture(scope="session")
+def port(model: Model) -> Iterator[int]:
+    """The port of a running server."""
+    from onfoot.explore.serve import listen, new_server
+    from onfoot.explore.server import Explorer
+
+    listening = listen(0)
+    number = listening.getsockname()[1]
+    opening = {"kind": "text", "value": TEXT, "ids_only": False}
+    server = new_server(Explorer(model, opening), number)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.started
+    yield number
+    server.should_exit = True
+    thread.join(5)
+
+
+def chromium() -> str:
+    """Where Chromium is. Without one the browser tests are skipped, but never in CI, which can install it."""
+    found = os.environ.get("ONFOOT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if found:
+        return found
+    missing = "no Chromium: `make setup-browser` installs Debian's where it may; or set ONFOOT_CHROMIUM to one"
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    path = chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def context(browser: Any, port: int) -> Any:
+    """Where all tabs open: one that stays open keeps the browser's process warm, and halves the time of the tests."""
+    shared = browser.new_context(viewport={"width": 1280, "height": 900})
+    shared.new_page().goto(f"http://127.0.0.1:{port}/icon.svg")
+    return shared
+
+
+class Watched:
+    """A page that must leave no error in the console and ask nobody but its server for anything."""
+
+    def __init__(self, context: Any) -> None:
+        self.context, self.page = context, context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.errors: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, url: str) -> Any:
+        self.page.goto(url)
+        self.page.wait_for_selector("main[aria-busy=false]")
+        return self.page
+
+
+@pytest.fixture
+def watched(context: Any, port: int) -> Iterator[Watched]:
+    one = Watched(context)
+    yield one
+    one.page.close()
+    assert one.errors == []
+    elsewhere = [url for url in one.asked if not url.startswith((f"http://127.0.0.1:{port}/", "file://", "data:"))]
+    assert elsewhere == []
+
+
+@pytest.fixture
+def page(watched: Watched, port: int) -> Any:
+    """The served page, loaded."""
+    return watched.open(f"http://127.0.0.1:{port}/")
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page as `onfoot explore --export` writes it."""
+    from typer.testing import CliRunner
+
+    from onfoot.cli import app
+
+    path = tmp_path_factory.mktemp("export") / "page.html"
+    result = CliRunner().invoke(app, ["explore", "--text", TEXT, "--export", str(path)])
+    assert result.exit_code == 0, result.output
+    return path
