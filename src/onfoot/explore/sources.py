@@ -10,7 +10,7 @@ from typing import Any
 PACKAGE = Path(__file__).resolve().parents[1]
 OPS = ("linear", "embedding", "layer_norm", "activation", "attention", "attention_head", "cross_entropy", "lora")
 PLACES = (
-    *(f"ops/{name}.py" for name in OPS), "models/gpt2.py", "models/head.py", "models/trace.py", "train/optimizer.py",
+    *(f"ops/{name}.py" for name in OPS), "models/gpt2.py", "models/head.py", "models/trace.py", "ops/update.py",
 )  # fmt: skip
 COMMENT = re.compile(r"# eq ((?:\d+(?:\.[a-d])?|[A-Z]+\.\d+)(?:, (?:\d+(?:\.[a-d])?|[A-Z]+\.\d+))*)")
 # what no equation names: sums, and error signals that pass a sum unchanged
