@@ -42,6 +42,11 @@ class Engine:
         except KeyError:
             raise AttributeError(f"the engine {self.__dict__.get('name')!r} has no pair {name!r}") from None
 
+    @property
+    def lean(self) -> bool:
+        """Whether norms and activations are computed so fast that they need not be kept for the backward pass."""
+        return self.name == "numba"
+
     def has(self, name: str) -> bool:
         """Whether this engine does in one what others do in several pairs (`logits_loss_forward`)."""
         return name in self.table

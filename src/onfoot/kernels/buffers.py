@@ -24,6 +24,7 @@ ARENA = 1 << 28  # bytes, where address space cannot be had without memory behin
 PAGE = 1 << 21  # a huge page
 GRAIN = 1 << 8  # places are multiples of this
 NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names only from 3.13 on
+TINY = 1 << 15  # bytes, up to which the system's own memory is as good
 SMALL = 1 << 21  # places below this are kept by size, to be found at once
 
 
@@ -57,7 +58,7 @@ class Pool:
         size = kind.itemsize
         for n in shape:
             size *= n
-        if size == 0:
+        if size <= TINY:
             return np.empty(shape, kind)
         size = (size + GRAIN - 1) // GRAIN * GRAIN
         with self._lock:

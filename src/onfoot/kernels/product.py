@@ -8,11 +8,11 @@ of the same blocks in the same order, however many threads there are.
 from __future__ import annotations
 
 import numpy as np
-from numba import get_num_threads, prange
+from numba import prange
 
 from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.jit import TILE_ROWS, TILE_VECTORS, WIDTH, inner, kernel, routine
-from onfoot.kernels.shapes import share
+from onfoot.kernels.shapes import share, threads
 from onfoot.kernels.simd import (
     TILE_COLUMNS,
     address,
@@ -220,14 +220,14 @@ def _product(
 ) -> None:
     rows, depth = a.shape
     columns = b.shape[1]
-    threads = work.shape[0]
-    by_columns = columns >= rows or columns >= 8 * threads * TILE_COLUMNS
-    for t in prange(threads):
+    n_threads = work.shape[0]
+    by_columns = columns >= rows or columns >= 8 * n_threads * TILE_COLUMNS
+    for t in prange(n_threads):
         i0, i1, j0, j1 = 0, rows, 0, columns
         if by_columns:
-            j0, j1 = share(columns, TILE_COLUMNS, t, threads)
+            j0, j1 = share(columns, TILE_COLUMNS, t, n_threads)
         else:
-            i0, i1 = share(rows, TILE_ROWS, t, threads)
+            i0, i1 = share(rows, TILE_ROWS, t, n_threads)
         at_c = address(c) + i0 * c.strides[0] + j0 * FLOAT
         at_skip, skip_row = 0, c.strides[0]
         if accumulate:
@@ -273,7 +273,7 @@ def product(
     """a b + bias + skip, float32, (M, K) (K, N) -> (M, N); `accumulate` adds to what is in `out`."""
     if out is None:
         out = empty((a.shape[0], b.shape[1]))
-    work = scratch(get_num_threads(), SCRATCH)
+    work = scratch(threads(), SCRATCH)
     _product(
         a,
         b,

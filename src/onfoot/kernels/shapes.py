@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
-from numba import get_num_threads
 
 from onfoot.kernels.jit import inner
 
-threads = get_num_threads
+numba.get_num_threads()  # starts the threads
+# The bare function: Numba's own would see each time whether the threads have started, ten times as long.
+threads: Callable[[], int] = getattr(numba.np.ufunc.parallel, "_get_num_threads", numba.get_num_threads)
+FLOAT32 = np.dtype(np.float32)
 
 
 def fits(*arrays: Any) -> bool:
     """Whether all are NumPy arrays of float32 with something in them; others are left to `ops`."""
-    return all(type(x) is np.ndarray and x.dtype == np.float32 and x.size for x in arrays)
+    for x in arrays:
+        if type(x) is not np.ndarray or (x.dtype is not FLOAT32 and x.dtype != FLOAT32) or not x.size:
+            return False
+    return True
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:

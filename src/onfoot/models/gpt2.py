@@ -36,13 +36,15 @@ def block_forward(
     run: Run, config: GPT2Config, b: int, a1: Array, layout: Layout, cache: Any = None
 ) -> tuple[Array, Any]:
     """a_1 -> a_10: attention, then expand-and-contract, each behind a layer norm and beside a skip."""
-    eng, name = run.engine, f"transformer.h.{b}"
+    eng, name, eps = run.engine, f"transformer.h.{b}", config.layer_norm_epsilon
     activation_forward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_forward")
 
     run.note(f"{b}.a_1", a1)
-    a2, s_norm1 = run.layer_norm(f"{name}.ln_1", a1, config.layer_norm_epsilon)
+    a2, s_norm1 = run.layer_norm(f"{name}.ln_1", a1, eps)
     run.note(f"{b}.a_2", a2)
-    qkv, s_qkv = run.linear(f"{name}.attn.c_attn", a2)  # (B, T, H (2 d_ρ + d_h)): q | k | v
+    qkv, s_qkv = run.linear(
+        f"{name}.attn.c_attn", a2, lambda: run.layer_norm(f"{name}.ln_1", a1, eps)[0]
+    )  # (B, T, H (2 d_ρ + d_h)): q | k | v
     a3, s_attention = _heads_forward(run, config, b, qkv, layout, cache)  # (B, T, H d_h)
     run.note(f"{b}.a_3", a3)
     a4, s_proj = run.linear(f"{name}.attn.c_proj", a3)
@@ -51,13 +53,15 @@ def block_forward(
     a5 = eng.add(a1, a4)
     run.note(f"{b}.a_5", a5)
 
-    a6, s_norm2 = run.layer_norm(f"{name}.ln_2", a5, config.layer_norm_epsilon)
+    a6, s_norm2 = run.layer_norm(f"{name}.ln_2", a5, eps)
     run.note(f"{b}.a_6", a6)
-    a7, s_expand = run.linear(f"{name}.mlp.c_fc", a6)  # (B, T, inner)
+    a7, s_expand = run.linear(
+        f"{name}.mlp.c_fc", a6, lambda: run.layer_norm(f"{name}.ln_2", a5, eps)[0]
+    )  # (B, T, inner)
     run.note(f"{b}.a_7", a7)
     a8, s_activation = activation_forward(a7)
     run.note(f"{b}.a_8", a8)
-    a9, s_contract = run.linear(f"{name}.mlp.c_proj", a8)
+    a9, s_contract = run.linear(f"{name}.mlp.c_proj", a8, lambda: activation_forward(a7)[0])
     a9, s_drop2 = run.dropout(f"{name}.mlp.c_proj", a9, config.resid_pdrop)
     run.note(f"{b}.a_9", a9)
     a10 = eng.add(a5, a9)

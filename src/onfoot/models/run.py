@@ -7,6 +7,7 @@ what trains: the layer itself, nothing (frozen), or a low-rank companion beside 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,9 +20,17 @@ from onfoot.models.params import HEAD, layer_order, stored_weights
 from onfoot.ops.dropout import dropout_pattern
 
 Note = Callable[[str, Array], None]
+LARGE = 1 << 19  # numbers, from which an input that is quickly computed again is not kept
 Take = Callable[[str, Array], None]
 Block = Callable[..., tuple[Array, Any]]
 BlockBackward = Callable[..., Array | None]
+
+
+class Lean(NamedTuple):
+    """What a linear layer saved, without its input, and how to have that again."""
+
+    saved: Any
+    again: Callable[[], Array]
 
 
 class Again(NamedTuple):
@@ -112,8 +121,14 @@ class Run:
         else:
             self.add(table, self.engine.embedding_backward(dy, saved))
 
-    def linear(self, layer: str, x: Array) -> tuple[Array, Any]:
-        """y = x w + b and what stands beside it."""
+    def linear(self, layer: str, x: Array, again: Callable[[], Array] | None = None) -> tuple[Array, Any]:
+        """y = x w + b and what stands beside it. `again` computes x once more, where that is better than to keep it."""
+        y, saved = self._linear(layer, x)
+        if again is not None and self.engine.lean and math.prod(x.shape) >= LARGE and hasattr(saved, "x"):
+            return y, Lean(saved._replace(x=None), again)
+        return y, saved
+
+    def _linear(self, layer: str, x: Array) -> tuple[Array, Any]:
         stored = self._stored[layer]
         weight = self.params[stored.tensor].T if stored.out_in else self.params[stored.tensor]
         bias = self.params.get(f"{layer}.bias")
@@ -128,6 +143,8 @@ class Run:
 
     def linear_backward(self, layer: str, dy: Array, saved: Any, dead: slice | None = None) -> Array:
         """The gradient of x. `dead` names the columns of the bias that cannot act: their gradient is written as 0."""
+        if isinstance(saved, Lean):
+            saved = saved.saved._replace(x=saved.again())
         companions = [] if self.adapter is None else self.adapter.companions(layer)
         if companions == [layer]:
             dx, ddown, dup = self.engine.lora_linear_backward(dy, saved)
