@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 
 import numpy as np
@@ -24,9 +27,11 @@ def trainer(job: Job, lora: bool) -> Step:
 
 
 def generator(job: Job, int8: bool) -> Step:
-    model = onfoot.create(job.config, seed=0)
-    if int8:
-        model.quantize("int8")
+    """Generation from a folder, as users have it; in 8 bits the weights are rounded as they are read."""
+    with tempfile.TemporaryDirectory() as folder:
+        write = f"import onfoot; onfoot.create(onfoot.{job.config!r}, seed=0).save({folder!r})"
+        subprocess.run([sys.executable, "-c", write], check=True, capture_output=True)  # its memory is not ours
+        model = onfoot.load(folder, quantized=int8)
     tokens = np.random.default_rng(0).integers(0, job.config.vocab_size, (job.batch, job.tokens))
 
     def step() -> float:

@@ -48,5 +48,13 @@ def refuse_beside(context: typer.Context, first: str, others: Collection[str], b
         raise ValueError(f"{first} and {', '.join(typed)} do not go together: {because}")
 
 
+def refuse_without(context: typer.Context, first: str, others: Collection[str]) -> None:
+    """Refuses those of the other options that were typed: without the first they would do nothing."""
+    flags = {p.name: p.opts[0] for p in context.command.params}
+    typed = [flags[name] for name in given(context) if name in others]
+    if typed:
+        raise ValueError(f"{', '.join(typed)} would do nothing without {first}")
+
+
 def _annotated(hint: Any, info: Any) -> Any:
     return Annotated[hint, info]

@@ -9,19 +9,54 @@ from typing import Annotated
 import typer
 
 from onfoot.cli.console import Sheet, show_sheet, show_text
+from onfoot.cli.fields import refuse_without
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder, or the folder of a run.")],
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A model folder, or that of a run; with --memory also a preset.")
+    ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Say what training it would need, and what would fit.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(help="With --memory: sequences a microbatch.")] = 12,
+    tokens: Annotated[
+        int | None, typer.Option(help="With --memory: tokens a sequence; all positions.", show_default=False)
+    ] = None,
+    lora: Annotated[int, typer.Option(help="With --memory: the rank of a fine-tuning; 0 trains all weights.")] = 0,
+    quantized: Annotated[bool, typer.Option("--quantized", help="With --memory: the frozen base in 8 bits.")] = False,
+    clip: Annotated[float, typer.Option(help="With --memory: as in training; 0 means no clipping.")] = 1.0,
+    recompute: Annotated[str, typer.Option(help="With --memory: as in training; none or block.")] = "none",
 ) -> None:
-    """Show what a model folder or a run holds."""
+    """Show what a model folder or a run holds, or with --memory what training it needs."""
     from onfoot.formats.huggingface import load_config, load_params, tensor_summary
     from onfoot.formats.peft import is_adapter_folder
     from onfoot.formats.tokenizer import Tokenizer
     from onfoot.models.params import count, shapes
     from onfoot.train.checkpoint import checkpoints, resolve
 
+    if memory:
+        from onfoot.cli.info_memory import show_memory
+        from onfoot.config import PRESETS, preset
+        from onfoot.memory import Job
+        from onfoot.train.options import RECOMPUTE
+
+        if batch_size < 1 or lora < 0 or (tokens is not None and tokens < 1):
+            raise ValueError("--batch-size and --tokens are at least 1, --lora at least 0")
+        if recompute not in RECOMPUTE:
+            raise ValueError(f"unknown recompute {recompute!r}; known are {', '.join(RECOMPUTE)}")
+        if quantized and not lora:
+            raise ValueError("--quantized weights are frozen: give the rank of a fine-tuning with --lora")
+        known = str(folder) in PRESETS and not folder.exists()
+        planned = preset(str(folder)) if known else load_config(resolve(folder))
+        length = planned.n_positions if tokens is None else tokens
+        if length > planned.n_positions:
+            raise ValueError(f"--tokens {length} exceeds n_positions={planned.n_positions}")
+        show_memory(Job(planned, batch_size, length, lora, quantized, clip > 0, recompute == "block"))
+        return
+    refuse_without(context, "--memory", ("batch_size", "tokens", "lora", "quantized", "clip", "recompute"))
     if (folder / "run.json").is_file():
         _show_run(folder)
         if not checkpoints(folder):

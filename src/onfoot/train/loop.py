@@ -96,6 +96,7 @@ class Trainer:
         bigram: float | None = None,
     ) -> None:
         self.run, self.options, self.model, self.source, self.write = run, options, model, source, write
+        model.recompute = options.recompute == "block"
         self.bigram = bigram  # an entropy to draw beside the losses
         self.world = world()
         self.ours = () if self.world.size == 1 else (self.world.share,)  # what a source is asked for

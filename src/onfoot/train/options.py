@@ -11,6 +11,8 @@ from onfoot.engine import DTYPES, ENGINES
 from onfoot.formats.huggingface import read_json, write_json
 from onfoot.train.schedule import SCHEDULES
 
+RECOMPUTE = ("none", "block")
+
 
 def option(default: Any, text: str) -> Any:
     """A field with its default and its help text."""
@@ -43,6 +45,9 @@ class LoopOptions:
     sample_tokens: int = option(160, "Length of the sample text at each evaluation; 0 means none.")
     shard: bool = option(False, "Under mpiexec: share AdamW's running means out over the ranks, which saves memory.")
     bucket_mb: float = option(8.0, "Under mpiexec: megabytes of gradients that are summed over the ranks at a time.")
+    recompute: str = option(
+        "none", "What the backward pass computes again instead of keeping it: none, or block (less memory, more time)."
+    )
     watch: bool = option(False, "Measure the invariants of the mathematics at each evaluation.")
     seed: int = option(0, "Determines initial values, the order of the data, dropout and samples.")
     dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
@@ -57,7 +62,12 @@ class LoopOptions:
             raise ValueError(f"bucket_mb={self.bucket_mb}: a number above 0 is needed")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} is not in [0, 1)")
-        for name, known in (("schedule", SCHEDULES), ("dtype", DTYPES), ("engine", ("auto", *ENGINES))):
+        for name, known in (
+            ("schedule", SCHEDULES),
+            ("dtype", DTYPES),
+            ("engine", ("auto", *ENGINES)),
+            ("recompute", RECOMPUTE),
+        ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(known)}")
 

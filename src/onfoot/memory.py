@@ -1,0 +1,110 @@
+"""How much memory a run will need, counted on paper: the peak of a step on the engine "numba" in float32.
+
+What is always there (weights, running means) and what a step makes: the activations that its backward pass needs, the
+gradients until they are used up, and the working memory of the head. The peak of a step is at one of two moments: at
+the end of the forward pass, when all activations exist, or at the end of the backward pass, when all gradients do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from onfoot.config import Config, GPT2Config
+from onfoot.models.params import count, default_targets, linear_shapes, lora_count, quantizable, shapes, token_table
+
+FLOAT = 4  # bytes
+PROGRAM = 235 << 20  # Python, NumPy, Numba and the compiled kernels
+LOGITS = 26 << 20  # the most logits that exist at a time
+BLOCK_BYTES = 1 + 2 / 32 + 4 / 32  # of a number in 8-bit blocks: the code, its share of the scale and of its float
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run."""
+
+    config: Config
+    batch: int
+    tokens: int
+    lora: int = 0  # the rank of companions beside all linear layers of the blocks; 0: all weights train
+    quantized: bool = False
+    clip: bool = True  # gradients are kept until their norm is known
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Bytes, by what they are for."""
+
+    weights: int
+    moments: int
+    activations: int
+    gradients: int
+    working: int
+    program: int = PROGRAM
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.moments + self.activations + self.gradients + self.working + self.program
+
+
+def plan(job: Job) -> Plan:
+    """The memory of one step at its peak."""
+    config, rows = job.config, job.batch * job.tokens
+    sizes = {name: math.prod(shape) for name, shape in shapes(config).items()}
+    total = count(shapes(config))
+    table = sizes[token_table(config)]
+    small = sum(sizes[name] for name in quantizable(config)) if job.quantized else 0
+    companions = _companions(job)
+    trainable = companions if job.lora else total
+    weights = FLOAT * (total - small + companions) + int(BLOCK_BYTES * small)
+    moments = 2 * FLOAT * trainable
+    kept, passing = _block(config, rows, job.lora)
+    activations = config.n_layer * rows * config.n_embd + kept if job.recompute else config.n_layer * kept
+    part = min(LOGITS, rows * config.vocab_size)
+    head = 0 if job.lora else (table if config.tie_word_embeddings else sizes["lm_head.weight"])
+    written = min(2 << 20, table) if job.quantized else 0
+    forward_end = FLOAT * (activations + part + 2 * rows * config.n_embd + written), FLOAT * head
+    block = (trainable - head) // max(config.n_layer, 1)
+    all_made = trainable if job.clip else max(head, block)
+    one_block = kept + passing + (config.n_layer * rows * config.n_embd if job.recompute else 0)
+    backward_end = FLOAT * one_block, FLOAT * all_made
+    working, gradients = max(forward_end, backward_end, key=sum)
+    held = FLOAT * activations if (working, gradients) == forward_end else FLOAT * kept
+    return Plan(weights, moments, held, gradients, working - held)
+
+
+def _companions(job: Job) -> int:
+    if not job.lora:
+        return 0
+    ends = default_targets(job.config)
+    layers = [size for name, size in linear_shapes(job.config).items() if name.endswith(ends)]
+    return lora_count(layers, job.lora)
+
+
+def _block(config: Config, rows: int, lora: int) -> tuple[int, int]:
+    """Numbers that one block keeps for its backward pass, and those that pass through it there."""
+    width, inner = config.n_embd, config.inner_width
+    values = config.n_head * config.value_width
+    qkv = 2 * config.n_head * config.key_width + values
+    lean = rows * width >= 1 << 19  # norms and activations are then computed again
+    if isinstance(config, GPT2Config):
+        kept = 2 * width + qkv + values + inner + config.n_head + (0 if lean else 2 * width + inner)
+    else:
+        kept = 6 * width + 2 * qkv + values + 3 * inner
+    return rows * (kept + 8 * lora), rows * (2 * inner + 3 * width + qkv)
+
+
+def advice(job: Job, limit: int) -> list[tuple[str, int]]:
+    """The options that would bring the peak below a limit, the mildest first; what each would make of it."""
+    half = replace(job, batch=max(job.batch // 2, 1))
+    ways = [
+        ("--clip 0: no gradient waits for the norm of all", replace(job, clip=False)),
+        ("--recompute block: a block's activations are computed again", replace(job, recompute=True)),
+        (f"--batch-size {half.batch} with twice --accumulate: the same step in smaller parts", half),
+        ("onfoot finetune (LoRA, rank 16): the weights stay frozen", replace(job, lora=16)),
+        ("onfoot finetune --quantized: and in 8 bits", replace(job, lora=16, quantized=True, recompute=True)),
+    ]
+    peak = plan(job).peak
+    planned = [(text, plan(way).peak) for text, way in ways if way != job]
+    return [(text, size) for text, size in planned if size < min(peak, limit)]

@@ -1,0 +1,136 @@
+"""The engine as users meet it: when it takes over, what it says, and that training does not depend on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onfoot
+from onfoot.engine import get_engine
+from onfoot.train import pretrain
+from onfoot.train.log import Log
+from onfoot.train.options import TrainOptions
+
+pytest.importorskip("numba")
+SMALL = {
+    "steps": 12, "batch_size": 4, "context": 16, "n_layer": 2, "n_head": 2, "n_embd": 16, "tokenizer": "byte",
+    "eval_every": 6, "sample_tokens": 0, "warmup": 2,
+}  # fmt: skip
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}, timeout=300
+    )
+
+
+def test_the_kernels_are_the_default_for_float32_and_the_formulas_for_float64() -> None:
+    assert get_engine("auto").name == "numba"
+    assert get_engine("auto", "float64").name == "numpy"
+    config = onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=4, vocab_size=5)
+    assert onfoot.create(config).engine.name == "numba"
+
+
+def test_numba_is_not_loaded_by_the_import() -> None:
+    done = python("import sys, onfoot; print('numba' in sys.modules, 'matplotlib' in sys.modules)")
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_without_numba_numpy_takes_over_with_one_line() -> None:
+    code = (
+        "import sys; sys.modules['numba'] = None\n"
+        "import onfoot, numpy as np\n"
+        "m = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=4, vocab_size=5))\n"
+        "n = onfoot.create(m.config); print(m.engine.name, m.loss(np.array([[1, 2, 3]])) > 0)"
+    )
+    done = python(code)
+    assert done.stdout.split() == ["numpy", "True"], done.stderr
+    assert done.stderr.count("NumPy engine takes over") == 1 and len(done.stderr.splitlines()) == 1
+
+
+def test_a_kernel_that_does_not_compile_is_left_to_numpy_with_one_line() -> None:
+    code = (
+        "import onfoot, numpy as np\n"
+        "from onfoot.kernels import layer_norm\n"
+        "def broken(): raise RuntimeError('no such instruction')\n"
+        "layer_norm.KERNELS[0].prepare = broken\n"
+        "c = onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=4, vocab_size=5)\n"
+        "m, n = onfoot.create(c), onfoot.create(c, engine='numpy'); t = np.array([[1, 2, 3]])\n"
+        "same = m.engine.layer_norm_forward is n.engine.layer_norm_forward\n"
+        "print(m.engine.name, same, abs(m.loss(t) - n.loss(t)) < 1e-6)"
+    )
+    done = python(code)
+    assert done.stdout.split() == ["numba", "True", "True"], done.stderr
+    assert len([line for line in done.stderr.splitlines() if "layer_norm" in line and "NumPy takes over" in line]) == 1
+
+
+def test_the_first_run_says_that_it_compiles_and_the_next_does_not(tmp_path: Path) -> None:
+    """With a folder of its own; one small kernel stands for all."""
+    code = "from onfoot.kernels import update; update._add.prepare()"
+    first, second = (python(code, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
+    assert "compiling the kernels for this CPU" in first.stderr
+    assert second.stderr == "" and second.returncode == 0
+
+
+def losses(run: Path) -> np.ndarray:
+    return np.array([r["loss"] for r in Log(run / "log.jsonl").read() if "loss" in r])
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_training_has_the_same_loss_curve_on_all_engines(tmp_path: Path, clip: float) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    curves = {}
+    for engine in ("numpy", "torch", "numba"):
+        options = TrainOptions(texts=[str(text)], engine=engine, clip=clip, **SMALL)
+        pretrain.start(tmp_path / engine, options).train()
+        curves[engine] = losses(tmp_path / engine)
+    assert len(curves["numpy"]) == 12 and curves["numpy"][-1] < curves["numpy"][0]
+    for engine in ("torch", "numba"):
+        assert np.abs(curves[engine] / curves["numpy"] - 1).max() < 1e-5, engine
+
+
+def test_a_run_that_recomputes_blocks_ends_with_the_same_bits(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    for recompute in ("none", "block"):
+        options = TrainOptions(texts=[str(text)], recompute=recompute, dropout=0.1, **SMALL)
+        pretrain.start(tmp_path / recompute, options).train()
+    weights = [(tmp_path / name / "last" / "model.safetensors").read_bytes() for name in ("none", "block")]
+    assert weights[0] == weights[1]
+    with pytest.raises(ValueError, match="unknown recompute 'blocks'; known are none, block"):
+        TrainOptions(texts=[str(text)], recompute="blocks")
+
+
+def test_eight_bits_leave_the_perplexity_within_one_percent(tmp_path: Path) -> None:
+    """Of a model trained here, loaded from its folder with its weights rounded as they are read."""
+    text = tmp_path / "text.txt"
+    rng = np.random.default_rng(0)
+    words = ["walk", "on", "foot", "through", "every", "gradient", "by", "hand", "and", "see"]
+    text.write_text(" ".join(words[i] for i in rng.integers(0, len(words), 4000)))
+    options = TrainOptions(texts=[str(text)], **{**SMALL, "steps": 120, "n_embd": 32, "lr": 3e-3})
+    pretrain.start(tmp_path / "run", options).train()
+    floats, small = (onfoot.load(tmp_path / "run", quantized=q) for q in (False, True))
+    tokens = np.frombuffer(text.read_bytes()[:3200], np.uint8).astype(np.int64).reshape(-1, 16)
+    before, after = floats.loss(tokens), small.loss(tokens)
+    assert small.quantized and before < 2.2  # nats a byte, from 5.5: it has learned something
+    assert abs(np.exp(after - before) - 1) < 0.01
+    assert after != before  # something was rounded
+
+
+def test_generation_in_eight_bits_goes_through_the_same_kernel_as_its_floats(tmp_path: Path) -> None:
+    config = onfoot.GPT2Config(n_layer=2, n_head=2, n_embd=64, n_positions=32, vocab_size=40)
+    model = onfoot.create(config, seed=3)
+    model.save(tmp_path)
+    small = onfoot.load(tmp_path, quantized=True)
+    same = onfoot.create(config, seed=3, engine="numpy")
+    same.quantize("int8")
+    tokens = np.arange(5)[None]
+    assert (small.generate(tokens, 20, temperature=0) == same.generate(tokens, 20, temperature=0)).all()
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 40
