@@ -172,7 +172,7 @@ def test_this_installation_passes_every_op_of_every_engine() -> None:
     skipped = [engine for engine in ENGINES if f"{engine}: not checked" in result.stdout]
     assert set(header) | set(skipped) == set(ENGINES)
     for engine in header:
-        for name in get_engine(engine).table:
+        for name in get_engine(engine).table.keys() & OPS.keys():  # the networks go through what fuses several
             assert f"\n  {name.removesuffix('_forward').removesuffix('_backward')} " in result.stdout
     assert "✗" not in result.stdout and "no example" not in result.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from onfoot.config import GPT2Config, preset
@@ -49,3 +50,20 @@ JOBS = {
         ),
     )
 }
+
+
+def growing(blocks: int, batch: int, tokens: int) -> Job:
+    """A training step of a network of width 512 whose depth, batch or length varies: `grow-BLOCKSxBATCHxTOKENS`."""
+    config = GPT2Config(n_layer=blocks, n_head=8, n_embd=512, n_positions=1024, vocab_size=8192)
+    about = f"training step, {blocks} blocks of width 512, {batch} × {tokens} tokens"
+    return Job(f"grow-{blocks}x{batch}x{tokens}", about, config, batch, tokens, TRAINERS)
+
+
+def find(name: str) -> Job:
+    """The job of that name."""
+    sizes = re.fullmatch(r"grow-(\d+)x(\d+)x(\d+)", name)
+    if sizes:
+        return growing(*map(int, sizes.groups()))
+    if name not in JOBS:
+        raise ValueError(f"unknown job {name!r}; known are {', '.join(JOBS)}, and grow-BLOCKSxBATCHxTOKENS")
+    return JOBS[name]

@@ -65,7 +65,7 @@ def trainer(job: Job, compiled: bool) -> Step:
         loss = run(tokens, targets)
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 
@@ -86,7 +86,7 @@ def peft_trainer(job: Job) -> Step:
         loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 

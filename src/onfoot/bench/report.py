@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from onfoot.bench.jobs import JOBS, Job
+from onfoot.bench.jobs import JOBS, Job, find
+from onfoot.models.params import linear_shapes
 
 
 @dataclass
@@ -52,7 +53,7 @@ def measure_apart(job: str, contender: str, threads: int) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def rows(job: Job, results: list[Result]) -> list[tuple[str, ...]]:
+def rows(job: Job, results: list[Result], flops: float, bandwidth: float) -> list[tuple[str, ...]]:
     """Each contender's figures, and ours against each peer: speed above 1 is faster, memory below 1 is less."""
     ours = results[0]
     out: list[tuple[str, ...]] = []
@@ -60,12 +61,24 @@ def rows(job: Job, results: list[Result]) -> list[tuple[str, ...]]:
         speed, memory = result.seconds / ours.seconds, ours.peak_bytes / result.peak_bytes
         against = ("", "") if result is ours else (f"{speed:.2f} ×", f"{memory:.2f} ×")
         out.append((job.about if result is ours else "", result.contender, f"{result.rate(job):,.1f} {job.unit}",
-                    f"{result.peak_bytes / 1e6:,.0f} MB", *against))  # fmt: skip
+                    f"{share(job, result, flops, bandwidth):.0%}", f"{result.peak_bytes / 1e6:,.0f} MB",
+                    *against))  # fmt: skip
     return out
 
 
+def share(job: Job, result: Result, flops: float, bandwidth: float) -> float:
+    """The part of the machine's limit that was reached: of its products for training, of its bandwidth for generation.
+
+    Counted are the products with weights alone (of each weight: one forward, one for the error signal, and one for its
+    gradient where it trains), and the weights' bytes that each new token has to read.
+    """
+    weights = sum(a * b for a, b in linear_shapes(job.config).values())
+    if job.new_tokens:
+        size = weights * (1 + 4 / 32 if result.contender.endswith("int8") else 4)
+        return size * job.new_tokens / result.seconds / 1e9 / bandwidth
+    times = 4 if result.contender in ("onfoot-lora", "peft") else 6
+    return times * weights * job.batch * job.tokens / result.seconds / 1e9 / flops
+
+
 def chosen(names: list[str]) -> list[Job]:
-    unknown = [name for name in names if name not in JOBS]
-    if unknown:
-        raise ValueError(f"unknown job {unknown[0]!r}; known are {', '.join(JOBS)}")
-    return [JOBS[name] for name in names or JOBS]
+    return [find(name) for name in names or JOBS]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onfoot.bench.jobs import JOBS, Job
+from onfoot.bench.jobs import Job, find
 
 
 def prepare(job: Job, contender: str, threads: int) -> Callable[[], float]:
@@ -59,4 +59,4 @@ def peak_bytes() -> int:
 
 if __name__ == "__main__":
     name, contender, threads = sys.argv[1:]
-    print(json.dumps(measure(JOBS[name], contender, int(threads))))
+    print(json.dumps(measure(find(name), contender, int(threads))))

@@ -52,8 +52,14 @@ def bench(
     figures = {"machine": machine.describe(), "sgemm_gflops": flops, "read_gbytes": bandwidth, "jobs": {}}
     for job in work:
         results = run_job(job, rounds, threads, show_text)
-        table += rows(job, results)
+        table += rows(job, results, flops, bandwidth)
         figures["jobs"][job.name] = [asdict(r) for r in results]  # type: ignore[index]
         if out is not None:
             out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    show_sheet(Sheet("onfoot and its peers", ["job", "who", ">speed", ">peak memory", ">faster", ">memory"], table))
+    show_sheet(
+        Sheet(
+            "onfoot and its peers",
+            ["job", "who", ">speed", ">of the limit", ">peak memory", ">faster", ">memory"],
+            table,
+        )
+    )

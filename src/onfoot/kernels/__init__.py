@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-# file -> the pairs in it, and what else an engine has from it. Those that `ops` lacks do several pairs in one.
+# file -> the pairs in it, and what else an engine has from it
 PAIRS: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu_erf", "gelu_tanh", "relu"),
     "attention": ("attention",),
@@ -25,6 +25,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora_linear",),
     "self_attention": ("self_attention",),
 }
+FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),
     "logits_loss": ("logits_loss_value",),

@@ -214,6 +214,7 @@ class Model:
         Each parameter is updated as soon as its gradient is final, which is never before its old value was last used.
         So only a few gradients exist at a time.
         """
+        optimizer.expect(self.trainable)
         optimizer.begin_step()
         loss, _ = self.loss_and_grads(
             tokens, targets, segments=segments, dropout_seed=dropout_seed, take=optimizer.update

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +76,15 @@ class AdamW:
             self.v[name] = floats(moments[f"v.{name}"].copy(), self.model.dtype)
         self.steps = steps
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Refuses parameters that this optimizer has no running means of."""
+        unknown = sorted(name for name in names if name not in self.m)
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} did not train when this optimizer was made, so there are no running means of it; make "
+                f"a new AdamW after add_lora(), or after whatever else changed what trains"
+            )
+
     def begin_step(self, lr: float | None = None) -> None:
         """Another step, at the given learning rate or the optimizer's own."""
         self.steps += 1
@@ -83,17 +92,13 @@ class AdamW:
 
     def step(self, grads: Mapping[str, Array], lr: float | None = None, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; `scale` multiplies all gradients."""
+        self.expect(grads)
         self.begin_step(lr)
         for name, grad in grads.items():
             self.update(name, grad, scale)
 
     def update(self, name: str, g: Array, scale: float = 1.0) -> None:
         """One parameter's part of the step that was begun."""
-        if name not in self.m:
-            raise ValueError(
-                f"{name} did not train when this optimizer was made, so there are no running means of it; make "
-                f"a new AdamW after add_lora(), or after whatever else changed what trains"
-            )
         p = self.model.params[name]
         self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1, scale=scale)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
-from onfoot.train.optimizer import AdamW
+from onfoot.ops import adamw_update
 
 DEFAULTS: dict[str, float] = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 
@@ -47,12 +45,10 @@ def steps(
 
 
 def reference(param: Array, grad: Array, m: Array, v: Array, step: int, **options: float) -> Gradients:
-    held: Any = SimpleNamespace(params={"p": param.copy()}, trainable={"p"})
+    moved = param.copy(), m.copy(), v.copy()
     betas = options["beta1"], options["beta2"]
-    optimizer = AdamW(held, options["lr"], betas, options["eps"], options["weight_decay"])
-    optimizer.steps, optimizer.m["p"], optimizer.v["p"] = step - 1, m.copy(), v.copy()
-    optimizer.step({"p": grad})
-    return held.params["p"], optimizer.m["p"], optimizer.v["p"]
+    adamw_update(*moved, grad, options["lr"], betas, options["eps"], options["weight_decay"], step)
+    return moved
 
 
 def cases(rng: np.random.Generator, **options: float) -> list[Case]:
