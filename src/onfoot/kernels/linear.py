@@ -80,7 +80,7 @@ def through(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -> np.nd
 
 def linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
     """y = x w + b~, the bias broadcast over the tokens."""
-    if not fits(x, weight) or not (bias is None or fits(bias)):
+    if not (fits(x) and fits_weight(weight)) or not (bias is None or fits(bias)):
         return ops.linear_forward(x, weight, bias)
     return affine(x, weight, bias), Saved(x, weight, bias is not None)
 
@@ -91,7 +91,7 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
         return ops.linear_backward(dy, saved)
     x, weight, has_bias = saved
     up = as_rows(dy)
-    transposed = not weight.flags.c_contiguous  # as of a tied head: its gradient in the same layout
+    transposed = isinstance(weight, np.ndarray) and not weight.flags.c_contiguous  # a tied head: as it is stored
     dweight = product(up.T, as_rows(x)).T if transposed else product(as_rows(x).T, up)  # eq FC.3
     return through(dy, weight), dweight, sum_rows(up) if has_bias else None  # eq FC.4
 

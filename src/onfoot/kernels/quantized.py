@@ -11,6 +11,7 @@ from numba import prange
 
 from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty
+from onfoot.kernels.codes import dot4, dot8
 from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, ask
 from onfoot.kernels.jit import kernel
@@ -26,19 +27,14 @@ HALF = BLOCK // 2
 @kernel("void(f4[:,::1], i1[:,:,::1], f4[:,::1], f4[:,::1], i8)")
 def _dots8(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, y: np.ndarray, threads: int) -> None:
     m, depth = x.shape
+    blocks = codes.shape[1]
     for t in prange(threads):
         first, last = share(codes.shape[0], 1, t, threads)
         for j in range(first, last):
-            ask(address(codes) + j * depth, depth)
+            row, factors = address(codes) + j * depth, address(scale) + j * blocks * 4
+            ask(row, depth)
             for i in range(m):
-                total = F(0)
-                for b in range(codes.shape[1]):
-                    left, row = x[i, b * BLOCK : (b + 1) * BLOCK], codes[j, b]
-                    part = F(0)
-                    for k in range(BLOCK):
-                        part += left[k] * F(row[k])
-                    total += part * scale[j, b]
-                y[i, j] += total
+                y[i, j] += dot8(address(x) + i * depth * 4, row, factors, blocks)
 
 
 @kernel("void(f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8)")
@@ -53,19 +49,16 @@ def _dots4(
 ) -> None:
     """The same for two codes a byte; `sums` (M, blocks) are those of x over each block."""
     m, depth = x.shape
+    blocks = codes.shape[1]
     for t in prange(threads):
         first, last = share(codes.shape[0], 1, t, threads)
         for j in range(first, last):
-            ask(address(codes) + j * (depth // 2), depth // 2)
+            row, factors = address(codes) + j * (depth // 2), address(scale) + j * blocks * 4
+            ask(row, depth // 2)
             for i in range(m):
-                total = F(0)
-                for b in range(codes.shape[1]):
-                    row = codes[j, b]
-                    low, high = x[i, b * BLOCK : b * BLOCK + HALF], x[i, b * BLOCK + HALF : (b + 1) * BLOCK]
-                    part = F(0)
-                    for k in range(HALF):
-                        part += low[k] * F(row[k] & 15) + high[k] * F(row[k] >> 4)
-                    total += part * scale[j, b] + sums[i, b] * least[j, b]
+                total = dot4(address(x) + i * depth * 4, row, factors, blocks)
+                for b in range(blocks):
+                    total += sums[i, b] * least[j, b]
                 y[i, j] += total
 
 

@@ -137,7 +137,7 @@ class Run:
             return self.engine.lora_linear_forward(x, weight, bias, *self._companion(layer, x))
         if companions:
             return self._parts(companions, x, weight, bias)
-        if self._weight_trains(layer):
+        if self._weight_trains(layer) and self.keep_saved:
             return self.engine.linear_forward(x, weight, bias)
         return self.engine.frozen_linear_forward(x, weight, bias)
 
