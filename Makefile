@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup setup-test setup-browser train walk errata test test-all lint format clean
+.PHONY: help setup setup-test setup-browser setup-kernels train walk errata test test-all lint format clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/ —/'
@@ -23,16 +23,19 @@ setup-test: .venv/.installed-test
 setup-browser:   ## Debian's Chromium for the tests of `onfoot explore`, where it is missing and may be installed
 	@sh tests/explore/install_chromium.sh
 
+setup-kernels: setup-test  ## compiles the kernels, so that no test has to wait for it
+	$(BIN)/python -c "from onfoot import kernels; kernels.table()"
+
 train: setup     ## train a small GPT on the text every Python carries
 	$(BIN)/onfoot train
 
 walk: setup      ## a small network, every number of its forward and backward pass
 	$(BIN)/onfoot walk
 
-test: setup-test setup-browser ## the tests that every change must pass
+test: setup-test setup-browser setup-kernels ## the tests that every change must pass
 	$(BIN)/pytest -m "not slow" -n auto
 
-test-all: setup-test setup-browser ## the slower proofs as well
+test-all: setup-test setup-browser setup-kernels ## the slower proofs as well
 	$(BIN)/pytest -n auto
 
 lint: setup-test ## ruff and mypy

@@ -315,6 +315,13 @@ class Model:
         return loss, layout
 
 
+class _Once(dict[str, Any]):
+    """Values that are let go when they are asked for, so that no weight exists twice."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.pop(name)
+
+
 def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False) -> Model:
     """The model in a Hugging Face folder, a GGUF file, a run's best checkpoint, or of a known name ("smollm2").
 
@@ -353,4 +360,4 @@ def create(config: Config, seed: int = 0, dtype: str = "float32", engine: str = 
             f"a GPT2Config is needed, not {type(config).__name__}, or a LlamaConfig; "
             f"onfoot.preset('gpt2') gives one by name"
         )
-    return Model(config, initialise(config, seed, check_dtype(dtype)), dtype, engine)
+    return Model(config, _Once(initialise(config, seed, check_dtype(dtype))), dtype, engine)
