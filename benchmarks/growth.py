@@ -31,7 +31,7 @@ def main(figures: Path, picture: Path) -> None:
     for name, sizes in SERIES.items():
         for size in sizes:
             job = replace(growing(*size), contenders=WHO)
-            results = run_job(job, rounds=2, threads=2, say=print)
+            results = run_job(job, rounds=1, threads=2, say=print)
             row = {"blocks": size[0], "batch": size[1], "tokens": size[2]}
             for r in results:
                 row |= {f"{r.contender} ms": 1000 * r.seconds, f"{r.contender} MB": r.peak_bytes / 1e6}
