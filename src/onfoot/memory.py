@@ -11,11 +11,12 @@ import math
 from dataclasses import dataclass, replace
 
 from onfoot.config import Config, GPT2Config
+from onfoot.kernels import LOGITS
 from onfoot.models.params import count, default_targets, linear_shapes, lora_count, quantizable, shapes, token_table
+from onfoot.models.run import LARGE
 
 FLOAT = 4  # bytes
 PROGRAM = 235 << 20  # Python, NumPy, Numba and the compiled kernels
-LOGITS = 26 << 20  # the most logits that exist at a time
 BLOCK_BYTES = 1 + 2 / 32 + 4 / 32  # of a number in 8-bit blocks: the code, its share of the scale and of its float
 
 
@@ -87,7 +88,7 @@ def _block(config: Config, rows: int, lora: int) -> tuple[int, int]:
     width, inner = config.n_embd, config.inner_width
     values = config.n_head * config.value_width
     qkv = 2 * config.n_head * config.key_width + values
-    lean = rows * width >= 1 << 19  # norms and activations are then computed again
+    lean = rows * width >= LARGE  # norms and activations are then computed again
     if isinstance(config, GPT2Config):
         kept = 2 * width + qkv + values + inner + config.n_head + (0 if lean else 2 * width + inner)
     else:

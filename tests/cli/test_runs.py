@@ -214,6 +214,7 @@ def test_options_that_agree_go_together(folder: Path, tmp_path: Path) -> None:
     run("train", folder / "text.txt", "--tokenizer", "bpe", "--vocab-size", 270, "--out", tmp_path / "bpe", *small)
     data = ["finetune", folder / "run", "--data", folder / "chats.jsonl"]
     run(*data, "--out", tmp_path / "all", "--full", "--steps", 0, "--epochs", 1)  # 0 steps: as many as epochs make
+    assert all((tmp_path / name / "last" / "model.safetensors").is_file() for name in ("further", "bpe", "all"))
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:

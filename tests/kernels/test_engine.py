@@ -13,9 +13,9 @@ import pytest
 
 import onfoot
 from onfoot.engine import get_engine
-from onfoot.train import pretrain
+from onfoot.train import finetune, pretrain
 from onfoot.train.log import Log
-from onfoot.train.options import TrainOptions
+from onfoot.train.options import FinetuneOptions, TrainOptions
 
 pytest.importorskip("numba")
 SMALL = {
@@ -92,6 +92,30 @@ def test_training_has_the_same_loss_curve_on_all_engines(tmp_path: Path, clip: f
         pretrain.start(tmp_path / engine, options).train()
         curves[engine] = losses(tmp_path / engine)
     assert len(curves["numpy"]) == 12 and curves["numpy"][-1] < curves["numpy"][0]
+    for engine in ("torch", "numba"):
+        assert np.abs(curves[engine] / curves["numpy"] - 1).max() < 1e-5, engine
+
+
+def test_fine_tuning_has_the_same_loss_curve_on_all_engines(tmp_path: Path) -> None:
+    text, data = tmp_path / "text.txt", tmp_path / "chats.jsonl"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    data.write_text("".join(f'{{"prompt": "q{i} ", "completion": "a{i}{i}"}}\n' for i in range(24)))
+    pretrain.start(tmp_path / "base", TrainOptions(texts=[str(text)], **SMALL)).train()
+    curves = {}
+    for engine in ("numpy", "torch", "numba"):
+        options = FinetuneOptions(
+            model=str(tmp_path / "base"),
+            data=[str(data)],
+            steps=8,
+            r=3,
+            lr=1e-2,
+            warmup=1,
+            sample_tokens=0,
+            engine=engine,
+        )
+        finetune.start(tmp_path / engine, options).train()
+        curves[engine] = losses(tmp_path / engine)
+    assert len(curves["numpy"]) == 8 and curves["numpy"][-1] < curves["numpy"][0]
     for engine in ("torch", "numba"):
         assert np.abs(curves[engine] / curves["numpy"] - 1).max() < 1e-5, engine
 

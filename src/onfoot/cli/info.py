@@ -38,23 +38,9 @@ def info(
     from onfoot.train.checkpoint import checkpoints, resolve
 
     if memory:
-        from onfoot.cli.info_memory import show_memory
-        from onfoot.config import PRESETS, preset
-        from onfoot.memory import Job
-        from onfoot.train.options import RECOMPUTE
+        from onfoot.cli.info_memory import planned_job, show_memory
 
-        if batch_size < 1 or lora < 0 or (tokens is not None and tokens < 1):
-            raise ValueError("--batch-size and --tokens are at least 1, --lora at least 0")
-        if recompute not in RECOMPUTE:
-            raise ValueError(f"unknown recompute {recompute!r}; known are {', '.join(RECOMPUTE)}")
-        if quantized and not lora:
-            raise ValueError("--quantized weights are frozen: give the rank of a fine-tuning with --lora")
-        known = str(folder) in PRESETS and not folder.exists()
-        planned = preset(str(folder)) if known else load_config(resolve(folder))
-        length = planned.n_positions if tokens is None else tokens
-        if length > planned.n_positions:
-            raise ValueError(f"--tokens {length} exceeds n_positions={planned.n_positions}")
-        show_memory(Job(planned, batch_size, length, lora, quantized, clip > 0, recompute == "block"))
+        show_memory(planned_job(folder, batch_size, tokens, lora, quantized, clip, recompute))
         return
     refuse_without(context, "--memory", ("batch_size", "tokens", "lora", "quantized", "clip", "recompute"))
     if (folder / "run.json").is_file():

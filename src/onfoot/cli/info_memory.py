@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from onfoot.cli.console import Sheet, show_sheet, show_text
+from onfoot.config import PRESETS, preset
+from onfoot.formats.huggingface import load_config
 from onfoot.memory import Job, advice, plan
+from onfoot.train.checkpoint import resolve
+from onfoot.train.options import RECOMPUTE
+
+
+def planned_job(
+    model: Path, batch: int, tokens: int | None, lora: int, quantized: bool, clip: float, recompute: str
+) -> Job:
+    """What is to be planned, or a ValueError that names what makes no sense. `model` is a folder or a preset's name."""
+    if batch < 1 or lora < 0 or clip < 0 or (tokens is not None and tokens < 1):
+        raise ValueError("--batch-size and --tokens are at least 1, --lora and --clip at least 0")
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"unknown recompute {recompute!r}; known are {', '.join(RECOMPUTE)}")
+    if quantized and not lora:
+        raise ValueError("--quantized weights are frozen: give the rank of a fine-tuning with --lora")
+    known = str(model) in PRESETS and not model.exists()
+    config = preset(str(model)) if known else load_config(resolve(model))
+    length = config.n_positions if tokens is None else tokens
+    if length > config.n_positions:
+        raise ValueError(f"--tokens {length} exceeds n_positions={config.n_positions}")
+    return Job(config, batch, length, lora, quantized, clip > 0, recompute == "block")
 
 
 def show_memory(job: Job) -> None:

@@ -14,7 +14,7 @@ from onfoot.arrays import to_numpy
 from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.formats.tensors import TensorFile, replaced, write_tensors
 from onfoot.formats.tokenizer import Tokenizer
-from onfoot.models.params import HEAD, names_of, quantizable, shapes, token_table
+from onfoot.models.params import HEAD, Once, names_of, quantizable, shapes, token_table
 from onfoot.quantized import quantize
 
 if TYPE_CHECKING:
@@ -185,30 +185,18 @@ def save_folder(model: Model, folder: str | Path) -> None:
         model.tokenizer.save(path, config.n_positions)
 
 
-class _Once(Mapping[str, Any]):
-    """Tensors that are let go when they have been asked for, so that a file never lies in memory beside its model.
+class _Rounded(Once):
+    """The same, with linear weights and the token table in blocks of 8 bits, each rounded as it is read."""
 
-    With `quantized`, the weights of linear layers and the token table come as blocks of 8 bits.
-    """
-
-    def __init__(self, found: dict[str, np.ndarray], config: Config, quantized: bool) -> None:
-        self._found, self._names = found, list(found)
-        self._stored = quantizable(config) if quantized else {}
+    def __init__(self, found: dict[str, np.ndarray], config: Config) -> None:
+        super().__init__(found)
+        self._out_in = quantizable(config)
 
     def __getitem__(self, name: str) -> Any:
-        value = self._found.pop(name)
-        if name not in self._stored:
+        value = super().__getitem__(name)
+        if name not in self._out_in:
             return value
-        return quantize(value) if self._stored[name] else quantize(value.T).T
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
-
-    def __iter__(self) -> Any:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return quantize(value) if self._out_in[name] else quantize(value.T).T
 
 
 def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = False) -> Model:
@@ -216,7 +204,8 @@ def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = F
     from onfoot.models.model import Model
 
     config = load_config(folder)
-    model = Model(config, _Once(load_params(folder, config), config, quantized), dtype, engine)
+    found = load_params(folder, config)
+    model = Model(config, _Rounded(found, config) if quantized else Once(found), dtype, engine)
     model.source = str(Path(folder).resolve())  # an adapter made on it must find it from anywhere
     model.tokenizer = Tokenizer.find(folder)
     if model.tokenizer is not None and model.tokenizer.size > config.vocab_size:

@@ -25,6 +25,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora_linear",),
     "self_attention": ("self_attention",),
 }
+LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
 FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from onfoot.kernels import cross_entropy, linear
+from onfoot.kernels import LOGITS, cross_entropy, linear
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp, softmax_minus_target
 from onfoot.kernels.elementary import F
@@ -24,7 +24,7 @@ from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import QuantizedWeight
 
-PART = 26 << 20  # logits at a time: 512 tokens of GPT-2's vocabulary
+PART = LOGITS
 
 
 class Saved(NamedTuple):

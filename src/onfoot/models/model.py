@@ -15,7 +15,7 @@ from onfoot.models import adapters, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
 from onfoot.models.layout import Layout
-from onfoot.models.params import default_targets, initialise, quantizable, shapes
+from onfoot.models.params import Once, default_targets, initialise, quantizable, shapes
 from onfoot.models.run import Note, Run, Take
 from onfoot.models.trace import Recorder, Trace, build_trace
 from onfoot.quantized import Quantized, quantize
@@ -315,13 +315,6 @@ class Model:
         return loss, layout
 
 
-class _Once(dict[str, Any]):
-    """Values that are let go when they are asked for, so that no weight exists twice."""
-
-    def __getitem__(self, name: str) -> Any:
-        return self.pop(name)
-
-
 def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False) -> Model:
     """The model in a Hugging Face folder, a GGUF file, a run's best checkpoint, or of a known name ("smollm2").
 
@@ -360,4 +353,4 @@ def create(config: Config, seed: int = 0, dtype: str = "float32", engine: str = 
             f"a GPT2Config is needed, not {type(config).__name__}, or a LlamaConfig; "
             f"onfoot.preset('gpt2') gives one by name"
         )
-    return Model(config, _Once(initialise(config, seed, check_dtype(dtype))), dtype, engine)
+    return Model(config, Once(initialise(config, seed, check_dtype(dtype))), dtype, engine)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ __all__ = [
     "HEAD",
     "POSITION_TABLE",
     "TOKEN_TABLE",
+    "Once",
     "Stored",
     "block_shapes",
     "count",
@@ -32,6 +33,7 @@ __all__ = [
     "lora_count",
     "names_of",
     "part_columns",
+    "quantizable",
     "shapes",
     "stored_weights",
     "token_table",
@@ -43,6 +45,13 @@ class Stored(NamedTuple):
 
     tensor: str
     out_in: bool
+
+
+class Once(dict[str, Any]):
+    """Parameters that are let go when they are asked for, so that none exists twice while a model is made of them."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.pop(name)
 
 
 def names_of(config: Config) -> ModuleType:
