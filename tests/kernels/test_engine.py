@@ -159,3 +159,21 @@ def test_generation_in_eight_bits_goes_through_the_same_kernel_as_its_floats(tmp
     tokens = np.arange(5)[None]
     assert (small.generate(tokens, 20, temperature=0) == same.generate(tokens, 20, temperature=0)).all()
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 40
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the process's peak from /proc")
+def test_a_folder_never_lies_in_memory_beside_its_model(tmp_path: Path) -> None:
+    config = onfoot.GPT2Config(n_layer=8, n_head=8, n_embd=512, n_positions=32, vocab_size=20_000)
+    onfoot.create(config, seed=1).save(tmp_path)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    code = (
+        "import onfoot, re, sys\n"
+        "from onfoot.engine import get_engine\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) * 1024\n"
+        "get_engine('auto'); before = peak()\n"
+        "model = onfoot.load(sys.argv[1], quantized=sys.argv[2] == '8')\n"
+        "print(peak() - before)"
+    )
+    for bits, most in (("32", 1.5), ("8", 0.8)):  # of the file; the largest tensor is a third of it
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path), bits], capture_output=True, text=True)
+        assert int(done.stdout) < most * size, (bits, done.stderr)

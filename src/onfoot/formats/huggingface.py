@@ -204,8 +204,8 @@ def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = F
     from onfoot.models.model import Model
 
     config = load_config(folder)
-    found = load_params(folder, config)
-    model = Model(config, _Rounded(found, config) if quantized else Once(found), dtype, engine)
+    once = _Rounded(load_params(folder, config), config) if quantized else Once(load_params(folder, config))
+    model = Model(config, once, dtype, engine)
     model.source = str(Path(folder).resolve())  # an adapter made on it must find it from anywhere
     model.tokenizer = Tokenizer.find(folder)
     if model.tokenizer is not None and model.tokenizer.size > config.vocab_size:
