@@ -16,7 +16,7 @@ from onfoot.models.params import count, default_targets, linear_shapes, lora_cou
 from onfoot.models.run import LARGE
 
 FLOAT = 4  # bytes
-PROGRAM = 235 << 20  # Python, NumPy, Numba and the compiled kernels
+PROGRAM = 115 << 20  # Python, NumPy, LLVM and the machine code of the kernels
 BLOCK_BYTES = 1 + 2 / 32 + 4 / 32  # of a number in 8-bit blocks: the code, its share of the scale and of its float
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import onfoot
 from onfoot.engine import get_engine
+from onfoot.kernels import linear
 from onfoot.train import finetune, pretrain
 from onfoot.train.log import Log
 from onfoot.train.options import FinetuneOptions, TrainOptions
@@ -40,6 +41,47 @@ def test_the_kernels_are_the_default_for_float32_and_the_formulas_for_float64() 
 def test_numba_is_not_loaded_by_the_import() -> None:
     done = python("import sys, onfoot; print('numba' in sys.modules, 'matplotlib' in sys.modules)")
     assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_a_process_that_computes_never_loads_numba() -> None:
+    """Numba compiles in a process of its own; here its machine code is loaded without it."""
+    code = (
+        "import sys, onfoot, numpy as np\n"
+        "m = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=4, vocab_size=5))\n"
+        "m.train_step(onfoot.AdamW(m), np.array([[1, 2, 3]])); print(m.engine.name, 'numba' in sys.modules)"
+    )
+    done = python(code)
+    assert done.stdout.split() == ["numba", "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros((4, 6)), np.zeros((4, 6), np.float32)[:, ::2], np.zeros(12, np.float32), np.zeros((4, 6), np.int32)],
+    ids=["float64", "strided", "one axis", "integers"],
+)
+def test_a_kernel_refuses_an_array_that_is_not_what_it_takes(wrong: np.ndarray) -> None:
+    right = np.zeros(3, np.float32)
+    with pytest.raises(TypeError, match=r"linear.sum_rows: argument 1 must be f4\[:,::1\], not "):
+        linear._sum_rows(wrong, right)
+    with pytest.raises(TypeError, match="argument 2 must be"):
+        linear._sum_rows(np.zeros((4, 3), np.float32), right[::-1])
+
+
+@pytest.mark.slow
+def test_kernels_for_another_cpu_are_as_right(tmp_path: Path) -> None:
+    """Compiled for any x86-64 or ARM CPU: narrower vectors, another register tile."""
+    env = {"NUMBA_CPU_NAME": "generic", "XDG_CACHE_HOME": str(tmp_path)}
+    here = Path(__file__).parent
+    files = [str(here / name) for name in ("test_kernel_gradients.py", "test_fused.py", "test_quantized.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert list(tmp_path.glob("onfoot/kernels-*/product.multiply.o"))
 
 
 def test_without_numba_numpy_takes_over_with_one_line() -> None:

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onfoot import kernels, ops
+from onfoot.kernels import pool
 from onfoot.ops.cross_entropy import IGNORE
 
-numba = pytest.importorskip("numba")
+pytest.importorskip("numba")
 TABLE = kernels.table()
 CLOSE = 2e-6  # relative to the norm of the whole array
 ROWS = (1, 3, 7, 33)
@@ -22,10 +23,10 @@ Case = tuple[tuple[Any, ...], tuple[int, ...]]  # the forward's arguments, and w
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = numba.get_num_threads()
-    numba.set_num_threads(min(request.param, numba.config.NUMBA_NUM_THREADS))
+    before = pool.threads()
+    pool.set_threads(request.param)
     yield request.param
-    numba.set_num_threads(before)
+    pool.set_threads(before)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -159,10 +160,11 @@ def test_two_thread_counts_give_the_same_sums() -> None:
     """An entry of a product is the same sum in the same order, however many threads share the work."""
     rng = np.random.default_rng(0)
     x, weight, bias = normal(rng, 97, 70), normal(rng, 70, 131), normal(rng, 131)
-    results = []
+    results, before = [], pool.threads()
     for n in (1, 2):
-        numba.set_num_threads(min(n, numba.config.NUMBA_NUM_THREADS))
+        pool.set_threads(n)
         results.append(outcome(TABLE["linear_forward"], TABLE["linear_backward"], (x, weight, bias), 0))
+    pool.set_threads(before)
     assert all((a == b).all() for a, b in zip(*results, strict=True))
 
 

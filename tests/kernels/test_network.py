@@ -16,7 +16,7 @@ import onfoot
 from llama_oracle import random_config, scrambled_llama
 from onfoot.models.model import Model
 
-numba = pytest.importorskip("numba")
+pytest.importorskip("numba")
 CLOSE = 2e-6
 CONFIG = onfoot.GPT2Config(n_layer=2, n_head=3, n_embd=21, n_positions=40, vocab_size=53)
 

@@ -1,8 +1,11 @@
 """The pairs of `ops`, fused for the CPU and compiled by Numba: same signatures, same results to rounding.
 
-`table()` is what an engine lays over `ops`. Nothing here is imported before: Numba takes a second to load. Pairs take
-NumPy arrays of float32; anything else goes to the formulas of `ops`. All parallel work runs on Numba's one pool of
-threads, and no other library's threads are woken: two pools that wait actively for work slow each other down.
+`table()` is what an engine lays over `ops`; nothing else here is imported before it. Pairs take NumPy arrays of
+float32; anything else goes to the formulas of `ops`.
+
+The files: `jit` (how a kernel is written and called), `build` (compiles them, the only place that needs Numba),
+`library` (keeps and loads machine code), `pool` (threads), `cpu` and `simd` (vectors), `buffers` (memory), `shapes`;
+the others are the kernels.
 """
 
 from __future__ import annotations
@@ -46,9 +49,9 @@ def table() -> dict[str, Callable[..., Any]]:
     A file's kernels are compiled together, so that the halves of a pair are never of two kinds.
     """
     try:
-        import_module("onfoot.kernels.jit")
+        import_module("onfoot.kernels.library").load()
     except ImportError as error:
-        say(f"without Numba ({error}) the slower NumPy engine takes over: pip install numba")
+        say(f"no kernels here ({error}): the slower NumPy engine takes over; they need Numba: pip install numba")
         return {}
     out: dict[str, Callable[..., Any]] = {}
     for file in sorted({*PAIRS, *SINGLES}):

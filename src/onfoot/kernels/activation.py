@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, erf, exp
-from onfoot.kernels.jit import Compiled, inner, kernel
-from onfoot.kernels.shapes import contiguous, fits, share, threads
+from onfoot.kernels.jit import Kernel, inner, kernel
+from onfoot.kernels.shapes import contiguous, fits, share
 from onfoot.ops.activation import CUBIC, ROOT_2_OVER_PI
 
 GRAIN = 1024  # elements
@@ -63,32 +62,30 @@ def relu_slope(x: float) -> float:
     return F(0) if x <= F(0) else F(1)  # eq G.2
 
 
-def _pair(function: Compiled, slope: Compiled) -> tuple[Compiled, Compiled]:
+def _pair(name: str, function: Any, slope: Any) -> tuple[Kernel, Kernel]:
     """The kernels of one activation."""
 
-    @kernel("void(f4[::1], f4[::1], i8)")
-    def forward(x: np.ndarray, y: np.ndarray, threads: int) -> None:
-        for t in prange(threads):
-            a, e = share(x.size, GRAIN, t, threads)
-            part_x, part_y = x[a:e], y[a:e]
-            for i in range(e - a):
-                part_y[i] = function(part_x[i])
+    @kernel("f4[::1], f4[::1]", f"{name}_forward")
+    def forward(x: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
+        a, e = share(x.size, GRAIN, thread, threads)
+        part_x, part_y = x[a:e], y[a:e]
+        for i in range(e - a):
+            part_y[i] = function(part_x[i])
 
-    @kernel("void(f4[::1], f4[::1], f4[::1], i8)")
-    def backward(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, threads: int) -> None:
-        for t in prange(threads):
-            a, e = share(x.size, GRAIN, t, threads)
-            part_dy, part_x, part_dx = dy[a:e], x[a:e], dx[a:e]
-            for i in range(e - a):
-                part_dx[i] = part_dy[i] * slope(part_x[i])
+    @kernel("f4[::1], f4[::1], f4[::1]", f"{name}_backward")
+    def backward(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, thread: int, threads: int) -> None:
+        a, e = share(x.size, GRAIN, thread, threads)
+        part_dy, part_x, part_dx = dy[a:e], x[a:e], dx[a:e]
+        for i in range(e - a):
+            part_dx[i] = part_dy[i] * slope(part_x[i])
 
     return forward, backward
 
 
 _KERNELS = {
-    "gelu_tanh": _pair(gelu_tanh, gelu_tanh_slope),
-    "gelu_erf": _pair(gelu_erf, gelu_erf_slope),
-    "relu": _pair(relu, relu_slope),
+    "gelu_tanh": _pair("gelu_tanh", gelu_tanh, gelu_tanh_slope),
+    "gelu_erf": _pair("gelu_erf", gelu_erf, gelu_erf_slope),
+    "relu": _pair("relu", relu, relu_slope),
 }
 
 
@@ -98,13 +95,13 @@ KERNELS = tuple(one for pair in _KERNELS.values() for one in pair)
 def _forward(name: str, x: np.ndarray) -> tuple[np.ndarray, Saved]:
     x = contiguous(x)
     y = empty(x.shape)
-    _KERNELS[name][0](x.reshape(-1), y.reshape(-1), threads())
+    _KERNELS[name][0](x.reshape(-1), y.reshape(-1))
     return y, Saved(x)
 
 
 def _backward(name: str, dy: np.ndarray, saved: Saved) -> np.ndarray:
     dx = empty(dy.shape)
-    _KERNELS[name][1](contiguous(dy).reshape(-1), saved.x.reshape(-1), dx.reshape(-1), threads())
+    _KERNELS[name][1](contiguous(dy).reshape(-1), saved.x.reshape(-1), dx.reshape(-1))
     return dx
 
 

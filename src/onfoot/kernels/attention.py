@@ -9,21 +9,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from onfoot import ops
 from onfoot.kernels.attention_head import (
-    FEW,
     backward_floats,
     forward_floats,
     head_backward,
     head_forward,
-    head_forward_few,
 )
 from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.shapes import fits, share, threads
-from onfoot.kernels.simd import address, call
+from onfoot.kernels.simd import address
 
 FLOAT = 4  # bytes
 
@@ -39,7 +36,7 @@ class Saved(NamedTuple):
     lead: tuple[int, ...]  # the leading axes as they came
 
 
-@kernel("void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, f4[:,:], i8)")
+@kernel("f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, f4[:,:]")
 def _forward(
     q: np.ndarray,
     k: np.ndarray,
@@ -49,40 +46,36 @@ def _forward(
     start: np.ndarray,
     causal: bool,
     work: np.ndarray,
-    head_at: int,
+    thread: int,
+    threads: int,
 ) -> None:
     batch, heads, n_q, d_k = q.shape
-    threads = work.shape[0]
-    for t in prange(threads):
-        first, last = share(batch * heads, 1, t, threads)
-        for task in range(first, last):
-            b, h = task // heads, task % heads
-            call(
-                head_at,
-                (
-                    address(q) + b * q.strides[0] + h * q.strides[1],
-                    q.strides[2],
-                    address(k) + b * k.strides[0] + h * k.strides[1],
-                    k.strides[2],
-                    address(v) + b * v.strides[0] + h * v.strides[1],
-                    v.strides[2],
-                    address(y) + b * y.strides[0] + h * y.strides[1],
-                    y.strides[2],
-                    address(lse) + task * n_q * FLOAT,
-                    address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
-                    n_q,
-                    k.shape[2],
-                    d_k,
-                    v.shape[3],
-                    1 if causal else 0,
-                    address(work) + t * work.strides[0],
-                ),
-            )
+    first, last = share(batch * heads, 1, thread, threads)
+    for task in range(first, last):
+        b, h = task // heads, task % heads
+        head_forward(
+            address(q) + b * q.strides[0] + h * q.strides[1],
+            q.strides[2],
+            address(k) + b * k.strides[0] + h * k.strides[1],
+            k.strides[2],
+            address(v) + b * v.strides[0] + h * v.strides[1],
+            v.strides[2],
+            address(y) + b * y.strides[0] + h * y.strides[1],
+            y.strides[2],
+            address(lse) + task * n_q * FLOAT,
+            address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
+            n_q,
+            k.shape[2],
+            d_k,
+            v.shape[3],
+            1 if causal else 0,
+            address(work) + thread * work.strides[0],
+        )
 
 
 @kernel(
-    "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, "
-    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:], i8)"
+    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, "
+    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:]"
 )
 def _backward(
     dy: np.ndarray,
@@ -97,43 +90,39 @@ def _backward(
     dk: np.ndarray,
     dv: np.ndarray,
     work: np.ndarray,
-    head_at: int,
+    thread: int,
+    threads: int,
 ) -> None:
     batch, heads, n_q, d_k = q.shape
-    threads = work.shape[0]
-    for t in prange(threads):
-        first, last = share(batch * heads, 1, t, threads)
-        for task in range(first, last):
-            b, h = task // heads, task % heads
-            call(
-                head_at,
-                (
-                    address(dy) + b * dy.strides[0] + h * dy.strides[1],
-                    dy.strides[2],
-                    address(q) + b * q.strides[0] + h * q.strides[1],
-                    q.strides[2],
-                    address(k) + b * k.strides[0] + h * k.strides[1],
-                    k.strides[2],
-                    address(v) + b * v.strides[0] + h * v.strides[1],
-                    v.strides[2],
-                    address(y) + b * y.strides[0] + h * y.strides[1],
-                    y.strides[2],
-                    address(lse) + task * n_q * FLOAT,
-                    address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
-                    address(dq) + b * dq.strides[0] + h * dq.strides[1],
-                    dq.strides[2],
-                    address(dk) + b * dk.strides[0] + h * dk.strides[1],
-                    dk.strides[2],
-                    address(dv) + b * dv.strides[0] + h * dv.strides[1],
-                    dv.strides[2],
-                    n_q,
-                    k.shape[2],
-                    d_k,
-                    v.shape[3],
-                    1 if causal else 0,
-                    address(work) + t * work.strides[0],
-                ),
-            )
+    first, last = share(batch * heads, 1, thread, threads)
+    for task in range(first, last):
+        b, h = task // heads, task % heads
+        head_backward(
+            address(dy) + b * dy.strides[0] + h * dy.strides[1],
+            dy.strides[2],
+            address(q) + b * q.strides[0] + h * q.strides[1],
+            q.strides[2],
+            address(k) + b * k.strides[0] + h * k.strides[1],
+            k.strides[2],
+            address(v) + b * v.strides[0] + h * v.strides[1],
+            v.strides[2],
+            address(y) + b * y.strides[0] + h * y.strides[1],
+            y.strides[2],
+            address(lse) + task * n_q * FLOAT,
+            address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
+            address(dq) + b * dq.strides[0] + h * dq.strides[1],
+            dq.strides[2],
+            address(dk) + b * dk.strides[0] + h * dk.strides[1],
+            dk.strides[2],
+            address(dv) + b * dv.strides[0] + h * dv.strides[1],
+            dv.strides[2],
+            n_q,
+            k.shape[2],
+            d_k,
+            v.shape[3],
+            1 if causal else 0,
+            address(work) + thread * work.strides[0],
+        )
 
 
 _NO_START = np.empty((0, 0, 0), np.int64)
@@ -180,9 +169,8 @@ def forward(
     if start is not None:
         starts = np.array(np.broadcast_to(start, (*lead, n_q)), dtype=np.int64, order="C").reshape(batch, heads, n_q)
     y, lse = heads_beside(batch, heads, n_q, d_v), empty((batch, heads, n_q))
-    head = head_forward_few if n_q <= FEW else head_forward
     work = scratch(threads(), forward_floats(n_k, d_k, d_v))
-    _forward(q, k, v, y, lse, starts, causal, work, head.address)
+    _forward(q, k, v, y, lse, starts, causal, work)
     return y, Saved(q, k, v, y, lse, starts, causal, lead)
 
 
@@ -202,7 +190,7 @@ def backward(dy: np.ndarray, saved: Saved, dq: np.ndarray, dk: np.ndarray, dv: n
     """Writes the gradients into arrays (B, H, T, D)."""
     q, k, v, y, lse, start, causal, _ = saved
     work = scratch(threads(), backward_floats(k.shape[2], q.shape[3], v.shape[3]))
-    _backward(dy, q, k, v, y, lse, start, causal, dq, dk, dv, work, head_backward.address)
+    _backward(dy, q, k, v, y, lse, start, causal, dq, dk, dv, work)
 
 
-KERNELS = (head_forward, head_forward_few, head_backward, _forward, _backward)
+KERNELS = (head_forward, head_backward, _forward, _backward)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from onfoot.kernels.cpu import TILE_ROWS
 from onfoot.kernels.elementary import F, exp
-from onfoot.kernels.jit import TILE_ROWS, inner, routine
+from onfoot.kernels.jit import inner, routine
 from onfoot.kernels.product import FLOAT, pack_b, put_tile
 from onfoot.kernels.simd import TILE_COLUMNS, floats, integers, keep_apart, load, store, tile_of_rows
 
@@ -80,7 +81,9 @@ def block_scores(
     if whole < rows:  # the last rows beside rows of 0, so that a whole tile can be read
         floats(spare, TILE_ROWS * depth)[:] = 0
         for i in range(whole, rows):
-            floats(spare + (i - whole) * depth * FLOAT, depth)[:] = floats(a + i * a_row, depth)
+            source, target = floats(a + i * a_row, depth), floats(spare + (i - whole) * depth * FLOAT, depth)
+            for d in range(depth):
+                target[d] = source[d]
     for i in range(0, rows, TILE_ROWS):
         at, row = (a + i * a_row, a_row) if i < whole else (spare, depth * FLOAT)
         for j in range(first, min(end, edge_end + i + TILE_ROWS), TILE_COLUMNS):
@@ -127,6 +130,57 @@ def block_product(
             )
 
 
+@inner
+def head_forward_few(
+    q: int,
+    q_row: int,
+    k: int,
+    k_row: int,
+    v: int,
+    v_row: int,
+    y: int,
+    y_row: int,
+    lse: int,
+    start: int,
+    n_q: int,
+    n_k: int,
+    d_k: int,
+    d_v: int,
+    causal: int,
+    work: int,
+) -> None:
+    """`head_forward` for a few queries, as when a token is generated: keys and values are read once, where they lie."""
+    keep_apart()
+    scale = F(1) / np.sqrt(F(d_k))
+    for i in range(n_q):
+        low, high = first_key(start, i, n_k), last_key(i, n_q, n_k, causal)
+        out = floats(y + i * y_row, d_v)
+        out[:] = 0
+        if high <= low:
+            store(lse + i * FLOAT, F(np.inf))
+            continue
+        row, query = floats(work, high - low), floats(q + i * q_row, d_k)
+        top = F(-np.inf)
+        for j in range(row.size):
+            key = floats(k + (low + j) * k_row, d_k)
+            total = F(0)
+            for d in range(d_k):
+                total += query[d] * key[d]
+            row[j] = total
+            top = max(top, total)
+        total = F(0)
+        for j in range(row.size):
+            weight = exp((row[j] - top) * scale)
+            row[j] = weight
+            total += weight
+        store(lse + i * FLOAT, top * scale + np.log(total))
+        for j in range(row.size):
+            weight = row[j] / total
+            value = floats(v + (low + j) * v_row, d_v)
+            for d in range(d_v):
+                out[d] += weight * value[d]
+
+
 @routine(16)
 def head_forward(
     q: int,
@@ -147,6 +201,11 @@ def head_forward(
     work: int,
 ) -> None:
     """y = ρ v and the logarithms of ρ's normalisers."""
+    if n_q <= FEW:
+        head_forward_few(
+            q, q_row, k, k_row, v, v_row, y, y_row, lse, start, n_q, n_k, d_k, d_v, causal, work
+        )  # fmt: skip
+        return
     scale = F(1) / np.sqrt(F(d_k))
     s_row = scores_row(n_k) * FLOAT
     s = work
@@ -193,56 +252,6 @@ def head_forward(
         else:
             a, b = s + first * FLOAT, values + first * PANEL_ROW
             block_product(rows, d_v, end - first, True, a, s_row, b, n_k * PANEL_ROW, out, y_row, False, edge)  # eq 16
-
-
-@routine(16)
-def head_forward_few(
-    q: int,
-    q_row: int,
-    k: int,
-    k_row: int,
-    v: int,
-    v_row: int,
-    y: int,
-    y_row: int,
-    lse: int,
-    start: int,
-    n_q: int,
-    n_k: int,
-    d_k: int,
-    d_v: int,
-    causal: int,
-    work: int,
-) -> None:
-    """The same for a few queries, as when a token is generated: keys and values are read once, where they lie."""
-    scale = F(1) / np.sqrt(F(d_k))
-    for i in range(n_q):
-        low, high = first_key(start, i, n_k), last_key(i, n_q, n_k, causal)
-        out = floats(y + i * y_row, d_v)
-        out[:] = 0
-        if high <= low:
-            store(lse + i * FLOAT, F(np.inf))
-            continue
-        row, query = floats(work, high - low), floats(q + i * q_row, d_k)
-        top = F(-np.inf)
-        for j in range(row.size):
-            key = floats(k + (low + j) * k_row, d_k)
-            total = F(0)
-            for d in range(d_k):
-                total += query[d] * key[d]
-            row[j] = total
-            top = max(top, total)
-        total = F(0)
-        for j in range(row.size):
-            weight = exp((row[j] - top) * scale)
-            row[j] = weight
-            total += weight
-        store(lse + i * FLOAT, top * scale + np.log(total))
-        for j in range(row.size):
-            weight = row[j] / total
-            value = floats(v + (low + j) * v_row, d_v)
-            for d in range(d_v):
-                out[d] += weight * value[d]
 
 
 @routine(24)

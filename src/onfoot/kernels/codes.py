@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 
-from onfoot.kernels.jit import WIDTH
-from onfoot.kernels.simd import BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer, intrinsic
+from onfoot.kernels.cpu import WIDTH
+from onfoot.kernels.jit import cgutils, intrinsic, types
+from onfoot.kernels.simd import BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer
 from onfoot.quantized import BLOCK
 
 INTEGERS = ir.VectorType(I32, WIDTH)

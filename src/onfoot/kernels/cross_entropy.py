@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import as_rows, fits, share, threads
+from onfoot.kernels.shapes import as_rows, fits, share
 from onfoot.ops.cross_entropy import IGNORE
 
 
@@ -45,25 +44,31 @@ def softmax_minus_target(row: np.ndarray, lse: float, target: int, scale: float,
     out[target] -= scale  # eq CE.2
 
 
-@kernel("void(f4[:,::1], i8[::1], f4[::1], f8[::1], i8)")
-def _forward(logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, losses: np.ndarray, threads: int) -> None:
-    for t in prange(threads):
-        a, e = share(logits.shape[0], 1, t, threads)
-        for i in range(a, e):
-            lse[i] = log_sum_exp(logits[i])
-            losses[i] = 0.0
-            if targets[i] != IGNORE:
-                losses[i] = np.float64(lse[i]) - np.float64(logits[i, targets[i]])  # eq CE.1
-
-
-@kernel("void(f4[:,::1], f4[::1], i8[::1], f4, f4[:,::1], i8)")
-def _backward(
-    logits: np.ndarray, lse: np.ndarray, targets: np.ndarray, scale: float, dlogits: np.ndarray, threads: int
+@kernel("f4[:,::1], i8[::1], f4[::1], f8[::1]")
+def _forward(
+    logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, losses: np.ndarray, thread: int, threads: int
 ) -> None:
-    for t in prange(threads):
-        a, e = share(logits.shape[0], 1, t, threads)
-        for i in range(a, e):
-            softmax_minus_target(logits[i], lse[i], targets[i], scale, dlogits[i])
+    a, e = share(logits.shape[0], 1, thread, threads)
+    for i in range(a, e):
+        lse[i] = log_sum_exp(logits[i])
+        losses[i] = 0.0
+        if targets[i] != IGNORE:
+            losses[i] = np.float64(lse[i]) - np.float64(logits[i, targets[i]])  # eq CE.1
+
+
+@kernel("f4[:,::1], f4[::1], i8[::1], f4, f4[:,::1]")
+def _backward(
+    logits: np.ndarray,
+    lse: np.ndarray,
+    targets: np.ndarray,
+    scale: float,
+    dlogits: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    a, e = share(logits.shape[0], 1, thread, threads)
+    for i in range(a, e):
+        softmax_minus_target(logits[i], lse[i], targets[i], scale, dlogits[i])
 
 
 def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
@@ -82,7 +87,7 @@ def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: floa
     flat = as_rows(logits)  # (N, V)
     target = checked_targets(targets, flat.shape[1])
     lse, losses = empty(target.shape), np.empty(target.shape)
-    _forward(flat, target, lse, losses, threads())
+    _forward(flat, target, lse, losses)
     return np.float32(losses.sum() / divisor), Saved(logits, lse, target, divisor)
 
 
@@ -92,7 +97,7 @@ def cross_entropy_backward(dloss: float, saved: Any) -> np.ndarray:
         return ops.cross_entropy_backward(dloss, saved)
     logits, lse, target, divisor = saved
     dlogits = empty(logits.shape)
-    _backward(as_rows(logits), lse, target, float(dloss) / divisor, as_rows(dlogits), threads())
+    _backward(as_rows(logits), lse, target, float(dloss) / divisor, as_rows(dlogits))
     return dlogits
 
 

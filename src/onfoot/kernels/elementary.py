@@ -5,9 +5,9 @@ The coefficients are least-maximum fits; with rounding, exp is within 1e-7 of th
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from onfoot.kernels.jit import exact
 from onfoot.kernels.simd import bits_from_float, float_from_bits
 
 F = np.float32
@@ -15,11 +15,8 @@ LOG2_E = F(1.4426950408889634)
 LN2_HIGH, LN2_LOW = F(0.693145751953125), F(1.4286068203094172e-06)  # their sum is ln 2; the first is exact in products
 ROUNDER = F(12582912.0)  # 1.5 · 2²³: adding it leaves the nearest integer in the lowest bits
 
-# Without "reassoc": the order of these sums is their point.
-_exact = numba.njit(fastmath={"contract", "nsz"}, error_model="numpy")
 
-
-@_exact
+@exact
 def exp(x: float) -> float:
     """2ⁿ exp(r) with x = n ln 2 + r; below −87.3 it stays at 1e-38, and NaN stays NaN."""
     x = F(-87.3) if x < F(-87.3) else x
@@ -35,7 +32,7 @@ def exp(x: float) -> float:
     return float_from_bits(np.int32(bits_from_float(p) + (bits_from_float(shifted) << np.int32(23))))
 
 
-@_exact
+@exact
 def erf(x: float) -> float:
     """The error function: a polynomial in x² up to 1, and 1 − exp(polynomial) beyond."""
     t = abs(x)

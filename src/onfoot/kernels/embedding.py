@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import kernel
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 
 
 class Saved(NamedTuple):
@@ -22,26 +21,24 @@ class Saved(NamedTuple):
     n_rows: int
 
 
-@kernel("void(i8[::1], f4[:,::1], f4[:,::1], i8)")
-def _gather(ids: np.ndarray, weight: np.ndarray, y: np.ndarray, threads: int) -> None:
-    for t in prange(threads):
-        a, e = share(ids.size, 1, t, threads)
-        for i in range(a, e):
-            y[i] = weight[ids[i]]  # eq 2
+@kernel("i8[::1], f4[:,::1], f4[:,::1]")
+def _gather(ids: np.ndarray, weight: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
+    a, e = share(ids.size, 1, thread, threads)
+    for i in range(a, e):
+        row, out = weight[ids[i]], y[i]
+        for j in range(out.size):
+            out[j] = row[j]  # eq 2
 
 
-@kernel("void(f4[:,::1], i8[::1], f4[:,::1], b1, i8)")
-def _scatter(dy: np.ndarray, ids: np.ndarray, total: np.ndarray, fresh: bool, threads: int) -> None:
+@kernel("f4[:,::1], i8[::1], f4[:,::1], b1")
+def _scatter(dy: np.ndarray, ids: np.ndarray, total: np.ndarray, fresh: bool, thread: int, threads: int) -> None:
+    a, e = share(dy.shape[1], 16, thread, threads)
     if fresh:
-        for t in prange(threads):
-            a, e = share(total.shape[0], 1, t, threads)
-            total[a:e] = 0
-    for t in prange(threads):
-        a, e = share(dy.shape[1], 16, t, threads)
-        for i in range(ids.size):
-            row, up = total[ids[i], a:e], dy[i, a:e]
-            for j in range(e - a):
-                row[j] += up[j]  # eq 3
+        total[:, a:e] = 0
+    for i in range(ids.size):
+        row, up = total[ids[i], a:e], dy[i, a:e]
+        for j in range(e - a):
+            row[j] += up[j]  # eq 3
 
 
 def embedding_forward(ids: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -49,7 +46,7 @@ def embedding_forward(ids: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, 
     if not fits(weight) or ids.dtype != np.int64 or not ids.size or ids.min() < 0 or ids.max() >= weight.shape[0]:
         return ops.embedding_forward(ids, weight)
     y = empty((*ids.shape, weight.shape[1]))
-    _gather(contiguous(ids).reshape(-1), contiguous(weight), as_rows(y), threads())
+    _gather(contiguous(ids).reshape(-1), contiguous(weight), as_rows(y))
     return y, Saved(ids, weight.shape[0])
 
 
@@ -58,7 +55,7 @@ def embedding_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     if not isinstance(saved, Saved) or not fits(dy):
         return ops.embedding_backward(dy, saved)
     total = empty((saved.n_rows, dy.shape[-1]))
-    _scatter(as_rows(dy), contiguous(saved.ids).reshape(-1), total, True, threads())
+    _scatter(as_rows(dy), contiguous(saved.ids).reshape(-1), total, True)
     return total
 
 
@@ -67,7 +64,7 @@ def embedding_add_backward(dy: np.ndarray, saved: Any, total: np.ndarray) -> Non
     if not isinstance(saved, Saved) or not fits(dy, total) or not total.flags.c_contiguous:
         total += ops.embedding_backward(dy, saved)
     else:
-        _scatter(as_rows(dy), contiguous(saved.ids).reshape(-1), total, False, threads())
+        _scatter(as_rows(dy), contiguous(saved.ids).reshape(-1), total, False)
 
 
 KERNELS = (_gather, _scatter)

@@ -8,7 +8,6 @@ stored (out, in), as the token table is, is divided by outputs: each is a dot pr
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from onfoot.kernels.buffers import scratch
 from onfoot.kernels.elementary import F
@@ -30,64 +29,67 @@ def ask(at: int, size: int) -> None:
         prefetch(at + AHEAD + i)
 
 
-@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8)")
-def _by_rows(x: np.ndarray, weight: np.ndarray, y: np.ndarray, work: np.ndarray, threads: int) -> None:
+@kernel("f4[:,::1], f4[:,::1], f4[:,::1]")
+def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, threads: int) -> None:
     m, depth = x.shape
     n = weight.shape[1]
-    for t in prange(threads):
-        first, last = share(depth, GROUP, t, threads)
-        sums = work[t]
-        sums[: m * n] = 0
-        for k in range(first, last - GROUP + 1, GROUP):
-            for j0 in range(0, n, STRIP):
-                j1 = min(n, j0 + STRIP)
-                w0, w1, w2, w3 = weight[k, j0:j1], weight[k + 1, j0:j1], weight[k + 2, j0:j1], weight[k + 3, j0:j1]
-                for i in range(m):
-                    out = sums[i * n + j0 : i * n + j1]
-                    x0, x1, x2, x3 = x[i, k], x[i, k + 1], x[i, k + 2], x[i, k + 3]
-                    for j in range(j1 - j0):
-                        out[j] += x0 * w0[j] + x1 * w1[j] + x2 * w2[j] + x3 * w3[j]
-        for k in range(first + (last - first) // GROUP * GROUP, last):
-            row = weight[k]
+    first, last = share(depth, GROUP, thread, threads)
+    sums = work[thread]
+    sums[: m * n] = 0
+    for k in range(first, last - GROUP + 1, GROUP):
+        for j0 in range(0, n, STRIP):
+            j1 = min(n, j0 + STRIP)
+            w0, w1, w2, w3 = weight[k, j0:j1], weight[k + 1, j0:j1], weight[k + 2, j0:j1], weight[k + 3, j0:j1]
             for i in range(m):
-                out = sums[i * n : (i + 1) * n]
-                x0 = x[i, k]
-                for j in range(n):
-                    out[j] += x0 * row[j]
-    for t in prange(threads):
-        a, e = share(n, 64, t, threads)
+                out = sums[i * n + j0 : i * n + j1]
+                x0, x1, x2, x3 = x[i, k], x[i, k + 1], x[i, k + 2], x[i, k + 3]
+                for j in range(j1 - j0):
+                    out[j] += x0 * w0[j] + x1 * w1[j] + x2 * w2[j] + x3 * w3[j]
+    for k in range(first + (last - first) // GROUP * GROUP, last):
+        row = weight[k]
         for i in range(m):
-            out = y[i, a:e]
-            for s in range(threads):
-                part = work[s, i * n + a : i * n + e]
-                for j in range(e - a):
-                    out[j] += part[j]
+            out = sums[i * n : (i + 1) * n]
+            x0 = x[i, k]
+            for j in range(n):
+                out[j] += x0 * row[j]
 
 
-@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], i8)")
-def _by_dots(x: np.ndarray, weight: np.ndarray, y: np.ndarray, threads: int) -> None:
+@kernel("f4[:,::1], f4[:,::1]")
+def _add_parts(work: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
+    m, n = y.shape
+    a, e = share(n, 64, thread, threads)
+    for i in range(m):
+        out = y[i, a:e]
+        for s in range(threads):
+            part = work[s, i * n + a : i * n + e]
+            for j in range(e - a):
+                out[j] += part[j]
+
+
+@kernel("f4[:,::1], f4[:,::1], f4[:,::1]")
+def _by_dots(x: np.ndarray, weight: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     m, depth = x.shape
-    for t in prange(threads):
-        first, last = share(weight.shape[0], 1, t, threads)
-        for j in range(first, last):
-            row = weight[j]
-            ask(address(weight) + j * depth * 4, depth * 4)
-            for i in range(m):
-                left = x[i]
-                total = F(0)
-                for k in range(depth):
-                    total += left[k] * row[k]
-                y[i, j] += total
+    first, last = share(weight.shape[0], 1, thread, threads)
+    for j in range(first, last):
+        row = weight[j]
+        ask(address(weight) + j * depth * 4, depth * 4)
+        for i in range(m):
+            left = x[i]
+            total = F(0)
+            for k in range(depth):
+                total += left[k] * row[k]
+            y[i, j] += total
 
 
 def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
     """y = x w + b for a few contiguous rows; the weight contiguous, or the transpose of one that is."""
     y[:] = 0 if bias is None else bias
     if weight.flags.c_contiguous:
-        n = threads()
-        _by_rows(x, weight, y, scratch(n, y.size), n)
+        work = scratch(threads(), y.size)
+        _by_rows(x, weight, work)
+        _add_parts(work, y)
     else:
-        _by_dots(x, weight.T, y, threads())
+        _by_dots(x, weight.T, y)
 
 
-KERNELS = (_by_rows, _by_dots)
+KERNELS = (_by_rows, _add_parts, _by_dots)

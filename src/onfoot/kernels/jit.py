@@ -1,119 +1,109 @@
-"""How the kernels are compiled: once, when first called, and then kept on disk.
+"""How kernels are written, and how they are called.
 
-Importing this file imports Numba; `onfoot.kernels` itself does not.
+Numba compiles them in a process of its own (`build`), once for each CPU, and the machine code is kept on disk
+(`library`). A process that computes loads that code and never loads Numba: the decorators here only note a kernel's
+name and arguments then, which saves 100 MB of memory and a second of every start.
+
+A kernel is what one thread does: its last two arguments are which thread it is, of how many.
 """
 
 from __future__ import annotations
 
-import contextlib
-import getpass
-import hashlib
+import ctypes
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
-from llvmlite import binding
-from numba.core.registry import cpu_target
+from onfoot.kernels import library, pool
 
-from onfoot.kernels import say
-
-settings: Any = numba.config
+COMPILING = "ONFOOT_COMPILING" in os.environ
 # Sums may be reordered and a*b + c fused: both are needed for vector code. NaN and infinity keep their meaning.
-OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+# Nothing is allocated inside a kernel, so arrays need no counts of references.
+OPTIONS: dict[str, Any] = {
+    "fastmath": {"reassoc", "contract", "arcp", "nsz"},
+    "error_model": "numpy",
+    "_nrt": False,
+}
 
 
-def _cache_folder() -> Path:
-    """A folder for this very source: Numba would not notice that a kernel's imports have changed."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    name = f"kernels-{digest.hexdigest()[:16]}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    with contextlib.suppress(OSError):
-        (home / "onfoot").mkdir(parents=True, exist_ok=True)
-    if os.access(home / "onfoot", os.W_OK):
-        return home / "onfoot" / name
-    return Path(tempfile.gettempdir()) / f"onfoot-{getpass.getuser()}" / name  # a home that cannot be written
+def _plain(function: Any) -> Any:
+    return function
 
 
-def _prefer_wide_vectors() -> None:
-    """Lets LLVM use 512-bit vectors where the CPU has them; it avoids them on CPUs that once slowed down."""
-    features = binding.get_host_cpu_features()
-    if features.get("avx512f") and not settings.CPU_FEATURES and settings.CPU_NAME in (None, ""):
-        settings.CPU_NAME = binding.get_host_cpu_name()
-        settings.CPU_FEATURES = features.flatten() + ",-prefer-256-bit"
+inner: Any = _plain  # decorates a function that kernels call; compiled into each of them
+exact: Any = _plain  # the same, where the order of the sums is their point
+intrinsic: Any = _plain  # decorates a function that builds LLVM instructions
+types: Any = None
+cgutils: Any = None
+arrayobj: Any = None
+if COMPILING:
+    import numba
+    import numba.core.cgutils
+    import numba.extending
+    import numba.np.arrayobj
+
+    inner = numba.njit(**OPTIONS)
+    exact = numba.njit(**{**OPTIONS, "fastmath": {"contract", "nsz"}})
+    intrinsic = numba.extending.intrinsic
+    types, cgutils, arrayobj = numba.types, numba.core.cgutils, numba.np.arrayobj
+
+SCALARS = {"f4": ctypes.c_float, "f8": ctypes.c_double, "i8": ctypes.c_longlong, "b1": ctypes.c_longlong}
+ALL: list[Kernel] = []  # every kernel and routine, in the order in which they are written
 
 
-def _vector() -> tuple[int, int, int]:
-    """Floats in a vector, and the register tile of a product: rows, and columns in vectors."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()  # those that code is really generated for
-    if "+avx512f" in features and "-prefer-256-bit" in features:
-        return 16, 8, 3  # 24 of 32 registers hold the tile
-    if "+avx2" in features and "+fma" in features:
-        return 8, 6, 2  # 12 of 16
-    if "+neon" in features:
-        return 4, 8, 3  # 24 of 32
-    return 4, 6, 2
+class Kernel:
+    """A compiled function, called on all threads with arrays and numbers, or by other kernels (a routine)."""
 
-
-if not os.environ.get("NUMBA_THREADING_LAYER_PRIORITY"):
-    settings.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]  # the cheapest fork and join first
-_prefer_wide_vectors()
-_asked = os.environ.get("OMP_NUM_THREADS", "")
-if _asked.isdecimal() and not os.environ.get("NUMBA_NUM_THREADS"):
-    numba.set_num_threads(max(1, min(int(_asked), settings.NUMBA_NUM_THREADS)))
-WIDTH, TILE_ROWS, TILE_VECTORS = _vector()
-CACHE = _cache_folder()
-_said = False
-
-
-class Compiled:
-    """A function that Numba compiles when it is first needed, for one signature, and keeps on disk."""
-
-    def __init__(self, function: Callable[..., Any], decorator: Callable[..., Any], signature: str, **options: Any):
-        self.function, self.decorator, self.signature, self.options = function, decorator, signature, options
-        self.compiled: Any = None
-
-    def prepare(self) -> Any:
-        """The compiled function."""
-        global _said
-        if self.compiled is None:
-            if not _said and not CACHE.exists():
-                say("compiling the kernels for this CPU; this happens once and takes about half a minute")
-            _said = True
-            before, settings.CACHE_DIR = settings.CACHE_DIR, str(CACHE)
-            try:
-                self.compiled = self.decorator(self.signature, cache=True, **OPTIONS, **self.options)(self.function)
-            finally:
-                settings.CACHE_DIR = before
-        return self.compiled
-
-    def __call__(self, *args: Any) -> Any:
-        return (self.compiled or self.prepare())(*args)
+    def __init__(self, function: Callable[..., None], signature: str, name: str = "", routine: bool = False) -> None:
+        file = function.__module__.rpartition(".")[2]
+        self.name = f"{file}.{name or function.__name__.strip('_')}"
+        self.function, self.signature, self.routine = function, signature, routine
+        self.entry: Callable[..., int] = self._prepare_and_call
+        ALL.append(self)
 
     @property
-    def address(self) -> int:
-        """Where a routine's code begins."""
-        return self.prepare().address
+    def kinds(self) -> list[str]:
+        """The arguments' kinds, such as "f4[:,::1]" or "i8"."""
+        return self.signature.split(", ")
+
+    @property
+    def symbol(self) -> str:
+        """The name of the machine code."""
+        return f"onfoot.{self.name}"
+
+    def prepare(self) -> None:
+        """Loads the machine code, which is compiled first if need be; an ImportError if there is none."""
+        address = library.address(self.name, self.symbol)
+        if not self.routine:
+            kinds: list[Any] = [SCALARS.get(kind, ctypes.py_object) for kind in self.kinds]
+            self.entry = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds, ctypes.c_longlong)(address)
+
+    def __call__(self, *args: Any) -> None:
+        wrong = self.entry(*args, pool.threads())
+        if wrong:
+            x = args[wrong - 1]
+            raise TypeError(
+                f"{self.name}: argument {wrong} must be {self.kinds[wrong - 1]}, not {x.dtype} of shape {x.shape} "
+                f"and strides {x.strides}"
+            )
+
+    def _prepare_and_call(self, *args: Any) -> int:
+        self.prepare()
+        return self.entry(*args)
 
 
-def kernel(signature: str) -> Callable[[Callable[..., Any]], Compiled]:
-    """A function with parallel loops, called from Python.
-
-    Numba would join neighbouring loops of the same length into one, and let a thread begin with the second before the
-    others have ended the first.
-    """
-    return lambda function: Compiled(function, numba.njit, signature, parallel={"fusion": False})
+def kernel(signature: str, name: str = "") -> Callable[[Callable[..., None]], Kernel]:
+    """A function called from Python, on every thread. Arrays are as in Numba: f4[:,::1] is contiguous, f4[:,:] any."""
+    return lambda function: Kernel(function, signature, name)
 
 
-def routine(arguments: int) -> Callable[[Callable[..., Any]], Compiled]:
-    """A function of integers that kernels call by its address, so that it is not compiled into each of them."""
-    signature = f"void({', '.join(['i8'] * arguments)})"
-    return lambda function: Compiled(function, numba.cfunc, signature)
+def routine(arguments: int) -> Callable[[Callable[..., None]], Any]:
+    """A function of integers that several kernels call, compiled once and not into each of them."""
 
+    def decorate(function: Callable[..., None]) -> Any:
+        made = Kernel(function, ", ".join(["i8"] * arguments), routine=True)
+        if COMPILING:
+            return types.ExternalFunction(made.symbol, types.void(*[types.int64] * arguments))
+        return made
 
-# A function that kernels call; compiled into each of them.
-inner = numba.njit(**OPTIONS)
+    return decorate

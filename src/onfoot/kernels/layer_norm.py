@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import kernel
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 
 BLOCK = 16  # rows whose contributions to dweight and dbias are summed together, whatever the number of threads
 
@@ -26,7 +25,7 @@ class Saved(NamedTuple):
     weight: np.ndarray
 
 
-@kernel("void(f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[::1], f4[::1], i8)")
+@kernel("f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[::1], f4[::1]")
 def _forward(
     x: np.ndarray,
     weight: np.ndarray,
@@ -35,29 +34,27 @@ def _forward(
     y: np.ndarray,
     mean: np.ndarray,
     rstd: np.ndarray,
+    thread: int,
     threads: int,
 ) -> None:
     n, c = x.shape
-    for t in prange(threads):
-        a, e = share(n, BLOCK, t, threads)
-        for i in range(a, e):
-            row, out = x[i], y[i]
-            total = F(0)
-            for j in range(c):
-                total += row[j]
-            mu = total / F(c)
-            squares = F(0)
-            for j in range(c):
-                squares += (row[j] - mu) * (row[j] - mu)
-            r = F(1) / np.sqrt(squares / F(c) + F(eps))
-            mean[i], rstd[i] = mu, r
-            for j in range(c):
-                out[j] = (row[j] - mu) * r * weight[j] + bias[j]  # eq 36, 37, 38
+    a, e = share(n, BLOCK, thread, threads)
+    for i in range(a, e):
+        row, out = x[i], y[i]
+        total = F(0)
+        for j in range(c):
+            total += row[j]
+        mu = total / F(c)
+        squares = F(0)
+        for j in range(c):
+            squares += (row[j] - mu) * (row[j] - mu)
+        r = F(1) / np.sqrt(squares / F(c) + F(eps))
+        mean[i], rstd[i] = mu, r
+        for j in range(c):
+            out[j] = (row[j] - mu) * r * weight[j] + bias[j]  # eq 36, 37, 38
 
 
-@kernel(
-    "void(f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[::1], f4[:,::1], f4[:,:,::1], f4[::1], f4[::1], i8)"
-)
+@kernel("f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[::1], f4[:,::1], f4[:,:,::1]")
 def _backward(
     dy: np.ndarray,
     dskip: np.ndarray,
@@ -67,47 +64,49 @@ def _backward(
     weight: np.ndarray,
     dx: np.ndarray,
     parts: np.ndarray,
-    dweight: np.ndarray,
-    dbias: np.ndarray,
+    thread: int,
     threads: int,
 ) -> None:
     n, c = x.shape
     blocks = parts.shape[0]
-    for t in prange(threads):
-        first, last = share(blocks, 1, t, threads)
-        for b in range(first, last):
-            dw, db = parts[b, 0], parts[b, 1]
-            dw[:] = 0
-            db[:] = 0
-            for i in range(b * BLOCK, min((b + 1) * BLOCK, n)):
-                row, up, out = x[i], dy[i], dx[i]
-                mu, r = mean[i], rstd[i]
-                total, along = F(0), F(0)
-                for j in range(c):
-                    normed = (row[j] - mu) * r
-                    dnormed = up[j] * weight[j]
-                    total += dnormed
-                    along += normed * dnormed
-                    dw[j] += normed * up[j]
-                    db[j] += up[j]
-                total /= F(c)
-                along /= F(c)
-                for j in range(c):
-                    out[j] = (up[j] * weight[j] - total - (row[j] - mu) * r * along) * r  # eq 40
-                if dskip.shape[0]:
-                    past = dskip[i]
-                    for j in range(c):
-                        out[j] += past[j]
-    for t in prange(threads):
-        a, e = share(c, 64, t, threads)
-        dw, db = dweight[a:e], dbias[a:e]
+    first, last = share(blocks, 1, thread, threads)
+    for b in range(first, last):
+        dw, db = parts[b, 0], parts[b, 1]
         dw[:] = 0
         db[:] = 0
-        for b in range(blocks):
-            part_w, part_b = parts[b, 0, a:e], parts[b, 1, a:e]
-            for j in range(e - a):
-                dw[j] += part_w[j]  # eq 41
-                db[j] += part_b[j]  # eq 42
+        for i in range(b * BLOCK, min((b + 1) * BLOCK, n)):
+            row, up, out = x[i], dy[i], dx[i]
+            mu, r = mean[i], rstd[i]
+            total, along = F(0), F(0)
+            for j in range(c):
+                normed = (row[j] - mu) * r
+                dnormed = up[j] * weight[j]
+                total += dnormed
+                along += normed * dnormed
+                dw[j] += normed * up[j]
+                db[j] += up[j]
+            total /= F(c)
+            along /= F(c)
+            for j in range(c):
+                out[j] = (up[j] * weight[j] - total - (row[j] - mu) * r * along) * r  # eq 40
+            if dskip.shape[0]:
+                past = dskip[i]
+                for j in range(c):
+                    out[j] += past[j]
+
+
+@kernel("f4[:,:,::1], f4[::1], f4[::1]")
+def _sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
+    blocks, _, c = parts.shape
+    a, e = share(c, 64, thread, threads)
+    dw, db = dweight[a:e], dbias[a:e]
+    dw[:] = 0
+    db[:] = 0
+    for b in range(blocks):
+        part_w, part_b = parts[b, 0, a:e], parts[b, 1, a:e]
+        for j in range(e - a):
+            dw[j] += part_w[j]  # eq 41
+            db[j] += part_b[j]  # eq 42
 
 
 def layer_norm_forward(
@@ -118,7 +117,7 @@ def layer_norm_forward(
         return ops.layer_norm_forward(x, weight, bias, eps)
     rows, weight = as_rows(x), contiguous(weight)
     y, mean, rstd = empty(x.shape), empty(rows.shape[:1]), empty(rows.shape[:1])
-    _forward(rows, weight, contiguous(bias), eps, as_rows(y), mean, rstd, threads())
+    _forward(rows, weight, contiguous(bias), eps, as_rows(y), mean, rstd)
     return y, Saved(rows, mean, rstd, weight)
 
 
@@ -134,9 +133,10 @@ def backward(dy: np.ndarray, saved: Saved, dskip: np.ndarray) -> tuple[np.ndarra
     x, mean, rstd, weight = saved
     dx, dweight, dbias = empty(dy.shape), empty(weight.shape), empty(weight.shape)
     parts = empty(((x.shape[0] + BLOCK - 1) // BLOCK, 2, x.shape[1]))
-    _backward(as_rows(dy), dskip, x, mean, rstd, weight, as_rows(dx), parts, dweight, dbias, threads())
+    _backward(as_rows(dy), dskip, x, mean, rstd, weight, as_rows(dx), parts)
+    _sum_parts(parts, dweight, dbias)
     return dx, dweight, dbias
 
 
 _NO_SKIP = np.empty((0, 0), np.float32)
-KERNELS = (_forward, _backward)
+KERNELS = (_forward, _backward, _sum_parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from onfoot import ops
 from onfoot.kernels import few_rows, quantized
@@ -15,7 +14,7 @@ from onfoot.kernels.few_rows import FEW, few_rows_product
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.product import product
 from onfoot.kernels.quantized import quantized_affine, quantized_through
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 from onfoot.quantized import Transposed
 
 
@@ -29,23 +28,22 @@ class FrozenSaved(NamedTuple):
     weight: np.ndarray
 
 
-@kernel("void(f4[:,::1], f4[::1], i8)")
-def _sum_rows(x: np.ndarray, total: np.ndarray, threads: int) -> None:
+@kernel("f4[:,::1], f4[::1]")
+def _sum_rows(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
     n, c = x.shape
-    for t in prange(threads):
-        a, e = share(c, 64, t, threads)
-        out = total[a:e]
-        out[:] = 0
-        for i in range(n):
-            row = x[i, a:e]
-            for j in range(e - a):
-                out[j] += row[j]
+    a, e = share(c, 64, thread, threads)
+    out = total[a:e]
+    out[:] = 0
+    for i in range(n):
+        row = x[i, a:e]
+        for j in range(e - a):
+            out[j] += row[j]
 
 
 def sum_rows(x: np.ndarray) -> np.ndarray:
     """(N, C) -> (C,). The threads divide the columns, so every sum has the same order."""
     total = empty(x.shape[1:])
-    _sum_rows(x, total, threads())
+    _sum_rows(x, total)
     return total
 
 

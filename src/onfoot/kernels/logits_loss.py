@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import prange
 
 from onfoot.kernels import LOGITS, cross_entropy, linear
 from onfoot.kernels.buffers import empty
@@ -20,7 +19,7 @@ from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.linear import affine, fits_weight, sum_rows, through
 from onfoot.kernels.product import product
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import QuantizedWeight
 
@@ -38,22 +37,21 @@ class Composed(NamedTuple):
     loss: Any
 
 
-@kernel("void(f4[:,::1], i8[::1], f4, f8[::1], b1, i8)")
+@kernel("f4[:,::1], i8[::1], f4, f8[::1], b1")
 def _losses(
-    logits: np.ndarray, targets: np.ndarray, scale: float, losses: np.ndarray, grad: bool, threads: int
+    logits: np.ndarray, targets: np.ndarray, scale: float, losses: np.ndarray, grad: bool, thread: int, threads: int
 ) -> None:
     """Each token's loss, and with `grad` its logits' gradient in their place."""
-    for t in prange(threads):
-        a, e = share(logits.shape[0], 1, t, threads)
-        for i in range(a, e):
-            row = logits[i]
-            lse = F(0)
-            losses[i] = 0.0
-            if targets[i] != IGNORE:
-                lse = log_sum_exp(row)
-                losses[i] = np.float64(lse) - np.float64(row[targets[i]])  # eq CE.1
-            if grad:
-                softmax_minus_target(row, lse, targets[i], scale, row)  # eq CE.2
+    a, e = share(logits.shape[0], 1, thread, threads)
+    for i in range(a, e):
+        row = logits[i]
+        lse = F(0)
+        losses[i] = 0.0
+        if targets[i] != IGNORE:
+            lse = log_sum_exp(row)
+            losses[i] = np.float64(lse) - np.float64(row[targets[i]])  # eq CE.1
+        if grad:
+            softmax_minus_target(row, lse, targets[i], scale, row)  # eq CE.2
 
 
 def _run(
@@ -84,7 +82,7 @@ def _run(
         part = rows[a : a + size]
         logits = buffer[: part.shape[0]]
         affine(part, weight.T, bias, out=logits)
-        _losses(logits, target[a : a + size], 1 / divisor, losses[a : a + size], grad, threads())
+        _losses(logits, target[a : a + size], 1 / divisor, losses[a : a + size], grad)
         if dx is not None:
             through(logits, weight.T, out=dx[a : a + size])  # eq FC.2
         if dweight is not None:

@@ -8,15 +8,14 @@ of the same blocks in the same order, however many threads there are.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from onfoot.kernels.buffers import empty, scratch
-from onfoot.kernels.jit import TILE_ROWS, TILE_VECTORS, WIDTH, inner, kernel, routine
+from onfoot.kernels.cpu import TILE_ROWS, TILE_VECTORS, WIDTH
+from onfoot.kernels.jit import inner, kernel, routine
 from onfoot.kernels.shapes import share, threads
 from onfoot.kernels.simd import (
     TILE_COLUMNS,
     address,
-    call,
     copy_vector,
     keep_apart,
     load,
@@ -207,7 +206,7 @@ def multiply(
                         )
 
 
-@kernel("void(f4[:,:], f4[:,:], f4[:,:], f4[:], f4[:,:], b1, f4[:,:], i8)")
+@kernel("f4[:,:], f4[:,:], f4[:,:], f4[:], f4[:,:], b1, f4[:,:]")
 def _product(
     a: np.ndarray,
     b: np.ndarray,
@@ -216,46 +215,42 @@ def _product(
     skip: np.ndarray,
     accumulate: bool,
     work: np.ndarray,
-    multiply_at: int,
+    thread: int,
+    threads: int,
 ) -> None:
     rows, depth = a.shape
     columns = b.shape[1]
-    n_threads = work.shape[0]
-    by_columns = columns >= rows or columns >= 8 * n_threads * TILE_COLUMNS
-    for t in prange(n_threads):
-        i0, i1, j0, j1 = 0, rows, 0, columns
-        if by_columns:
-            j0, j1 = share(columns, TILE_COLUMNS, t, n_threads)
-        else:
-            i0, i1 = share(rows, TILE_ROWS, t, n_threads)
-        at_c = address(c) + i0 * c.strides[0] + j0 * FLOAT
-        at_skip, skip_row = 0, c.strides[0]
-        if accumulate:
-            at_skip = at_c
-        elif skip.size:
-            skip_row = skip.strides[0]
-            at_skip = address(skip) + i0 * skip_row + j0 * FLOAT
-        call(
-            multiply_at,
-            (
-                i1 - i0,
-                j1 - j0,
-                depth,
-                address(a) + i0 * a.strides[0],
-                a.strides[0],
-                a.strides[1],
-                address(b) + j0 * b.strides[1],
-                b.strides[0],
-                b.strides[1],
-                at_c,
-                c.strides[0],
-                address(bias) + j0 * FLOAT if bias.size else 0,
-                at_skip,
-                skip_row,
-                rows - i1,
-                address(work) + t * work.strides[0],
-            ),
-        )
+    by_columns = columns >= rows or columns >= 8 * threads * TILE_COLUMNS
+    i0, i1, j0, j1 = 0, rows, 0, columns
+    if by_columns:
+        j0, j1 = share(columns, TILE_COLUMNS, thread, threads)
+    else:
+        i0, i1 = share(rows, TILE_ROWS, thread, threads)
+    at_c = address(c) + i0 * c.strides[0] + j0 * FLOAT
+    at_skip, skip_row = 0, c.strides[0]
+    if accumulate:
+        at_skip = at_c
+    elif skip.size:
+        skip_row = skip.strides[0]
+        at_skip = address(skip) + i0 * skip_row + j0 * FLOAT
+    multiply(
+        i1 - i0,
+        j1 - j0,
+        depth,
+        address(a) + i0 * a.strides[0],
+        a.strides[0],
+        a.strides[1],
+        address(b) + j0 * b.strides[1],
+        b.strides[0],
+        b.strides[1],
+        at_c,
+        c.strides[0],
+        address(bias) + j0 * FLOAT if bias.size else 0,
+        at_skip,
+        skip_row,
+        rows - i1,
+        address(work) + thread * work.strides[0],
+    )
 
 
 _NO_ROW = np.empty(0, np.float32)
@@ -282,7 +277,6 @@ def product(
         _NO_ROWS if skip is None else skip,
         accumulate,
         work,
-        multiply.address,
     )
     return out
 

@@ -7,7 +7,6 @@ weight at a time is written out as float32 into working memory, which costs litt
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty
@@ -16,7 +15,7 @@ from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, ask
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.product import product
-from onfoot.kernels.shapes import contiguous, share, threads
+from onfoot.kernels.shapes import contiguous, share
 from onfoot.kernels.simd import address
 from onfoot.quantized import BLOCK, QuantizedWeight
 
@@ -24,20 +23,19 @@ PART = 1 << 21  # numbers that are written out at a time: 8 MB
 HALF = BLOCK // 2
 
 
-@kernel("void(f4[:,::1], i1[:,:,::1], f4[:,::1], f4[:,::1], i8)")
-def _dots8(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, y: np.ndarray, threads: int) -> None:
+@kernel("f4[:,::1], i1[:,:,::1], f4[:,::1], f4[:,::1]")
+def _dots8(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     m, depth = x.shape
     blocks = codes.shape[1]
-    for t in prange(threads):
-        first, last = share(codes.shape[0], 1, t, threads)
-        for j in range(first, last):
-            row, factors = address(codes) + j * depth, address(scale) + j * blocks * 4
-            ask(row, depth)
-            for i in range(m):
-                y[i, j] += dot8(address(x) + i * depth * 4, row, factors, blocks)
+    first, last = share(codes.shape[0], 1, thread, threads)
+    for j in range(first, last):
+        row, factors = address(codes) + j * depth, address(scale) + j * blocks * 4
+        ask(row, depth)
+        for i in range(m):
+            y[i, j] += dot8(address(x) + i * depth * 4, row, factors, blocks)
 
 
-@kernel("void(f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8)")
+@kernel("f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1]")
 def _dots4(
     x: np.ndarray,
     codes: np.ndarray,
@@ -45,45 +43,45 @@ def _dots4(
     least: np.ndarray,
     sums: np.ndarray,
     y: np.ndarray,
+    thread: int,
     threads: int,
 ) -> None:
     """The same for two codes a byte; `sums` (M, blocks) are those of x over each block."""
     m, depth = x.shape
     blocks = codes.shape[1]
-    for t in prange(threads):
-        first, last = share(codes.shape[0], 1, t, threads)
-        for j in range(first, last):
-            row, factors = address(codes) + j * (depth // 2), address(scale) + j * blocks * 4
-            ask(row, depth // 2)
-            for i in range(m):
-                total = dot4(address(x) + i * depth * 4, row, factors, blocks)
-                for b in range(blocks):
-                    total += sums[i, b] * least[j, b]
-                y[i, j] += total
+    first, last = share(codes.shape[0], 1, thread, threads)
+    for j in range(first, last):
+        row, factors = address(codes) + j * (depth // 2), address(scale) + j * blocks * 4
+        ask(row, depth // 2)
+        for i in range(m):
+            total = dot4(address(x) + i * depth * 4, row, factors, blocks)
+            for b in range(blocks):
+                total += sums[i, b] * least[j, b]
+            y[i, j] += total
 
 
-@kernel("void(i1[:,:,::1], f4[:,::1], f4[:,::1], i8)")
-def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, threads: int) -> None:
-    for t in prange(threads):
-        first, last = share(codes.shape[0], 1, t, threads)
-        for j in range(first, last):
-            for b in range(codes.shape[1]):
-                row, to, factor = codes[j, b], out[j, b * BLOCK : (b + 1) * BLOCK], scale[j, b]
-                for k in range(BLOCK):
-                    to[k] = F(row[k]) * factor  # eq QUANT.1
+@kernel("i1[:,:,::1], f4[:,::1], f4[:,::1]")
+def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
+    first, last = share(codes.shape[0], 1, thread, threads)
+    for j in range(first, last):
+        for b in range(codes.shape[1]):
+            row, to, factor = codes[j, b], out[j, b * BLOCK : (b + 1) * BLOCK], scale[j, b]
+            for k in range(BLOCK):
+                to[k] = F(row[k]) * factor  # eq QUANT.1
 
 
-@kernel("void(u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8)")
-def _write4(codes: np.ndarray, scale: np.ndarray, least: np.ndarray, out: np.ndarray, threads: int) -> None:
-    for t in prange(threads):
-        first, last = share(codes.shape[0], 1, t, threads)
-        for j in range(first, last):
-            for b in range(codes.shape[1]):
-                row, factor, shift = codes[j, b], scale[j, b], least[j, b]
-                low, high = out[j, b * BLOCK : b * BLOCK + HALF], out[j, b * BLOCK + HALF : (b + 1) * BLOCK]
-                for k in range(HALF):
-                    low[k] = F(row[k] & 15) * factor + shift  # eq QUANT.2, QUANT.3
-                    high[k] = F(row[k] >> 4) * factor + shift
+@kernel("u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1]")
+def _write4(
+    codes: np.ndarray, scale: np.ndarray, least: np.ndarray, out: np.ndarray, thread: int, threads: int
+) -> None:
+    first, last = share(codes.shape[0], 1, thread, threads)
+    for j in range(first, last):
+        for b in range(codes.shape[1]):
+            row, factor, shift = codes[j, b], scale[j, b], least[j, b]
+            low, high = out[j, b * BLOCK : b * BLOCK + HALF], out[j, b * BLOCK + HALF : (b + 1) * BLOCK]
+            for k in range(HALF):
+                low[k] = F(row[k] & 15) * factor + shift  # eq QUANT.2, QUANT.3
+                high[k] = F(row[k] >> 4) * factor + shift
 
 
 def _written(weight: QuantizedWeight, rows: slice) -> np.ndarray:
@@ -92,9 +90,9 @@ def _written(weight: QuantizedWeight, rows: slice) -> np.ndarray:
     out = empty((rows.stop - rows.start, weight.shape[1]))
     codes = contiguous(weight.codes[rows])
     if weight.kind == "Q8_0":
-        _write8(codes, scale[rows], out, threads())
+        _write8(codes, scale[rows], out)
     else:
-        _write4(codes, scale[rows], least[rows], out, threads())
+        _write4(codes, scale[rows], least[rows], out)
     return out
 
 
@@ -113,10 +111,10 @@ def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray | 
     scale, least = weight.factors
     codes = contiguous(weight.codes)
     if weight.kind == "Q8_0":
-        _dots8(x, codes, scale, y, threads())
+        _dots8(x, codes, scale, y)
     else:
         sums = x.reshape(x.shape[0], -1, BLOCK).sum(axis=-1)
-        _dots4(x, codes, scale, least, sums, y, threads())
+        _dots4(x, codes, scale, least, sums, y)
 
 
 def quantized_through(dy: np.ndarray, weight: QuantizedWeight, dx: np.ndarray) -> None:

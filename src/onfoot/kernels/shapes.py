@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from onfoot.kernels.jit import inner
+from onfoot.kernels.pool import threads
 
-numba.get_num_threads()  # starts the threads
-# The bare function: Numba's own would see each time whether the threads have started, ten times as long.
-threads: Callable[[], int] = getattr(numba.np.ufunc.parallel, "_get_num_threads", numba.get_num_threads)
+__all__ = ["FLOAT32", "as_rows", "contiguous", "fits", "share", "threads"]
+
 FLOAT32 = np.dtype(np.float32)
 
 
@@ -25,8 +23,8 @@ def fits(*arrays: Any) -> bool:
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
-    """`x`, copied only where its numbers do not lie in order, or may not be written (Numba tells these apart)."""
-    return x if x.flags.c_contiguous and x.flags.writeable else np.array(x, order="C")
+    """`x`, copied only where its numbers do not lie in order."""
+    return x if x.flags.c_contiguous else np.array(x, order="C")
 
 
 def as_rows(x: np.ndarray) -> np.ndarray:

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic as numba_intrinsic
 
-from onfoot.kernels.jit import TILE_ROWS, TILE_VECTORS, WIDTH, inner
+from onfoot.kernels.cpu import TILE_ROWS, TILE_VECTORS, WIDTH
+from onfoot.kernels.jit import arrayobj, cgutils, intrinsic, types
 
-intrinsic: Any = numba_intrinsic  # called with one argument less than it is defined with
 TILE_COLUMNS = TILE_VECTORS * WIDTH
 UNROLL = 4
 
@@ -64,19 +59,6 @@ def address(typing: Any, array: Any) -> Any:
 
 
 @intrinsic
-def call(typing: Any, at: Any, arguments: Any) -> Any:
-    """Calls the routine at an address with a tuple of integers."""
-
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        values = cgutils.unpack_tuple(build, args[1])
-        kind = ir.FunctionType(ir.VoidType(), [I64] * len(values))
-        build.call(build.inttoptr(args[0], kind.as_pointer()), values)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.UniTuple(types.int64, len(arguments))), build
-
-
-@intrinsic
 def keep_apart(typing: Any) -> Any:
     """Keeps LLVM from copying the function this stands in into its callers: that takes long and gains nothing."""
 
@@ -117,36 +99,36 @@ def _prefetch(build: Any, at: Any, write: int) -> None:
     build.call(function, [build.inttoptr(at, byte)] + [ir.Constant(I32, n) for n in (write, 3, 1)])
 
 
+def _view(context: Any, build: Any, kind: Any, args: Any) -> Any:
+    """args = (address, n): n numbers as an array of one axis."""
+    at, n = args
+    element = context.get_data_type(kind.dtype)
+    made = context.make_array(kind)(context, build)
+    size = context.get_abi_sizeof(element)
+    arrayobj.populate_array(
+        made,
+        data=build.inttoptr(at, element.as_pointer()),
+        shape=[n],
+        strides=[_const(size)],
+        itemsize=size,
+        meminfo=None,
+        parent=None,
+    )
+    return made._getvalue()
+
+
 @intrinsic
-def pointer(typing: Any, at: Any) -> Any:
-    """An address as a pointer to floats, for `numba.carray`."""
-
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        return build.inttoptr(args[0], FLOAT.as_pointer())
-
-    return types.CPointer(types.float32)(types.int64), build
-
-
-@inner
-def floats(at: int, n: int) -> np.ndarray:
+def floats(typing: Any, at: Any, n: Any) -> Any:
     """The n floats at an address, as an array."""
-    return numba.carray(pointer(at), (n,))
+    kind = types.Array(types.float32, 1, "C")
+    return kind(types.int64, types.int64), lambda context, build, _, args: _view(context, build, kind, args)
 
 
 @intrinsic
-def integer_pointer(typing: Any, at: Any) -> Any:
-    """An address as a pointer to 64-bit integers."""
-
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        return build.inttoptr(args[0], I64.as_pointer())
-
-    return types.CPointer(types.int64)(types.int64), build
-
-
-@inner
-def integers(at: int, n: int) -> np.ndarray:
+def integers(typing: Any, at: Any, n: Any) -> Any:
     """The n 64-bit integers at an address, as an array."""
-    return numba.carray(integer_pointer(at), (n,))
+    kind = types.Array(types.int64, 1, "C")
+    return kind(types.int64, types.int64), lambda context, build, _, args: _view(context, build, kind, args)
 
 
 @intrinsic

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import prange
 
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import kernel
-from onfoot.kernels.shapes import contiguous, fits, share, threads
+from onfoot.kernels.shapes import contiguous, fits, share
 from onfoot.ops import update as ops
 
 GRAIN = 1024  # elements
 BLOCK = 1 << 16  # elements whose squares are summed together, whatever the number of threads
 
 
-@kernel("void(f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, f4, f4, i8)")
+@kernel("f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, f4, f4")
 def _update(
     p: np.ndarray,
     m: np.ndarray,
@@ -30,39 +29,37 @@ def _update(
     eps: float,
     step: float,
     scale: float,
+    thread: int,
     threads: int,
 ) -> None:
     rest1, rest2 = F(1) - beta1, F(1) - beta2
-    for t in prange(threads):
-        a, e = share(p.size, GRAIN, t, threads)
-        pp, mm, vv, gg = p[a:e], m[a:e], v[a:e], g[a:e]  # sliced, then from 0: LLVM vectorises this form best
-        for i in range(e - a):
-            grad = gg[i] * scale
-            first = beta1 * mm[i] + rest1 * grad  # eq ADAM.2
-            second = beta2 * vv[i] + rest2 * (grad * grad)  # eq ADAM.3
-            mm[i], vv[i] = first, second
-            pp[i] = keep * pp[i] - step * first / (np.sqrt(second) * spread + eps)  # eq ADAM.1, ADAM.4, ADAM.5
+    a, e = share(p.size, GRAIN, thread, threads)
+    pp, mm, vv, gg = p[a:e], m[a:e], v[a:e], g[a:e]  # sliced, then from 0: LLVM vectorises this form best
+    for i in range(e - a):
+        grad = gg[i] * scale
+        first = beta1 * mm[i] + rest1 * grad  # eq ADAM.2
+        second = beta2 * vv[i] + rest2 * (grad * grad)  # eq ADAM.3
+        mm[i], vv[i] = first, second
+        pp[i] = keep * pp[i] - step * first / (np.sqrt(second) * spread + eps)  # eq ADAM.1, ADAM.4, ADAM.5
 
 
-@kernel("void(f4[::1], f4[::1], f4[::1], i8)")
-def _add(x: np.ndarray, y: np.ndarray, total: np.ndarray, threads: int) -> None:
-    for t in prange(threads):
-        a, e = share(x.size, GRAIN, t, threads)
-        xx, yy, out = x[a:e], y[a:e], total[a:e]
-        for i in range(e - a):
-            out[i] = xx[i] + yy[i]
+@kernel("f4[::1], f4[::1], f4[::1]")
+def _add(x: np.ndarray, y: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
+    a, e = share(x.size, GRAIN, thread, threads)
+    xx, yy, out = x[a:e], y[a:e], total[a:e]
+    for i in range(e - a):
+        out[i] = xx[i] + yy[i]
 
 
-@kernel("void(f4[::1], f8[::1], i8)")
-def _squares(x: np.ndarray, sums: np.ndarray, threads: int) -> None:
-    for t in prange(threads):
-        first, last = share(sums.size, 1, t, threads)
-        for b in range(first, last):
-            part = x[b * BLOCK : (b + 1) * BLOCK]
-            total = 0.0
-            for i in range(part.size):
-                total += np.float64(part[i]) * np.float64(part[i])
-            sums[b] = total
+@kernel("f4[::1], f8[::1]")
+def _squares(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None:
+    first, last = share(sums.size, 1, thread, threads)
+    for b in range(first, last):
+        part = x[b * BLOCK : (b + 1) * BLOCK]
+        total = 0.0
+        for i in range(part.size):
+            total += np.float64(part[i]) * np.float64(part[i])
+        sums[b] = total
 
 
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -70,7 +67,7 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if not fits(x, y) or x.shape != y.shape:
         return ops.add(x, y)
     total = empty(x.shape)
-    _add(contiguous(x).reshape(-1), contiguous(y).reshape(-1), total.reshape(-1), threads())
+    _add(contiguous(x).reshape(-1), contiguous(y).reshape(-1), total.reshape(-1))
     return total
 
 
@@ -103,7 +100,6 @@ def adamw_update(
         eps,
         lr / (1 - beta1**steps),
         scale,
-        threads(),
     )
 
 
@@ -112,7 +108,7 @@ def sum_of_squares(x: np.ndarray) -> float:
     if not fits(x) or not x.flags.c_contiguous:
         return ops.sum_of_squares(x)
     sums = np.empty((x.size + BLOCK - 1) // BLOCK)
-    _squares(x.reshape(-1), sums, threads())
+    _squares(x.reshape(-1), sums)
     return float(sums.sum())
 
 

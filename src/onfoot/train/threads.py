@@ -23,7 +23,7 @@ def cores() -> set[int]:
 
 
 def limit(n: int) -> int:
-    """Lets NumPy's BLAS, Numba and PyTorch, where they are loaded, use n threads; returns the number that holds.
+    """Lets NumPy's BLAS, the kernels and PyTorch, where they are loaded, use n threads; returns the number that holds.
 
     What the user has set in the environment stays. The variables themselves would be too late: OpenBLAS reads them
     when NumPy is imported. So its own function is called; libraries that are loaded later do read the variables.
@@ -34,10 +34,9 @@ def limit(n: int) -> int:
     library = openblas()
     if library is not None:
         library[0](n)
-    numba = sys.modules.get("numba")
-    if numba is not None:
-        numba.set_num_threads(min(n, numba.config.NUMBA_NUM_THREADS))
-    for name in VARIABLES if numba is None else VARIABLES[:-1]:  # Numba does not let its own be changed later
+    if "onfoot.kernels.pool" in sys.modules:
+        sys.modules["onfoot.kernels.pool"].set_threads(n)
+    for name in VARIABLES:
         os.environ[name] = str(n)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(n)
