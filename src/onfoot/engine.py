@@ -22,7 +22,7 @@ OPS: Mapping[str, Callable[..., Any]] = {
 }
 # What is no pair: it has no gradient, or is its own.
 UPDATES: Mapping[str, Callable[..., Any]] = {
-    "adamw_update": ops.adamw_update,
+    "adamw_updates": ops.adamw_updates,
     "add": ops.add,
     "sum_of_squares": ops.sum_of_squares,
 }

@@ -448,7 +448,7 @@ def test_the_ranks_share_the_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     code = (
         "from onfoot.train import threads; from onfoot.train.parallel import world; "
-        "set_, get = threads.openblas(); set_(3); world(); print(get())"
+        'set_, get = threads.openblas(); set_(3); world(); import sys; sys.stdout.write(f"{get()}\\n")'
     )
     result = mpiexec(2, "-c", code)
     assert result.returncode == 0, result.stderr

@@ -32,8 +32,11 @@ LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a ti
 FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),
+    "layer_norm": ("layer_norm_skip_backward",),
+    "linear": ("frozen_linear_skip_forward", "linear_skip_forward"),
     "logits_loss": ("logits_loss_value",),
-    "update": ("adamw_update", "add", "sum_of_squares"),
+    "lora": ("lora_linear_skip_forward",),
+    "update": ("adamw_updates", "add", "sum_of_squares"),
 }
 
 

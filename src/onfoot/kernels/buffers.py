@@ -9,6 +9,8 @@ and not before. Arenas ask for huge pages, which spare the CPU most of its addre
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import math
 import mmap
 import os
 import sys
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+FLOAT32 = np.dtype(np.float32)
 ARENA = 1 << 28  # bytes, where address space cannot be had without memory behind it
 PAGE = 1 << 21  # a huge page
 GRAIN = 1 << 8  # places are multiples of this
@@ -28,16 +31,14 @@ TINY = 1 << 15  # bytes, up to which the system's own memory is as good
 SMALL = 1 << 21  # places below this are kept by size, to be found at once
 
 
-class _Place:
-    """Holds a place of memory as long as an array lies in it."""
+class _Place(ctypes.c_char * (1 << 46)):  # type: ignore[misc]
+    """Memory from some address on, however long; held as long as an array lies in it, and then handed back."""
 
-    __slots__ = ("__array_interface__", "home", "size", "start")
-
-    def __init__(self, home: deque[tuple[int, int]], start: int, size: int, array: dict[str, Any]) -> None:
-        self.home, self.start, self.size, self.__array_interface__ = home, start, size, array
+    home: deque[tuple[int, int]]
+    size: int
 
     def __del__(self) -> None:
-        self.home.append((self.start, self.size))
+        self.home.append((ctypes.addressof(self), self.size))
 
 
 class Pool:
@@ -54,10 +55,8 @@ class Pool:
 
     def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
         """An array with arbitrary contents."""
-        kind = np.dtype(dtype)
-        size = kind.itemsize
-        for n in shape:
-            size *= n
+        kind = FLOAT32 if dtype is np.float32 else np.dtype(dtype)
+        size = kind.itemsize * math.prod(shape)
         if size <= TINY:
             return np.empty(shape, kind)
         size = (size + GRAIN - 1) // GRAIN * GRAIN
@@ -67,8 +66,9 @@ class Pool:
             start = kept.pop() if kept else self._cut(size)
             self.held += size
             self.peak = max(self.peak, self.held)
-        array = {"version": 3, "data": (start, False), "shape": tuple(shape), "typestr": kind.str}
-        return np.asarray(_Place(self._returned, start, size, array))
+        place = _Place.from_address(start)
+        place.home, place.size = self._returned, size
+        return np.ndarray(shape, kind, place)
 
     def _take_back(self) -> None:
         while self._returned:

@@ -29,6 +29,17 @@ def ask(at: int, size: int) -> None:
         prefetch(at + AHEAD + i)
 
 
+@inner
+def begin(bias: np.ndarray, skip: np.ndarray, i: int, first: int, out: np.ndarray) -> None:
+    """A part of row i before anything is added to it: bias and skip, where they are not empty."""
+    for j in range(out.size):
+        out[j] = bias[j] if bias.size else F(0)
+    if skip.size:
+        beside = skip[i, first : first + out.size]
+        for j in range(out.size):
+            out[j] += beside[j]
+
+
 @kernel("f4[:,::1], f4[:,::1], f4[:,::1]")
 def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, threads: int) -> None:
     m, depth = x.shape
@@ -54,22 +65,33 @@ def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, t
                 out[j] += x0 * row[j]
 
 
-@kernel("f4[:,::1], f4[:,::1]")
-def _add_parts(work: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
+@kernel("f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
+def _add_parts(work: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     m, n = y.shape
     a, e = share(n, 64, thread, threads)
     for i in range(m):
         out = y[i, a:e]
+        begin(bias[a:e], skip, i, a, out)
         for s in range(threads):
             part = work[s, i * n + a : i * n + e]
             for j in range(e - a):
                 out[j] += part[j]
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[:,::1]")
-def _by_dots(x: np.ndarray, weight: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
+@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
+def _by_dots(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    skip: np.ndarray,
+    y: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
     m, depth = x.shape
     first, last = share(weight.shape[0], 1, thread, threads)
+    for i in range(m):
+        begin(bias[first:last], skip, i, first, y[i, first:last])
     for j in range(first, last):
         row = weight[j]
         ask(address(weight) + j * depth * 4, depth * 4)
@@ -81,15 +103,17 @@ def _by_dots(x: np.ndarray, weight: np.ndarray, y: np.ndarray, thread: int, thre
             y[i, j] += total
 
 
-def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
-    """y = x w + b for a few contiguous rows; the weight contiguous, or the transpose of one that is."""
-    y[:] = 0 if bias is None else bias
+def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
+    """y = x w + b + skip for a few contiguous rows; the weight contiguous, or the transpose of one that is.
+
+    `bias` and `skip` may be empty.
+    """
     if weight.flags.c_contiguous:
         work = scratch(threads(), y.size)
         _by_rows(x, weight, work)
-        _add_parts(work, y)
+        _add_parts(work, bias, skip, y)
     else:
-        _by_dots(x, weight.T, y)
+        _by_dots(x, weight.T, bias, skip, y)
 
 
 KERNELS = (_by_rows, _add_parts, _by_dots)

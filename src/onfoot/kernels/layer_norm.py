@@ -125,11 +125,20 @@ def layer_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndar
     """Gradients of x, weight and bias."""
     if not isinstance(saved, Saved):
         return ops.layer_norm_backward(dy, saved)
-    return backward(dy, saved, _NO_SKIP)
+    return _gradients(dy, saved, _NO_SKIP)
 
 
-def backward(dy: np.ndarray, saved: Saved, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same, with `dskip` (N, C) added to the gradient of x unless it is empty."""
+def layer_norm_skip_backward(
+    dy: np.ndarray, saved: Any, dskip: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same, with `dskip`, what comes past the norm, added to the gradient of x."""
+    if not isinstance(saved, Saved) or not fits(dskip):
+        dx, dweight, dbias = layer_norm_backward(dy, saved)
+        return dskip + dx, dweight, dbias
+    return _gradients(dy, saved, as_rows(dskip))
+
+
+def _gradients(dy: np.ndarray, saved: Saved, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x, mean, rstd, weight = saved
     dx, dweight, dbias = empty(dy.shape), empty(weight.shape), empty(weight.shape)
     parts = empty(((x.shape[0] + BLOCK - 1) // BLOCK, 2, x.shape[1]))

@@ -12,7 +12,7 @@ from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.few_rows import FEW, few_rows_product
 from onfoot.kernels.jit import kernel
-from onfoot.kernels.product import product
+from onfoot.kernels.product import NO_ROW, NO_ROWS, product
 from onfoot.kernels.quantized import quantized_affine, quantized_through
 from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 from onfoot.quantized import Transposed
@@ -52,18 +52,26 @@ def fits_weight(weight: Any) -> bool:
     return fits(weight) or isinstance(weight, Transposed)
 
 
-def affine(x: np.ndarray, weight: Any, bias: np.ndarray | None, out: np.ndarray | None = None) -> np.ndarray:
-    """x w + b, (..., in) -> (..., out)."""
+def affine(
+    x: np.ndarray,
+    weight: Any,
+    bias: np.ndarray | None,
+    out: np.ndarray | None = None,
+    skip: np.ndarray | None = None,
+) -> np.ndarray:
+    """x w + b + skip, (..., in) -> (..., out)."""
     rows = as_rows(x)
-    out = empty((rows.shape[0], weight.shape[1])) if out is None else out
-    bias = None if bias is None else contiguous(bias)
+    n, width = rows.shape[0], weight.shape[1]
+    out = empty((n, width)) if out is None else out
+    bias = NO_ROW if bias is None else contiguous(bias)
+    skip = NO_ROWS if skip is None else as_rows(skip)
     if isinstance(weight, Transposed):
-        quantized_affine(rows, weight.T, bias, out)
-    elif rows.shape[0] <= FEW and (weight.flags.c_contiguous or weight.flags.f_contiguous) and weight.flags.writeable:
-        few_rows_product(rows, weight, bias, out)
+        quantized_affine(rows, weight.T, bias, skip, out)
+    elif n <= FEW and (weight.flags.c_contiguous or weight.flags.f_contiguous):
+        few_rows_product(rows, weight, bias, skip, out)
     else:
-        product(rows, weight, bias, out=out)  # eq FC.1
-    return out.reshape(*x.shape[:-1], weight.shape[1])
+        product(rows, weight, bias, skip, out)  # eq FC.1
+    return out.reshape(*x.shape[:-1], width)
 
 
 def through(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -> np.ndarray:
@@ -83,6 +91,16 @@ def linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = 
     return affine(x, weight, bias), Saved(x, weight, bias is not None)
 
 
+def linear_skip_forward(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray
+) -> tuple[np.ndarray, Any]:
+    """y = skip + x w + b~: a layer whose output closes a skip. Its backward pass is the layer's own."""
+    if not (fits(x, skip) and fits_weight(weight)) or not (bias is None or fits(bias)):
+        y, saved = linear_forward(x, weight, bias)
+        return skip + y, saved
+    return affine(x, weight, bias, skip=skip), Saved(x, weight, bias is not None)
+
+
 def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Gradients of x, weight and bias (None where there is no bias)."""
     if not isinstance(saved, Saved):
@@ -99,6 +117,16 @@ def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | 
     if not (fits(x) and fits_weight(weight)) or not (bias is None or fits(bias)):
         return ops.frozen_linear_forward(x, weight, bias)
     return affine(x, weight, bias), FrozenSaved(weight)
+
+
+def frozen_linear_skip_forward(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray
+) -> tuple[np.ndarray, Any]:
+    """The same beside a skip: y = skip + x w + b~."""
+    if not (fits(x, skip) and fits_weight(weight)) or not (bias is None or fits(bias)):
+        y, saved = frozen_linear_forward(x, weight, bias)
+        return skip + y, saved
+    return affine(x, weight, bias, skip=skip), FrozenSaved(weight)
 
 
 def frozen_linear_backward(dy: np.ndarray, saved: Any) -> np.ndarray:

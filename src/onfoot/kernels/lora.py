@@ -34,15 +34,31 @@ def lora_linear_forward(
     up: np.ndarray,
     scale: float,
     keep: np.ndarray | None = None,
+    skip: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
     if not (fits(x, down, up) and fits_weight(weight)) or not (bias is None or fits(bias)):
-        return ops.lora_linear_forward(x, weight, bias, down, up, scale, keep)
-    y = affine(x, weight, bias)
+        y, saved = ops.lora_linear_forward(x, weight, bias, down, up, scale, keep)
+        return y if skip is None else skip + y, saved
+    y = affine(x, weight, bias, skip=skip)
     low = product(as_rows(x if keep is None else x * keep), down)  # (N, r)
     low *= np.float32(scale)
     product(low, up, out=as_rows(y), accumulate=True)  # eq LORA.1
     return y, Saved(x, weight, keep, down, up, scale, low)
+
+
+def lora_linear_skip_forward(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    skip: np.ndarray,
+    down: np.ndarray,
+    up: np.ndarray,
+    scale: float,
+    keep: np.ndarray | None = None,
+) -> tuple[np.ndarray, Any]:
+    """The same beside a skip: y = skip + x w + b + α (x ∘ keep) d u."""
+    return lora_linear_forward(x, weight, bias, down, up, scale, keep, skip)
 
 
 def lora_linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -220,7 +220,7 @@ def _product(
 ) -> None:
     rows, depth = a.shape
     columns = b.shape[1]
-    by_columns = columns >= rows or columns >= 8 * threads * TILE_COLUMNS
+    by_columns = columns >= rows
     i0, i1, j0, j1 = 0, rows, 0, columns
     if by_columns:
         j0, j1 = share(columns, TILE_COLUMNS, thread, threads)
@@ -253,31 +253,26 @@ def _product(
     )
 
 
-_NO_ROW = np.empty(0, np.float32)
-_NO_ROWS = np.empty((0, 0), np.float32)
+NO_ROW = np.empty(0, np.float32)
+NO_ROWS = np.empty((0, 0), np.float32)
 
 
 def product(
     a: np.ndarray,
     b: np.ndarray,
-    bias: np.ndarray | None = None,
-    skip: np.ndarray | None = None,
+    bias: np.ndarray = NO_ROW,
+    skip: np.ndarray = NO_ROWS,
     out: np.ndarray | None = None,
     accumulate: bool = False,
 ) -> np.ndarray:
-    """a b + bias + skip, float32, (M, K) (K, N) -> (M, N); `accumulate` adds to what is in `out`."""
+    """a b + bias + skip, float32, (M, K) (K, N) -> (M, N); bias and skip may be empty.
+
+    `accumulate` adds to what is in `out`.
+    """
     if out is None:
         out = empty((a.shape[0], b.shape[1]))
     work = scratch(threads(), SCRATCH)
-    _product(
-        a,
-        b,
-        out,
-        _NO_ROW if bias is None else bias,
-        _NO_ROWS if skip is None else skip,
-        accumulate,
-        work,
-    )
+    _product(a, b, out, bias, skip, accumulate, work)
     return out
 
 

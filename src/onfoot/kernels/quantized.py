@@ -12,7 +12,7 @@ from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.codes import dot4, dot8
 from onfoot.kernels.elementary import F
-from onfoot.kernels.few_rows import FEW, ask
+from onfoot.kernels.few_rows import FEW, ask, begin
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import contiguous, share
@@ -23,11 +23,22 @@ PART = 1 << 21  # numbers that are written out at a time: 8 MB
 HALF = BLOCK // 2
 
 
-@kernel("f4[:,::1], i1[:,:,::1], f4[:,::1], f4[:,::1]")
-def _dots8(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
+@kernel("f4[:,::1], i1[:,:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
+def _dots8(
+    x: np.ndarray,
+    codes: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    skip: np.ndarray,
+    y: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
     m, depth = x.shape
     blocks = codes.shape[1]
     first, last = share(codes.shape[0], 1, thread, threads)
+    for i in range(m):
+        begin(bias[first:last], skip, i, first, y[i, first:last])
     for j in range(first, last):
         row, factors = address(codes) + j * depth, address(scale) + j * blocks * 4
         ask(row, depth)
@@ -35,13 +46,15 @@ def _dots8(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, y: np.ndarray, t
             y[i, j] += dot8(address(x) + i * depth * 4, row, factors, blocks)
 
 
-@kernel("f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1]")
+@kernel("f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
 def _dots4(
     x: np.ndarray,
     codes: np.ndarray,
     scale: np.ndarray,
     least: np.ndarray,
     sums: np.ndarray,
+    bias: np.ndarray,
+    skip: np.ndarray,
     y: np.ndarray,
     thread: int,
     threads: int,
@@ -50,6 +63,8 @@ def _dots4(
     m, depth = x.shape
     blocks = codes.shape[1]
     first, last = share(codes.shape[0], 1, thread, threads)
+    for i in range(m):
+        begin(bias[first:last], skip, i, first, y[i, first:last])
     for j in range(first, last):
         row, factors = address(codes) + j * (depth // 2), address(scale) + j * blocks * 4
         ask(row, depth // 2)
@@ -101,20 +116,20 @@ def _parts(weight: QuantizedWeight) -> list[slice]:
     return [slice(i, min(i + step, weight.shape[0])) for i in range(0, weight.shape[0], step)]
 
 
-def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray | None, y: np.ndarray) -> None:
-    """y = x wᵗ + b: (N, in) -> (N, out)."""
+def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
+    """y = x wᵗ + b + skip: (N, in) -> (N, out). `bias` and `skip` may be empty."""
     if x.shape[0] > FEW:
         for part in _parts(weight):
-            product(x, _written(weight, part).T, None if bias is None else bias[part], out=y[:, part])
+            beside = skip[:, part] if skip.size else skip
+            product(x, _written(weight, part).T, bias[part], beside, out=y[:, part])
         return
-    y[:] = 0 if bias is None else bias
     scale, least = weight.factors
     codes = contiguous(weight.codes)
     if weight.kind == "Q8_0":
-        _dots8(x, codes, scale, y)
+        _dots8(x, codes, scale, bias, skip, y)
     else:
         sums = x.reshape(x.shape[0], -1, BLOCK).sum(axis=-1)
-        _dots4(x, codes, scale, least, sums, y)
+        _dots4(x, codes, scale, least, sums, bias, skip, y)
 
 
 def quantized_through(dy: np.ndarray, weight: QuantizedWeight, dx: np.ndarray) -> None:

@@ -29,7 +29,9 @@ def contiguous(x: np.ndarray) -> np.ndarray:
 
 def as_rows(x: np.ndarray) -> np.ndarray:
     """(..., C) -> (N, C), float32 with contiguous rows."""
-    return contiguous(x if x.dtype == np.float32 else x.astype(np.float32)).reshape(-1, x.shape[-1])
+    if x.dtype is not FLOAT32:
+        x = x.astype(FLOAT32, copy=False)
+    return contiguous(x).reshape(-1, x.shape[-1])
 
 
 @inner

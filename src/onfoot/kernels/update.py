@@ -8,21 +8,26 @@ import numpy as np
 
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import kernel
+from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.library import DATA
 from onfoot.kernels.shapes import contiguous, fits, share
+from onfoot.kernels.simd import floats, integers
 from onfoot.ops import update as ops
 
 GRAIN = 1024  # elements
 BLOCK = 1 << 16  # elements whose squares are summed together, whatever the number of threads
 
 
-@kernel("f4[::1], f4[::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, f4, f4")
+@inner
+def data(array: int) -> int:
+    """Where the numbers of an array begin, from the address of the object itself."""
+    return integers(array + DATA, 1)[0]
+
+
+@kernel("i8[:,::1], f4[::1], f4, f4, f4, f4, f4, f4")
 def _update(
-    p: np.ndarray,
-    m: np.ndarray,
-    v: np.ndarray,
-    g: np.ndarray,
-    keep: float,
+    places: np.ndarray,
+    keep: np.ndarray,
     beta1: float,
     beta2: float,
     spread: float,
@@ -32,15 +37,19 @@ def _update(
     thread: int,
     threads: int,
 ) -> None:
+    """`places` has a row for each parameter: the arrays p, m, v and g (as objects), and how many numbers they have."""
     rest1, rest2 = F(1) - beta1, F(1) - beta2
-    a, e = share(p.size, GRAIN, thread, threads)
-    pp, mm, vv, gg = p[a:e], m[a:e], v[a:e], g[a:e]  # sliced, then from 0: LLVM vectorises this form best
-    for i in range(e - a):
-        grad = gg[i] * scale
-        first = beta1 * mm[i] + rest1 * grad  # eq ADAM.2
-        second = beta2 * vv[i] + rest2 * (grad * grad)  # eq ADAM.3
-        mm[i], vv[i] = first, second
-        pp[i] = keep * pp[i] - step * first / (np.sqrt(second) * spread + eps)  # eq ADAM.1, ADAM.4, ADAM.5
+    for k in range(places.shape[0]):
+        a, e = share(places[k, 4], GRAIN, thread, threads)
+        n, at, kept = e - a, a * 4, keep[k]
+        pp, mm = floats(data(places[k, 0]) + at, n), floats(data(places[k, 1]) + at, n)
+        vv, gg = floats(data(places[k, 2]) + at, n), floats(data(places[k, 3]) + at, n)
+        for i in range(n):
+            grad = gg[i] * scale
+            first = beta1 * mm[i] + rest1 * grad  # eq ADAM.2
+            second = beta2 * vv[i] + rest2 * (grad * grad)  # eq ADAM.3
+            mm[i], vv[i] = first, second
+            pp[i] = kept * pp[i] - step * first / (np.sqrt(second) * spread + eps)  # eq ADAM.1, ADAM.4, ADAM.5
 
 
 @kernel("f4[::1], f4[::1], f4[::1]")
@@ -71,29 +80,25 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return total
 
 
-def adamw_update(
-    p: np.ndarray,
-    m: np.ndarray,
-    v: np.ndarray,
-    g: np.ndarray,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    decay: float,
-    steps: int,
-    scale: float = 1.0,
+def adamw_updates(
+    updates: list[ops.Update], lr: float, betas: tuple[float, float], eps: float, steps: int, scale: float = 1.0
 ) -> None:
-    """One update of p, m and v in place. `decay` is 0 for biases and norms; `scale` multiplies the gradient."""
-    if not fits(p, m, v, g) or not all(x.flags.c_contiguous for x in (p, m, v)):
-        ops.adamw_update(p, m, v, g, lr, betas, eps, decay, steps, scale)
+    """One update of several parameters in place, in one pass; `scale` multiplies the gradients."""
+    places, keep = [], []
+    for one in updates:
+        p, m, v, g, decay = one
+        if not fits(p, m, v, g) or not (p.flags.c_contiguous and m.flags.c_contiguous and v.flags.c_contiguous):
+            ops.adamw_updates([one], lr, betas, eps, steps, scale)
+            continue
+        g = contiguous(g)
+        places.append((id(p), id(m), id(v), id(g), p.size, g))  # g stays alive in here
+        keep.append(1 - lr * decay)
+    if not places:
         return
     beta1, beta2 = betas
     _update(
-        p.reshape(-1),
-        m.reshape(-1),
-        v.reshape(-1),
-        contiguous(g).reshape(-1),
-        1 - lr * decay,
+        np.array([place[:5] for place in places]),
+        np.array(keep, np.float32),
         beta1,
         beta2,
         1 / math.sqrt(1 - beta2**steps),

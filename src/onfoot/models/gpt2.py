@@ -47,10 +47,7 @@ def block_forward(
     )  # (B, T, H (2 d_ρ + d_h)): q | k | v
     a3, s_attention = _heads_forward(run, config, b, qkv, layout, cache)  # (B, T, H d_h)
     run.note(f"{b}.a_3", a3)
-    a4, s_proj = run.linear(f"{name}.attn.c_proj", a3)
-    a4, s_drop1 = run.dropout(f"{name}.attn.c_proj", a4, config.resid_pdrop)
-    run.note(f"{b}.a_4", a4)
-    a5 = eng.add(a1, a4)
+    a5, s_proj = run.linear_skip(f"{name}.attn.c_proj", a3, a1, config.resid_pdrop, name=f"{b}.a_4")  # a_1 + a_4
     run.note(f"{b}.a_5", a5)
 
     a6, s_norm2 = run.layer_norm(f"{name}.ln_2", a5, eps)
@@ -61,36 +58,33 @@ def block_forward(
     run.note(f"{b}.a_7", a7)
     a8, s_activation = activation_forward(a7)
     run.note(f"{b}.a_8", a8)
-    a9, s_contract = run.linear(f"{name}.mlp.c_proj", a8, lambda: activation_forward(a7)[0])
-    a9, s_drop2 = run.dropout(f"{name}.mlp.c_proj", a9, config.resid_pdrop)
-    run.note(f"{b}.a_9", a9)
-    a10 = eng.add(a5, a9)
+    a10, s_contract = run.linear_skip(
+        f"{name}.mlp.c_proj", a8, a5, config.resid_pdrop, lambda: activation_forward(a7)[0], name=f"{b}.a_9"
+    )  # a_5 + a_9
     run.note(f"{b}.a_10", a10)
 
-    saved = (s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2)
+    saved = (s_norm1, s_qkv, s_attention, s_proj, s_norm2, s_expand, s_activation, s_contract)
     return a10, saved if run.keep_saved else None
 
 
 def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any) -> Array | None:
     """Δ_10 -> Δ_1, and the gradients of the block's parameters; None as soon as nothing below trains."""
     eng, name, qk = run.engine, f"transformer.h.{b}", config.n_head * config.key_width
-    s_norm1, s_qkv, s_attention, s_proj, s_drop1, s_norm2, s_expand, s_activation, s_contract, s_drop2 = saved
+    s_norm1, s_qkv, s_attention, s_proj, s_norm2, s_expand, s_activation, s_contract = saved
     activation_backward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_backward")
 
-    d9 = run.dropout_backward(d10, s_drop2)  # the sum sends Δ_10 to both its terms
-    d8 = run.linear_backward(f"{name}.mlp.c_proj", d9, s_contract)
+    d8 = run.linear_skip_backward(f"{name}.mlp.c_proj", d10, s_contract)  # the sum sends Δ_10 to both its terms
     if not run.trains_below(f"{name}.mlp.c_proj"):
         return None
     d7 = activation_backward(d8, s_activation)
     d6 = run.linear_backward(f"{name}.mlp.c_fc", d7, s_expand)
     if not run.trains_below(f"{name}.mlp.c_fc"):
         return None
-    d5 = eng.add(d10, run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2))  # eq NET.1
+    d5 = run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2, past=d10)  # eq NET.1
 
-    d4 = run.dropout_backward(d5, s_drop1)
     if not run.trains_below(f"{name}.ln_2"):
         return None
-    d3 = run.linear_backward(f"{name}.attn.c_proj", d4, s_proj)
+    d3 = run.linear_skip_backward(f"{name}.attn.c_proj", d5, s_proj)
     if not run.trains_below(f"{name}.attn.c_proj"):
         return None
     dqkv = _heads_backward(run, config, b, d3, s_attention)
@@ -98,7 +92,7 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=dead)
     if not run.trains_below(f"{name}.attn.c_attn"):
         return None
-    d1 = eng.add(d5, run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1))  # eq NET.2
+    d1 = run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1, past=d5)  # eq NET.2
 
     for i, d in enumerate((d1, d2, d3, d5, d5, d6, d7, d8, d10, d10), start=1):
         run.note(f"{b}.Δ_{i}", d)

@@ -66,17 +66,16 @@ def block_forward(
         k, v = cache.extend(b, k, v)  # keys are kept turned: their positions do not change
     keep = run.dropout_keep(attn, (*q.shape[:-1], k.shape[-2]), config.attention_dropout)
     heads_out, s_attention = eng.grouped_query_forward(q, k, v, True, where.start, keep)
-    a4, s_o = run.linear(f"{attn}.o_proj", merge_heads(heads_out))
-    a5 = eng.add(a1, a4)
+    a5, s_o = run.linear_skip(f"{attn}.o_proj", merge_heads(heads_out), a1)  # a_1 + a_4
 
     a6, s_norm2 = run.rms_norm(f"{name}.post_attention_layernorm", a5, config.rms_norm_eps)
     gate, s_gate = run.linear(f"{mlp}.gate_proj", a6)  # (B, T, inner)
     up, s_up = run.linear(f"{mlp}.up_proj", a6)  # (B, T, inner)
     a8, s_glu = eng.swiglu_forward(gate, up)
-    a9, s_down = run.linear(f"{mlp}.down_proj", a8)
+    a10, s_down = run.linear_skip(f"{mlp}.down_proj", a8, a5)  # a_5 + a_9
 
     saved = (s_norm1, s_q, s_k, s_v, s_turn_q, s_turn_k, s_attention, s_o, s_norm2, s_gate, s_up, s_glu, s_down)
-    return eng.add(a5, a9), saved if run.keep_saved else None
+    return a10, saved if run.keep_saved else None
 
 
 def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any) -> Array | None:
@@ -85,7 +84,7 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     attn, mlp = f"{name}.self_attn", f"{name}.mlp"
     s_norm1, s_q, s_k, s_v, s_turn_q, s_turn_k, s_attention, s_o, s_norm2, s_gate, s_up, s_glu, s_down = saved
 
-    d8 = run.linear_backward(f"{mlp}.down_proj", d10, s_down)
+    d8 = run.linear_skip_backward(f"{mlp}.down_proj", d10, s_down)
     if not run.trains_below(f"{mlp}.down_proj"):
         return None
     dgate, dup = eng.swiglu_backward(d8, s_glu)
@@ -99,7 +98,7 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     if not run.trains_below(f"{name}.post_attention_layernorm"):
         return None
 
-    d3 = run.linear_backward(f"{attn}.o_proj", d5, s_o)
+    d3 = run.linear_skip_backward(f"{attn}.o_proj", d5, s_o)
     if not run.trains_below(f"{attn}.o_proj"):
         return None
     dq, dk, dv = eng.grouped_query_backward(split_heads(d3, config.n_head), s_attention)

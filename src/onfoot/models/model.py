@@ -211,7 +211,7 @@ class Model:
     ) -> float:
         """One step of the optimizer on one batch; returns the loss before it.
 
-        Each parameter is updated as soon as its gradient is final, which is never before its old value was last used.
+        Each parameter is updated soon after its gradient is final, which is never before its old value was last used.
         So only a few gradients exist at a time.
         """
         optimizer.expect(self.trainable)
@@ -219,6 +219,7 @@ class Model:
         loss, _ = self.loss_and_grads(
             tokens, targets, segments=segments, dropout_seed=dropout_seed, take=optimizer.update
         )
+        optimizer.end_step()
         return loss
 
     def generate(

@@ -68,8 +68,8 @@ class Run:
         self.grads: dict[str, Array] = {}
         self.take: Take | None = None
         self._stored = stored_weights(config)
-        self._order = order = layer_order(config)  # the layers, numbered as the forward pass meets them
-        self._lowest = min((order[self._layer(name)] for name in trainable), default=len(order))
+        self._order = layer_order(config)  # the layers, numbered as the forward pass meets them
+        self._lowest: int | None = None
 
     def _layer(self, parameter: str) -> str:
         """The layer that a parameter belongs to; a companion belongs to the layer it stands beside."""
@@ -96,6 +96,9 @@ class Run:
 
     def trains_below(self, layer: str) -> bool:
         """Whether anything before this layer trains: if not, the error signal need not go on."""
+        if self._lowest is None:
+            order = self._order
+            self._lowest = min((order[self._layer(name)] for name in self.trainable), default=len(order))
         return self._lowest < self._order[layer]
 
     def block(self, forward: Block, *args: Any) -> tuple[Array, Any]:
@@ -124,22 +127,51 @@ class Run:
     def linear(self, layer: str, x: Array, again: Callable[[], Array] | None = None) -> tuple[Array, Any]:
         """y = x w + b and what stands beside it. `again` computes x once more, where that is better than to keep it."""
         y, saved = self._linear(layer, x)
-        if again is not None and self.engine.lean and math.prod(x.shape) >= LARGE and hasattr(saved, "x"):
-            return y, Lean(saved._replace(x=None), again)
-        return y, saved
+        return y, self._lean(x, saved, again)
 
-    def _linear(self, layer: str, x: Array) -> tuple[Array, Any]:
+    def linear_skip(
+        self,
+        layer: str,
+        x: Array,
+        skip: Array,
+        p: float = 0.0,
+        again: Callable[[], Array] | None = None,
+        name: str = "",
+    ) -> tuple[Array, Any]:
+        """skip + dropout(x w + b): a layer that closes a skip. `name` is what its own output is called."""
+        if not self.traced and (p == 0 or self.dropout_seed is None) and self.engine.has("linear_skip_forward"):
+            y, saved = self._linear(layer, x, skip)
+            return y, (self._lean(x, saved, again), None)
+        y, saved = self.linear(layer, x, again)
+        y, s_drop = self.dropout(layer, y, p)
+        self.note(name, y)
+        return self.engine.add(skip, y), (saved, s_drop)
+
+    def linear_skip_backward(self, layer: str, dy: Array, saved: Any) -> Array:
+        """The gradient of x; that of the skip is dy itself."""
+        s_linear, s_drop = saved
+        return self.linear_backward(layer, self.dropout_backward(dy, s_drop), s_linear)
+
+    def _lean(self, x: Array, saved: Any, again: Callable[[], Array] | None) -> Any:
+        if again is not None and self.engine.lean and math.prod(x.shape) >= LARGE and hasattr(saved, "x"):
+            return Lean(saved._replace(x=None), again)
+        return saved
+
+    def _linear(self, layer: str, x: Array, skip: Array | None = None) -> tuple[Array, Any]:
         stored = self._stored[layer]
         weight = self.params[stored.tensor].T if stored.out_in else self.params[stored.tensor]
         bias = self.params.get(f"{layer}.bias")
         companions = [] if self.adapter is None else self.adapter.companions(layer)
+        beside = () if skip is None else (skip,)
+        suffix = "" if skip is None else "skip_"
         if companions == [layer]:
-            return self.engine.lora_linear_forward(x, weight, bias, *self._companion(layer, x))
+            forward = getattr(self.engine, f"lora_linear_{suffix}forward")
+            return forward(x, weight, bias, *beside, *self._companion(layer, x))
         if companions:
-            return self._parts(companions, x, weight, bias)
-        if self._weight_trains(layer) and self.keep_saved:
-            return self.engine.linear_forward(x, weight, bias)
-        return self.engine.frozen_linear_forward(x, weight, bias)
+            y, saved = self._parts(companions, x, weight, bias)
+            return y if skip is None else self.engine.add(skip, y), saved
+        kind = "linear" if self.keep_saved and self._weight_trains(layer) else "frozen_linear"
+        return getattr(self.engine, f"{kind}_{suffix}forward")(x, weight, bias, *beside)
 
     def linear_backward(self, layer: str, dy: Array, saved: Any, dead: slice | None = None) -> Array:
         """The gradient of x. `dead` names the columns of the bias that cannot act: their gradient is written as 0."""
@@ -228,8 +260,15 @@ class Run:
     def layer_norm(self, layer: str, x: Array, eps: float) -> tuple[Array, Any]:
         return self.engine.layer_norm_forward(x, self.params[f"{layer}.weight"], self.params[f"{layer}.bias"], eps)
 
-    def layer_norm_backward(self, layer: str, dy: Array, saved: Any) -> Array:
-        dx, dweight, dbias = self.engine.layer_norm_backward(dy, saved)
+    def layer_norm_backward(self, layer: str, dy: Array, saved: Any, past: Array | None = None) -> Array:
+        """The gradient of x, to which `past` is added: what comes down the skip beside the norm."""
+        if past is None:
+            dx, dweight, dbias = self.engine.layer_norm_backward(dy, saved)
+        elif self.engine.has("layer_norm_skip_backward"):
+            dx, dweight, dbias = self.engine.layer_norm_skip_backward(dy, saved, past)
+        else:
+            dx, dweight, dbias = self.engine.layer_norm_backward(dy, saved)
+            dx = self.engine.add(past, dx)
         self.add(f"{layer}.weight", dweight)
         self.add(f"{layer}.bias", dbias)
         return dx

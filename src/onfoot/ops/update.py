@@ -8,6 +8,8 @@ import numpy as np
 
 from onfoot.arrays import Array, namespace
 
+Update = tuple[Array, Array, Array, Array, float]  # p, m, v, g, decay
+
 
 def add(x: Array, y: Array) -> Array:
     """x + y, as where a skip is closed, or where the error signals of two branches meet."""
@@ -38,6 +40,14 @@ def adamw_update(
     spread *= 1 / math.sqrt(1 - beta2**steps)  # eq ADAM.4
     spread += eps
     p -= (lr / (1 - beta1**steps)) * m / spread  # eq ADAM.5
+
+
+def adamw_updates(
+    updates: list[Update], lr: float, betas: tuple[float, float], eps: float, steps: int, scale: float = 1.0
+) -> None:
+    """The same for several parameters, each with its p, m, v, g and decay."""
+    for p, m, v, g, decay in updates:
+        adamw_update(p, m, v, g, lr, betas, eps, decay, steps, scale)
 
 
 def sum_of_squares(x: Array) -> float:

@@ -208,6 +208,7 @@ class Trainer:
             dropout_seed=self.dropout_seed(0),
             take=take,
         )
+        self.optimizer.end_step()
         if not (math.isfinite(loss) and math.isfinite(squares)):
             raise self._diverged(f"the loss is {loss} and the gradients' norm {math.sqrt(squares)}")
         return loss, math.sqrt(squares)

@@ -10,9 +10,12 @@ import numpy as np
 
 from onfoot.arrays import Array, namespace, to_numpy
 from onfoot.ops import sum_of_squares
+from onfoot.ops.update import Update
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
+
+TOGETHER = 1 << 20  # numbers that are updated at a time: small parameters wait for others
 
 
 class AdamW:
@@ -36,6 +39,8 @@ class AdamW:
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.steps = 0
         self._lr = lr  # of the step that was begun
+        self._waiting: list[Update] = []
+        self._waiting_numbers = 0
         self.m: dict[str, Array] = {}
         self.v: dict[str, Array] = {}
         self.make_moments()
@@ -96,16 +101,24 @@ class AdamW:
         self.begin_step(lr)
         for name, grad in grads.items():
             self.update(name, grad, scale)
+        self.end_step(scale)
 
     def update(self, name: str, g: Array, scale: float = 1.0) -> None:
-        """One parameter's part of the step that was begun."""
+        """One parameter's part of the step that was begun; done by `end_step` at the latest."""
         p = self.model.params[name]
         self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1, scale=scale)
 
     def apply(self, p: Array, g: Array, m: Array, v: Array, decays: bool, scale: float = 1.0) -> None:
-        """The update of some elements and their moments."""
-        decay = self.weight_decay if decays else 0.0
-        self.model.engine.adamw_update(p, m, v, g, self._lr, self.betas, self.eps, decay, self.steps, scale)
+        """The update of some elements and their moments, together with those that come after it if they are few."""
+        self._waiting.append((p, m, v, g, self.weight_decay if decays else 0.0))
+        self._waiting_numbers += math.prod(p.shape)
+        if self._waiting_numbers >= TOGETHER:
+            self.end_step(scale)
+
+    def end_step(self, scale: float = 1.0) -> None:
+        """Does the updates that wait."""
+        self.model.engine.adamw_updates(self._waiting, self._lr, self.betas, self.eps, self.steps, scale)
+        self._waiting, self._waiting_numbers = [], 0
 
 
 def global_norm(grads: Mapping[str, Array]) -> float:

@@ -52,6 +52,7 @@ class ShardedAdamW(AdamW):
             decays = len(self.layout.shapes[piece.name]) > 1
             weights = self.flat[piece.name][piece.begin : piece.end]
             self.apply(weights, g[part], m[part], v[part], decays, scale)
+        self.end_step(scale)
         self.share_weights()
 
     def share_weights(self) -> None:
