@@ -104,23 +104,30 @@ def block_product(
     c: int,
     c_row: int,
     add: bool,
+    seen: int,
     edge: int,
 ) -> None:
-    """c = a b, or c += a b, with b packed in panels."""
+    """c = a b, or c += a b, with b packed in panels. A query sees one key more than the one before, the first `seen`.
+
+    What is not seen is 0 in a, and is left out where that spares whole rows of b: for a = ρ (`in_rows`: a row is a
+    query) the keys behind, for a = ρᵗ (a row is a key) the queries before.
+    """
     keep_apart()
     a_row = a_stride if in_rows else FLOAT
     for j in range(0, columns, TILE_COLUMNS):
         panel = b + j // TILE_COLUMNS * b_panel
         for i in range(0, rows, TILE_ROWS):
             at = c + i * c_row + j * FLOAT
+            first = 0 if in_rows else max(0, i - seen + 1)
+            end = min(depth, seen + i + TILE_ROWS - 1) if in_rows else depth
             put_tile(
                 rows - i,
                 columns - j,
-                depth,
+                end - first,
                 in_rows,
-                a + i * a_row,
+                a + i * a_row + first * a_stride,
                 a_stride,
-                panel,
+                panel + first * PANEL_ROW,
                 at,
                 c_row,
                 0,
@@ -250,8 +257,10 @@ def head_forward(
             for i in range(rows):
                 floats(out + i * y_row, d_v)[:] = 0
         else:
-            a, b = s + first * FLOAT, values + first * PANEL_ROW
-            block_product(rows, d_v, end - first, True, a, s_row, b, n_k * PANEL_ROW, out, y_row, False, edge)  # eq 16
+            a, b, seen = s + first * FLOAT, values + first * PANEL_ROW, edge_end - first
+            block_product(
+                rows, d_v, end - first, True, a, s_row, b, n_k * PANEL_ROW, out, y_row, False, seen, edge
+            )  # eq 16
 
 
 @routine(24)
@@ -330,16 +339,20 @@ def head_backward(
                 weight = exp(weights[j] * scale - normaliser)
                 weights[j] = weight
                 ds[j] = weight * (ds[j] - along) * scale  # eq 25, 27, 28
-        keys_seen = end - first
+        keys_seen, seen = end - first, edge_end - first
         pack_b(dy + i0 * dy_row, dy_row, FLOAT, rows, d_v, ups)
         pack_b(q + i0 * q_row, q_row, FLOAT, rows, d_k, queries)
         a = rho + first * FLOAT
         to = dv + first * dv_row
-        block_product(keys_seen, d_v, rows, False, a, s_row, ups, rows * PANEL_ROW, to, dv_row, True, edge)  # eq ATT.1
+        block_product(
+            keys_seen, d_v, rows, False, a, s_row, ups, rows * PANEL_ROW, to, dv_row, True, seen, edge
+        )  # eq ATT.1
         a = dscores + first * FLOAT
         to, b = dq + i0 * dq_row, keys + first * PANEL_ROW
-        block_product(rows, d_k, keys_seen, True, a, s_row, b, n_k * PANEL_ROW, to, dq_row, False, edge)  # eq ATT.2
-        to = dk + first * dk_row
         block_product(
-            keys_seen, d_k, rows, False, a, s_row, queries, rows * PANEL_ROW, to, dk_row, True, edge
-        )  # eq ATT.3
+            rows, d_k, keys_seen, True, a, s_row, b, n_k * PANEL_ROW, to, dq_row, False, seen, edge
+        )  # eq ATT.2
+        to = dk + first * dk_row
+        block_product(  # eq ATT.3
+            keys_seen, d_k, rows, False, a, s_row, queries, rows * PANEL_ROW, to, dk_row, True, seen, edge
+        )

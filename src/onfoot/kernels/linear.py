@@ -9,12 +9,12 @@ import numpy as np
 from onfoot import ops
 from onfoot.kernels import few_rows, quantized
 from onfoot.kernels import product as products
-from onfoot.kernels.buffers import empty
+from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.few_rows import FEW, few_rows_product
-from onfoot.kernels.jit import kernel
-from onfoot.kernels.product import NO_ROW, NO_ROWS, product
+from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.product import NO_ROW, NO_ROWS, product, share_of_product
 from onfoot.kernels.quantized import quantized_affine, quantized_through
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
 from onfoot.quantized import Transposed
 
 
@@ -28,16 +28,42 @@ class FrozenSaved(NamedTuple):
     weight: np.ndarray
 
 
-@kernel("f4[:,::1], f4[::1]")
-def _sum_rows(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
-    n, c = x.shape
-    a, e = share(c, 64, thread, threads)
+@inner
+def share_of_sum(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
+    """One thread's part of Σ over the rows of x: some columns, so that every sum has the same order."""
+    a, e = share(x.shape[1], 64, thread, threads)
     out = total[a:e]
     out[:] = 0
-    for i in range(n):
+    for i in range(x.shape[0]):
         row = x[i, a:e]
         for j in range(e - a):
             out[j] += row[j]
+
+
+@kernel("f4[:,::1], f4[::1]")
+def _sum_rows(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
+    share_of_sum(x, total, thread, threads)
+
+
+@kernel("f4[:,::1], f4[:,:], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,:]")
+def _backward(
+    dy: np.ndarray,
+    weight_t: np.ndarray,
+    dx: np.ndarray,
+    left: np.ndarray,
+    right: np.ndarray,
+    dweight: np.ndarray,
+    dbias: np.ndarray,
+    work: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    """dx = dy wᵗ, dw = leftᵗ right and db = Σ dy, which do not wait for each other."""
+    if dbias.size:
+        share_of_sum(dy, dbias, thread, threads)  # eq FC.4
+    none, nothing = dbias[:0], dx[:0]
+    share_of_product(dy, weight_t, dx, none, nothing, False, work, thread, threads)  # eq FC.2
+    share_of_product(left.T, right, dweight, none, nothing, False, work, thread, threads)  # eq FC.3
 
 
 def sum_rows(x: np.ndarray) -> np.ndarray:
@@ -106,10 +132,17 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
     if not isinstance(saved, Saved):
         return ops.linear_backward(dy, saved)
     x, weight, has_bias = saved
-    up = as_rows(dy)
+    left, right = as_rows(x), as_rows(dy)
     transposed = isinstance(weight, np.ndarray) and not weight.flags.c_contiguous  # a tied head: as it is stored
-    dweight = product(up.T, as_rows(x)).T if transposed else product(as_rows(x).T, up)  # eq FC.3
-    return through(dy, weight), dweight, sum_rows(up) if has_bias else None  # eq FC.4
+    if right.shape[0] <= FEW or isinstance(weight, Transposed):
+        dweight = product(right.T, left).T if transposed else product(left.T, right)  # eq FC.3
+        return through(dy, weight), dweight, sum_rows(right) if has_bias else None  # eq FC.4
+    dx, dbias = empty(x.shape), empty((right.shape[1],)) if has_bias else None
+    outer = (right, left) if transposed else (left, right)
+    dweight = empty((outer[0].shape[1], outer[1].shape[1]))
+    work = scratch(threads(), products.SCRATCH)
+    _backward(right, weight.T, as_rows(dx), *outer, dweight, NO_ROW if dbias is None else dbias, work)
+    return dx, dweight.T if transposed else dweight, dbias
 
 
 def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
@@ -136,4 +169,4 @@ def frozen_linear_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     return through(dy, saved.weight)
 
 
-KERNELS = (*products.KERNELS, *few_rows.KERNELS, *quantized.KERNELS, _sum_rows)
+KERNELS = (*products.KERNELS, *few_rows.KERNELS, *quantized.KERNELS, _sum_rows, _backward)

@@ -206,8 +206,8 @@ def multiply(
                         )
 
 
-@kernel("f4[:,:], f4[:,:], f4[:,:], f4[:], f4[:,:], b1, f4[:,:]")
-def _product(
+@inner
+def share_of_product(
     a: np.ndarray,
     b: np.ndarray,
     c: np.ndarray,
@@ -218,6 +218,7 @@ def _product(
     thread: int,
     threads: int,
 ) -> None:
+    """One thread's part of c = a b + bias + skip: some columns, or some rows where there are more of them."""
     rows, depth = a.shape
     columns = b.shape[1]
     by_columns = columns >= rows
@@ -251,6 +252,21 @@ def _product(
         rows - i1,
         address(work) + thread * work.strides[0],
     )
+
+
+@kernel("f4[:,:], f4[:,:], f4[:,:], f4[:], f4[:,:], b1, f4[:,:]")
+def _product(
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    bias: np.ndarray,
+    skip: np.ndarray,
+    accumulate: bool,
+    work: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    share_of_product(a, b, c, bias, skip, accumulate, work, thread, threads)
 
 
 NO_ROW = np.empty(0, np.float32)
