@@ -28,6 +28,7 @@ from onfoot.kernels.simd import (
 DEPTH = 384  # a panel of b, DEPTH × TILE_COLUMNS, stays in the first-level cache
 ROWS = 72  # a block of a, ROWS × DEPTH, stays in the second; a multiple of every TILE_ROWS
 COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in the third; a multiple of every TILE_COLUMNS
+RUN = 8  # rows that are packed together: a few streams to read, and runs of whole cache lines to write
 FLOAT = 4  # bytes
 ROW_COPIES = (TILE_ROWS + WIDTH - 1) // WIDTH  # vectors that cover a column of a's panel
 SCRATCH = DEPTH * (COLUMNS + ROWS + TILE_ROWS) + TILE_ROWS * TILE_COLUMNS + WIDTH  # floats a thread
@@ -40,11 +41,12 @@ def pack_b(b: int, b_row: int, b_column: int, depth: int, columns: int, to: int)
     row = TILE_COLUMNS * FLOAT
     full = columns // TILE_COLUMNS
     if b_column == FLOAT:
-        for k in range(depth):
+        for k0 in range(0, depth, RUN):
             for p in range(full):
-                for j in range(TILE_VECTORS):
-                    at = (p * TILE_COLUMNS + j * WIDTH) * FLOAT
-                    copy_vector(b + k * b_row + at, to + (p * depth + k) * row + j * WIDTH * FLOAT)
+                for k in range(k0, min(k0 + RUN, depth)):
+                    for j in range(TILE_VECTORS):
+                        at = (p * TILE_COLUMNS + j * WIDTH) * FLOAT
+                        copy_vector(b + k * b_row + at, to + (p * depth + k) * row + j * WIDTH * FLOAT)
     elif b_row == FLOAT:
         squares = depth // WIDTH * WIDTH
         for p in range(full):
@@ -79,12 +81,12 @@ def pack_a(a: int, a_row: int, a_column: int, rows: int, depth: int, beyond: int
     if a_row == FLOAT:
         full = min(rows // TILE_ROWS, (rows + beyond) // TILE_ROWS - ROW_COPIES * WIDTH // TILE_ROWS)
         full = max(full, 0)
-        for k in range(depth - 1):
+        for k0 in range(0, depth - 1, RUN):
             for p in range(full):
-                for i in range(0, ROW_COPIES * WIDTH, WIDTH):  # what is too much, the next column overwrites
-                    copy_vector(
-                        a + k * a_column + (p * TILE_ROWS + i) * FLOAT, to + (p * depth + k) * column + i * FLOAT
-                    )
+                for k in range(k0, min(k0 + RUN, depth - 1)):
+                    for i in range(0, ROW_COPIES * WIDTH, WIDTH):  # what is too much, the next column overwrites
+                        at = a + k * a_column + (p * TILE_ROWS + i) * FLOAT
+                        copy_vector(at, to + (p * depth + k) * column + i * FLOAT)
         for p in range(full):
             for i in range(TILE_ROWS):
                 value = load(a + (depth - 1) * a_column + (p * TILE_ROWS + i) * FLOAT)
