@@ -38,9 +38,9 @@ def test_cached_logits_equal_uncached_ones_whatever_the_pieces(pieces: list[int]
     m = model(engine=engine)
     tokens = np.random.default_rng(0).integers(0, 31, (3, 11))
     full = to_numpy(m.logits(tokens))
-    cache, place = KVCache(11), 0
+    cache, place, run = KVCache(11), 0, m.new_run(keep_saved=False)
     for n in pieces:
-        logits = to_numpy(step(m, tokens[:, place : place + n], np.zeros(3, int), cache))
+        logits = to_numpy(step(m, run, tokens[:, place : place + n], np.zeros(3, int), cache))
         place += n
         assert_close(logits, full[:, place - 1], 1e-12)
 

@@ -11,11 +11,12 @@ from llvmlite import ir
 
 from onfoot.kernels.cpu import WIDTH
 from onfoot.kernels.jit import cgutils, intrinsic, types
-from onfoot.kernels.simd import BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer
+from onfoot.kernels.simd import AHEAD, BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer, _prefetch
 from onfoot.quantized import BLOCK
 
 INTEGERS = ir.VectorType(I32, WIDTH)
 CODES = ir.VectorType(ir.IntType(8), WIDTH)
+ROWS = 4  # rows of x that `dots8` takes at a time
 ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
@@ -40,6 +41,7 @@ def _dot(build: Any, args: Any, widened: Any, size: int) -> Any:
         at_x = build.add(x, build.mul(loop.index, _const(BLOCK * BYTES)))
         at_codes = build.add(codes, build.mul(loop.index, _const(size)))
         at_scale = build.add(scale, build.mul(loop.index, _const(BYTES)))
+        _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
         sums = [ZERO, ZERO]
         for j in range(BLOCK // WIDTH):
             left = _load(build, at_x, j * WIDTH * BYTES)
@@ -47,6 +49,38 @@ def _dot(build: Any, args: Any, widened: Any, size: int) -> Any:
         factor = _splat(build, build.load(_pointer(build, at_scale, FLOAT)))
         build.store(build.call(fma, [build.fadd(*sums), factor, build.load(total)]), total)
     return _sum(build, build.load(total))
+
+
+@intrinsic
+def dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, out: Any) -> Any:
+    """Writes what `dot8` gives for ROWS rows of x, which lie x_row bytes apart. A code is widened once for all rows."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        x, x_row, codes, scale, blocks, out = args
+        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+        fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fma.v{WIDTH}f32")
+        rows = [build.add(x, build.mul(x_row, _const(i))) for i in range(ROWS)]
+        totals = [cgutils.alloca_once_value(build, ZERO) for _ in rows]
+        with cgutils.for_range(build, blocks) as loop:
+            at = build.mul(loop.index, _const(BLOCK * BYTES))
+            at_codes = build.add(codes, build.mul(loop.index, _const(BLOCK)))
+            at_scale = build.add(scale, build.mul(loop.index, _const(BYTES)))
+            _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
+            factor = _splat(build, build.load(_pointer(build, at_scale, FLOAT)))
+            sums = [build.load(total) for total in totals]
+            for j in range(BLOCK // WIDTH):
+                bytes_ = build.load(_pointer(build, at_codes, CODES, j * WIDTH), align=1)
+                weight = build.fmul(build.sitofp(build.sext(bytes_, INTEGERS), VECTOR), factor)
+                for i, row in enumerate(rows):
+                    left = _load(build, build.add(row, at), j * WIDTH * BYTES)
+                    sums[i] = build.call(fma, [left, weight, sums[i]])
+            for total, value in zip(totals, sums, strict=True):
+                build.store(value, total)
+        for i, total in enumerate(totals):
+            build.store(_sum(build, build.load(total)), _pointer(build, out, FLOAT, i * BYTES))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), build
 
 
 @intrinsic

@@ -13,12 +13,11 @@ from onfoot.kernels.buffers import scratch
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.shapes import share, threads
-from onfoot.kernels.simd import address, prefetch
+from onfoot.kernels.simd import AHEAD, address, prefetch
 
 FEW = 8  # rows of x, up to which this beats the blocked product
 GROUP = 4  # rows of the weight that are added in one pass over y
 STRIP = 2048  # columns of y at a time: in the first-level cache
-AHEAD = 4096  # bytes
 LINE = 64  # bytes
 
 

@@ -116,9 +116,9 @@ def layer_norm_forward(
     if not fits(x, weight, bias):
         return ops.layer_norm_forward(x, weight, bias, eps)
     rows, weight = as_rows(x), contiguous(weight)
-    y, mean, rstd = empty(x.shape), empty(rows.shape[:1]), empty(rows.shape[:1])
-    _forward(rows, weight, contiguous(bias), eps, as_rows(y), mean, rstd)
-    return y, Saved(rows, mean, rstd, weight)
+    y, (mean, rstd) = empty(rows.shape), empty((2, rows.shape[0]))
+    _forward(rows, weight, contiguous(bias), eps, y, mean, rstd)
+    return y.reshape(x.shape), Saved(rows, mean, rstd, weight)
 
 
 def layer_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

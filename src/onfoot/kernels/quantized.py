@@ -9,41 +9,51 @@ from __future__ import annotations
 import numpy as np
 
 from onfoot.kernels import product as products
-from onfoot.kernels.buffers import empty
-from onfoot.kernels.codes import dot4, dot8
+from onfoot.kernels.buffers import empty, scratch
+from onfoot.kernels.codes import ROWS, dot4, dot8, dots8
 from onfoot.kernels.elementary import F
-from onfoot.kernels.few_rows import FEW, ask, begin
+from onfoot.kernels.few_rows import FEW, begin
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.product import product
-from onfoot.kernels.shapes import contiguous, share
+from onfoot.kernels.shapes import contiguous, share, threads
 from onfoot.kernels.simd import address
 from onfoot.quantized import BLOCK, QuantizedWeight
 
 PART = 1 << 21  # numbers that are written out at a time: 8 MB
 HALF = BLOCK // 2
+SEVERAL = 24  # rows, up to which codes of 8 bits are multiplied as they are
 
 
-@kernel("f4[:,::1], i1[:,:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
+@kernel("f4[:,::1], i1[:,:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]")
 def _dots8(
     x: np.ndarray,
     codes: np.ndarray,
     scale: np.ndarray,
     bias: np.ndarray,
     skip: np.ndarray,
+    work: np.ndarray,
     y: np.ndarray,
     thread: int,
     threads: int,
 ) -> None:
+    """A column of y is made at a time; of several rows it is first put together in `work`."""
     m, depth = x.shape
     blocks = codes.shape[1]
     first, last = share(codes.shape[0], 1, thread, threads)
     for i in range(m):
         begin(bias[first:last], skip, i, first, y[i, first:last])
+    together, columns = m // ROWS * ROWS, work[thread]
     for j in range(first, last):
         row, factors = address(codes) + j * depth, address(scale) + j * blocks * 4
-        ask(row, depth)
-        for i in range(m):
+        for i in range(0, together, ROWS):
+            to = address(work) + thread * work.strides[0] + ((j - first) * together + i) * 4
+            dots8(address(x) + i * depth * 4, depth * 4, row, factors, blocks, to)
+        for i in range(together, m):
             y[i, j] += dot8(address(x) + i * depth * 4, row, factors, blocks)
+    for i in range(together):
+        out = y[i, first:last]
+        for j in range(last - first):
+            out[j] += columns[j * together + i]
 
 
 @kernel("f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
@@ -67,7 +77,6 @@ def _dots4(
         begin(bias[first:last], skip, i, first, y[i, first:last])
     for j in range(first, last):
         row, factors = address(codes) + j * (depth // 2), address(scale) + j * blocks * 4
-        ask(row, depth // 2)
         for i in range(m):
             total = dot4(address(x) + i * depth * 4, row, factors, blocks)
             for b in range(blocks):
@@ -118,7 +127,7 @@ def _parts(weight: QuantizedWeight) -> list[slice]:
 
 def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
     """y = x wᵗ + b + skip: (N, in) -> (N, out). `bias` and `skip` may be empty."""
-    if x.shape[0] > FEW:
+    if x.shape[0] > (SEVERAL if weight.kind == "Q8_0" else FEW):
         for part in _parts(weight):
             beside = skip[:, part] if skip.size else skip
             product(x, _written(weight, part).T, bias[part], beside, out=y[:, part])
@@ -126,7 +135,7 @@ def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, s
     scale, least = weight.factors
     codes = contiguous(weight.codes)
     if weight.kind == "Q8_0":
-        _dots8(x, codes, scale, bias, skip, y)
+        _dots8(x, codes, scale, bias, skip, scratch(threads(), y.size), y)
     else:
         sums = x.reshape(x.shape[0], -1, BLOCK).sum(axis=-1)
         _dots4(x, codes, scale, least, sums, bias, skip, y)

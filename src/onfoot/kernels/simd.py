@@ -19,6 +19,7 @@ UNROLL = 4
 I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, WIDTH)
 BYTES = 4  # of a float
+AHEAD = 4096  # bytes, how far memory that is read once is asked for in advance
 
 
 def _const(n: int) -> ir.Constant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from onfoot.arrays import Array, namespace
+from onfoot.arrays import Array
 
 
 class Layout(NamedTuple):
@@ -17,10 +17,10 @@ class Layout(NamedTuple):
 def split_heads(x: Array, n_head: int) -> Array:
     """(B, T, H D) -> (B, H, T, D). The transpose matters: a mere reshape would mix tokens and features."""
     b, t, width = x.shape
-    return namespace(x).swapaxes(x.reshape(b, t, n_head, width // n_head), 1, 2)
+    return x.reshape(b, t, n_head, width // n_head).swapaxes(1, 2)
 
 
 def merge_heads(x: Array) -> Array:
     """(B, H, T, D) -> (B, T, H D)."""
     b, h, t, d = x.shape
-    return namespace(x).swapaxes(x, 1, 2).reshape(b, t, h * d)
+    return x.swapaxes(1, 2).reshape(b, t, h * d)

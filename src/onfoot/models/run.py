@@ -68,6 +68,7 @@ class Run:
         self.grads: dict[str, Array] = {}
         self.take: Take | None = None
         self._stored = stored_weights(config)
+        self._found: dict[str, tuple[Array, Array | None]] = {}
         self._order = layer_order(config)  # the layers, numbered as the forward pass meets them
         self._lowest: int | None = None
 
@@ -158,9 +159,7 @@ class Run:
         return saved
 
     def _linear(self, layer: str, x: Array, skip: Array | None = None) -> tuple[Array, Any]:
-        stored = self._stored[layer]
-        weight = self.params[stored.tensor].T if stored.out_in else self.params[stored.tensor]
-        bias = self.params.get(f"{layer}.bias")
+        weight, bias = self._weights(layer)
         companions = [] if self.adapter is None else self.adapter.companions(layer)
         beside = () if skip is None else (skip,)
         suffix = "" if skip is None else "skip_"
@@ -172,6 +171,15 @@ class Run:
             return y if skip is None else self.engine.add(skip, y), saved
         kind = "linear" if self.keep_saved and self._weight_trains(layer) else "frozen_linear"
         return getattr(self.engine, f"{kind}_{suffix}forward")(x, weight, bias, *beside)
+
+    def _weights(self, layer: str) -> tuple[Array, Array | None]:
+        """The layer's w, (in, out), and b."""
+        found = self._found.get(layer)
+        if found is None:
+            stored = self._stored[layer]
+            weight = self.params[stored.tensor]
+            found = self._found[layer] = (weight.T if stored.out_in else weight, self.params.get(f"{layer}.bias"))
+        return found
 
     def linear_backward(self, layer: str, dy: Array, saved: Any, dead: slice | None = None) -> Array:
         """The gradient of x. `dead` names the columns of the bias that cannot act: their gradient is written as 0."""
