@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from onfoot.kernels.cpu import WIDTH
+from onfoot.kernels.cpu import HALF_FLOATS, WIDTH
 from onfoot.kernels.jit import cgutils, intrinsic, types
 from onfoot.kernels.simd import AHEAD, BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer, _prefetch
 from onfoot.quantized import BLOCK
@@ -32,7 +32,19 @@ def _sum(build: Any, vector: Any) -> Any:
     return parts[0]
 
 
-def _dot(build: Any, args: Any, widened: Any, size: int) -> Any:
+def _scale(build: Any, scale: Any, block: Any) -> Any:
+    """A block's scale, from floats of 16 bits where the CPU widens them, and of 32 elsewhere."""
+    if not HALF_FLOATS:
+        return _float(build, scale, block)
+    bits = build.load(_pointer(build, build.add(scale, build.mul(block, _const(2))), ir.IntType(16)))
+    return build.fpext(build.bitcast(bits, ir.HalfType()), FLOAT)
+
+
+def _float(build: Any, scale: Any, block: Any) -> Any:
+    return build.load(_pointer(build, build.add(scale, build.mul(block, _const(BYTES))), FLOAT))
+
+
+def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any) -> Any:
     """Σ over blocks of scale · Σ x code; `widened(codes, j)` are the j-th floats of a block of `size` bytes."""
     x, codes, scale, blocks = args
     fma = cgutils.get_or_insert_function(build.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fma.v{WIDTH}f32")
@@ -40,13 +52,12 @@ def _dot(build: Any, args: Any, widened: Any, size: int) -> Any:
     with cgutils.for_range(build, blocks) as loop:
         at_x = build.add(x, build.mul(loop.index, _const(BLOCK * BYTES)))
         at_codes = build.add(codes, build.mul(loop.index, _const(size)))
-        at_scale = build.add(scale, build.mul(loop.index, _const(BYTES)))
         _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
         sums = [ZERO, ZERO]
         for j in range(BLOCK // WIDTH):
             left = _load(build, at_x, j * WIDTH * BYTES)
             sums[j % 2] = build.call(fma, [left, widened(at_codes, j), sums[j % 2]])
-        factor = _splat(build, build.load(_pointer(build, at_scale, FLOAT)))
+        factor = _splat(build, scaled(build, scale, loop.index))
         build.store(build.call(fma, [build.fadd(*sums), factor, build.load(total)]), total)
     return _sum(build, build.load(total))
 
@@ -64,9 +75,8 @@ def dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, 
         with cgutils.for_range(build, blocks) as loop:
             at = build.mul(loop.index, _const(BLOCK * BYTES))
             at_codes = build.add(codes, build.mul(loop.index, _const(BLOCK)))
-            at_scale = build.add(scale, build.mul(loop.index, _const(BYTES)))
             _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
-            factor = _splat(build, build.load(_pointer(build, at_scale, FLOAT)))
+            factor = _splat(build, _scale(build, scale, loop.index))
             sums = [build.load(total) for total in totals]
             for j in range(BLOCK // WIDTH):
                 bytes_ = build.load(_pointer(build, at_codes, CODES, j * WIDTH), align=1)
@@ -92,7 +102,7 @@ def dot8(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
             bytes_ = build.load(_pointer(build, at, CODES, j * WIDTH), align=1)
             return build.sitofp(build.sext(bytes_, INTEGERS), VECTOR)
 
-        return _dot(build, args, widened, BLOCK)
+        return _dot(build, args, widened, BLOCK, _scale)
 
     return types.float32(*[types.int64] * 4), build
 
@@ -112,6 +122,16 @@ def dot4(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
                 codes = build.lshr(wide, ir.Constant(INTEGERS, [4] * WIDTH))
             return build.sitofp(codes, VECTOR)
 
-        return _dot(build, args, widened, BLOCK // 2)
+        return _dot(build, args, widened, BLOCK // 2, _float)
 
     return types.float32(*[types.int64] * 4), build
+
+
+@intrinsic
+def scale8(typing: Any, scale: Any, block: Any) -> Any:
+    """The scale of a block, from the address of the first."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        return _scale(build, *args)
+
+    return types.float32(types.int64, types.int64), build

@@ -29,5 +29,6 @@ def _vector(features: str) -> tuple[int, int, int]:
 
 
 NAME, FEATURES = target()
+HALF_FLOATS = any(feature in FEATURES for feature in ("+f16c", "+fullfp16", "+fp16"))  # widens 16-bit floats by itself
 # Floats in a vector, and the register tile of a product: rows, and columns in vectors.
 WIDTH, TILE_ROWS, TILE_VECTORS = _vector(FEATURES)

@@ -10,7 +10,8 @@ import numpy as np
 
 from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty, scratch
-from onfoot.kernels.codes import ROWS, dot4, dot8, dots8
+from onfoot.kernels.codes import ROWS, dot4, dot8, dots8, scale8
+from onfoot.kernels.cpu import HALF_FLOATS
 from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, begin
 from onfoot.kernels.jit import kernel
@@ -19,12 +20,13 @@ from onfoot.kernels.shapes import contiguous, share, threads
 from onfoot.kernels.simd import address
 from onfoot.quantized import BLOCK, QuantizedWeight
 
+SCALES = "u2[:,::1]" if HALF_FLOATS else "f4[:,::1]"
 PART = 1 << 21  # numbers that are written out at a time: 8 MB
 HALF = BLOCK // 2
 SEVERAL = 24  # rows, up to which codes of 8 bits are multiplied as they are
 
 
-@kernel("f4[:,::1], i1[:,:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]")
+@kernel(f"f4[:,::1], i1[:,:,::1], {SCALES}, f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]")
 def _dots8(
     x: np.ndarray,
     codes: np.ndarray,
@@ -44,7 +46,7 @@ def _dots8(
         begin(bias[first:last], skip, i, first, y[i, first:last])
     together, columns = m // ROWS * ROWS, work[thread]
     for j in range(first, last):
-        row, factors = address(codes) + j * depth, address(scale) + j * blocks * 4
+        row, factors = address(codes) + j * depth, address(scale) + j * scale.strides[0]
         for i in range(0, together, ROWS):
             to = address(work) + thread * work.strides[0] + ((j - first) * together + i) * 4
             dots8(address(x) + i * depth * 4, depth * 4, row, factors, blocks, to)
@@ -84,12 +86,13 @@ def _dots4(
             y[i, j] += total
 
 
-@kernel("i1[:,:,::1], f4[:,::1], f4[:,::1]")
+@kernel(f"i1[:,:,::1], {SCALES}, f4[:,::1]")
 def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
     first, last = share(codes.shape[0], 1, thread, threads)
     for j in range(first, last):
         for b in range(codes.shape[1]):
-            row, to, factor = codes[j, b], out[j, b * BLOCK : (b + 1) * BLOCK], scale[j, b]
+            row, to = codes[j, b], out[j, b * BLOCK : (b + 1) * BLOCK]
+            factor = scale8(address(scale), j * codes.shape[1] + b)
             for k in range(BLOCK):
                 to[k] = F(row[k]) * factor  # eq QUANT.1
 
@@ -108,14 +111,19 @@ def _write4(
                 high[k] = F(row[k] >> 4) * factor + shift
 
 
+def _scales(weight: QuantizedWeight) -> np.ndarray:
+    """What the kernels for 8 bits take as scales."""
+    return contiguous(weight.scale).view(np.uint16) if HALF_FLOATS else weight.factors[0]
+
+
 def _written(weight: QuantizedWeight, rows: slice) -> np.ndarray:
     """Some rows of the weight (out, in) as float32."""
-    scale, least = weight.factors
     out = empty((rows.stop - rows.start, weight.shape[1]))
     codes = contiguous(weight.codes[rows])
     if weight.kind == "Q8_0":
-        _write8(codes, scale[rows], out)
+        _write8(codes, _scales(weight)[rows], out)
     else:
+        scale, least = weight.factors
         _write4(codes, scale[rows], least[rows], out)
     return out
 
@@ -132,11 +140,11 @@ def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, s
             beside = skip[:, part] if skip.size else skip
             product(x, _written(weight, part).T, bias[part], beside, out=y[:, part])
         return
-    scale, least = weight.factors
     codes = contiguous(weight.codes)
     if weight.kind == "Q8_0":
-        _dots8(x, codes, scale, bias, skip, scratch(threads(), y.size), y)
+        _dots8(x, codes, _scales(weight), bias, skip, scratch(threads(), y.size), y)
     else:
+        scale, least = weight.factors
         sums = x.reshape(x.shape[0], -1, BLOCK).sum(axis=-1)
         _dots4(x, codes, scale, least, sums, bias, skip, y)
 
