@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 from bisect import bisect, insort
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,11 +33,10 @@ SMALL = 1 << 21  # places below this are kept by size, to be found at once
 class _Place(ctypes.c_char * (1 << 46)):  # type: ignore[misc]
     """Memory from some address on, however long; held as long as an array lies in it, and then handed back."""
 
-    home: deque[tuple[int, int]]
-    size: int
+    home: list[int]  # of places of this size that nobody holds
 
-    def __del__(self) -> None:
-        self.home.append((ctypes.addressof(self), self.size))
+    def __del__(self) -> None:  # may run at any moment
+        self.home.append(ctypes.addressof(self))
 
 
 class Pool:
@@ -46,12 +44,10 @@ class Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._returned: deque[tuple[int, int]] = deque()  # by `__del__`, which may run at any moment
         self._free: list[tuple[int, int]] = []  # (address, size), by address
-        self._kept: dict[int, list[int]] = {}  # size -> addresses
+        self._small: dict[int, list[int]] = {}  # size -> addresses that were handed back
+        self._large: dict[int, list[int]] = {}
         self._arenas: list[np.ndarray] = []
-        self.held = 0  # bytes of all arrays that are alive
-        self.peak = 0  # the most that was ever held
 
     def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
         """An array with arbitrary contents."""
@@ -60,24 +56,28 @@ class Pool:
         if size <= TINY:
             return np.empty(shape, kind)
         size = (size + GRAIN - 1) // GRAIN * GRAIN
-        with self._lock:
-            self._take_back()
-            kept = self._kept.get(size)
-            start = kept.pop() if kept else self._cut(size)
-            self.held += size
-            self.peak = max(self.peak, self.held)
+        if size < SMALL:
+            home = self._small.get(size) or self._small.setdefault(size, [])
+            try:
+                start = home.pop()
+            except IndexError:
+                start = self._find(size)
+        else:
+            home = self._large.setdefault(size, [])
+            start = self._find(size)
         place = _Place.from_address(start)
-        place.home, place.size = self._returned, size
+        place.home = home
         return np.ndarray(shape, kind, place)
 
-    def _take_back(self) -> None:
-        while self._returned:
-            start, size = self._returned.popleft()
-            self.held -= size
-            if size < SMALL:
-                self._kept.setdefault(size, []).append(start)
-            else:
-                self._release(start, size)
+    def _find(self, size: int) -> int:
+        with self._lock:
+            self._take_back(self._large)
+            return self._cut(size)
+
+    def _take_back(self, places: dict[int, list[int]]) -> None:
+        for size, starts in list(places.items()):
+            while starts:
+                self._release(starts.pop(), size)
 
     def _release(self, start: int, size: int) -> None:
         """Adds a free place, joined with its free neighbours."""
@@ -100,11 +100,8 @@ class Pool:
                     else:
                         self._free[at] = (start + size, length - size)
                     return start
-            if attempt == 0:  # join what was kept by size
-                for kept_size, starts in self._kept.items():
-                    for start in starts:
-                        self._release(start, kept_size)
-                self._kept.clear()
+            if attempt == 0:
+                self._take_back(self._small)
             else:
                 self._grow(size)
         raise MemoryError(f"no room for {size} bytes")
