@@ -14,7 +14,7 @@ from onfoot.kernels.cpu import TILE_ROWS
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, routine
 from onfoot.kernels.product import FLOAT, pack_b, put_tile
-from onfoot.kernels.simd import TILE_COLUMNS, floats, integers, keep_apart, load, store, tile_of_rows
+from onfoot.kernels.simd import TILE_COLUMNS, floats, greatest, integers, keep_apart, load, store, tile_of_rows
 
 BLOCK = 96  # queries; a multiple of every TILE_ROWS
 FEW = 4  # queries, up to which packing the keys would cost more than it saves
@@ -240,9 +240,7 @@ def head_forward(
                 store(lse + (i0 + i) * FLOAT, F(np.inf))
                 continue
             row = floats(s + i * s_row + low * FLOAT, high - low)
-            top = row[0]
-            for j in range(row.size):
-                top = max(top, row[j])
+            top = greatest(s + i * s_row + low * FLOAT, high - low)
             total = F(0)
             for j in range(row.size):
                 weight = exp((row[j] - top) * scale)  # eq 12, 13

@@ -11,6 +11,7 @@ from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.shapes import as_rows, fits, share
+from onfoot.kernels.simd import address, greatest
 from onfoot.ops.cross_entropy import IGNORE
 
 
@@ -24,9 +25,7 @@ class Saved(NamedTuple):
 @inner
 def log_sum_exp(row: np.ndarray) -> float:
     """log Σ exp(row), without overflow."""
-    top = row[0]
-    for j in range(row.size):
-        top = max(top, row[j])
+    top = greatest(address(row), row.size)
     total = F(0)
     for j in range(row.size):
         total += exp(row[j] - top)

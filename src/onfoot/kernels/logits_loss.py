@@ -14,12 +14,13 @@ import numpy as np
 
 from onfoot.kernels import LOGITS, cross_entropy, linear
 from onfoot.kernels.buffers import empty
-from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp, softmax_minus_target
-from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import kernel
+from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp
+from onfoot.kernels.elementary import F, exp
+from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.linear import affine, fits_weight, sum_rows, through
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import as_rows, contiguous, fits, share
+from onfoot.kernels.simd import address, greatest
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import QuantizedWeight
 
@@ -37,6 +38,21 @@ class Composed(NamedTuple):
     loss: Any
 
 
+@inner
+def loss_and_gradient(row: np.ndarray, target: int, scale: float) -> float:
+    """The loss of one token; its logits become their own gradient."""
+    top, hit = greatest(address(row), row.size), row[target]
+    total = F(0)
+    for j in range(row.size):
+        row[j] = exp(row[j] - top)
+        total += row[j]
+    share = scale / total
+    for j in range(row.size):
+        row[j] *= share
+    row[target] -= scale  # eq CE.2
+    return np.float64(np.log(total) + top) - np.float64(hit)  # eq CE.1
+
+
 @kernel("f4[:,::1], i8[::1], f4, f8[::1], b1")
 def _losses(
     logits: np.ndarray, targets: np.ndarray, scale: float, losses: np.ndarray, grad: bool, thread: int, threads: int
@@ -44,14 +60,15 @@ def _losses(
     """Each token's loss, and with `grad` its logits' gradient in their place."""
     a, e = share(logits.shape[0], 1, thread, threads)
     for i in range(a, e):
-        row = logits[i]
-        lse = F(0)
+        row, target = logits[i], targets[i]
         losses[i] = 0.0
-        if targets[i] != IGNORE:
-            lse = log_sum_exp(row)
-            losses[i] = np.float64(lse) - np.float64(row[targets[i]])  # eq CE.1
-        if grad:
-            softmax_minus_target(row, lse, targets[i], scale, row)  # eq CE.2
+        if target == IGNORE:
+            if grad:
+                row[:] = 0
+        elif grad:
+            losses[i] = loss_and_gradient(row, target, scale)
+        else:
+            losses[i] = np.float64(log_sum_exp(row)) - np.float64(row[target])  # eq CE.1
 
 
 def _run(

@@ -154,6 +154,41 @@ def store(typing: Any, at: Any, value: Any) -> Any:
 
 
 @intrinsic
+def greatest(typing: Any, at: Any, n: Any) -> Any:
+    """The largest of the n floats at an address, at least one; LLVM would compare them one by one."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        at, n = args
+
+        def larger(a: Any, b: Any) -> Any:
+            return build.select(build.fcmp_ordered(">", a, b), a, b)
+
+        def each(count: Any, step: int, kind: Any, best: Any) -> None:
+            with cgutils.for_range(build, count) as loop:
+                where = build.add(at, build.mul(loop.index, _const(step)))
+                value = build.load(_pointer(build, where, kind), align=BYTES)
+                build.store(larger(build.load(best), value), best)
+
+        first = build.load(_pointer(build, at, FLOAT))
+        undefined = ir.Constant(VECTOR, ir.Undefined)
+        lanes = build.insert_element(undefined, first, ir.Constant(I32, 0))
+        lanes = build.shuffle_vector(lanes, undefined, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
+        best = cgutils.alloca_once_value(build, lanes)
+        vectors = build.sdiv(n, _const(WIDTH))
+        each(vectors, WIDTH * BYTES, VECTOR, best)
+        lanes, top = build.load(best), first
+        for i in range(WIDTH):
+            top = larger(top, build.extract_element(lanes, ir.Constant(I32, i)))
+        last = cgutils.alloca_once_value(build, top)
+        done = build.mul(vectors, _const(WIDTH))
+        at = build.add(at, build.mul(done, _const(BYTES)))
+        each(build.sub(n, done), BYTES, FLOAT, last)
+        return build.load(last)
+
+    return types.float32(types.int64, types.int64), build
+
+
+@intrinsic
 def copy_vector(typing: Any, source: Any, target: Any) -> Any:
     """Copies one vector of floats."""
 
