@@ -31,10 +31,16 @@ UPDATES: Mapping[str, Callable[..., Any]] = {
 class Engine:
     """A table of pairs, reached as attributes (`eng.linear_forward`), and the arrays they work on."""
 
-    def __init__(self, name: str, table: Mapping[str, Callable[..., Any]], asarray: Callable[..., Array]) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: Mapping[str, Callable[..., Any]],
+        asarray: Callable[..., Array],
+        copy: Callable[..., np.ndarray] = np.array,
+    ) -> None:
         self.name = name
         self.table = {**UPDATES, **table}
-        self._asarray = asarray
+        self._asarray, self._copy = asarray, copy
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         try:
@@ -55,6 +61,14 @@ class Engine:
         """`x` as this engine's array of that dtype, in C order: how it lay before must not show in results."""
         return self._asarray(np.asarray(to_numpy(x), dtype=dtype, order="C"))
 
+    def own(self, x: Any, dtype: str) -> Array:
+        """A copy of `x` where this engine likes its parameters to lie, in C order."""
+        return self._asarray(self._copy(np.ascontiguousarray(to_numpy(x)), dtype))
+
+    def own_blocks(self, weight: Any) -> Any:
+        """The same for a weight in blocks."""
+        return weight.map(lambda x: self._copy(np.ascontiguousarray(x), x.dtype))
+
     def integers(self, x: Any) -> Array:
         """`x` as this engine's array of 64-bit integers."""
         return self._asarray(to_numpy(x).astype(np.int64, copy=False))
@@ -71,7 +85,11 @@ def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:
         from onfoot import kernels
 
         table = kernels.table()
-        return Engine("numba", {**OPS, **table}, np.asarray) if table else Engine("numpy", OPS, np.asarray)
+        if not table:
+            return Engine("numpy", OPS, np.asarray)
+        from onfoot.kernels import buffers
+
+        return Engine("numba", {**OPS, **table}, np.asarray, buffers.copy)
     if name == "torch":
         try:
             import torch

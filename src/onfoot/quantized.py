@@ -6,6 +6,7 @@ at a time, so that beside the codes only one chunk of floats exists. Q8_0 needs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,10 @@ class Quantized:
     __array_ufunc__ = None  # so that `array @ weight` asks this class, and does not make one large array of it
     ndim = 2
 
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Quantized:
+        """The same weight with other arrays for its codes and scales."""
+        raise NotImplementedError
+
 
 class QuantizedWeight(Quantized):
     """A weight (out, in) that is read only. `x @ weight.T` and `dy @ weight` are the products of a linear layer."""
@@ -34,6 +39,10 @@ class QuantizedWeight(Quantized):
         self.scale = scale  # (out, blocks) float16
         self.least = least  # (out, blocks) float16: Q4_1's smallest value
         self.shape = (codes.shape[0], codes.shape[1] * BLOCK)
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> QuantizedWeight:
+        least = None if self.least is None else function(self.least)
+        return QuantizedWeight(self.kind, function(self.codes), function(self.scale), least)
 
     @cached_property
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -97,6 +106,9 @@ class Transposed(Quantized):
         self.T = weight
         self.shape = weight.shape[::-1]
         self.nbytes = weight.nbytes
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Transposed:
+        return Transposed(self.T.map(function))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.T, dtype).T

@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.config import LlamaConfig, RopeScaling
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_tokenizer import read_tokenizer
-from onfoot.models.params import shapes
+from onfoot.models.params import Once, shapes
 from onfoot.ops.rope import frequencies
 from onfoot.quantized import QuantizedWeight
 
@@ -171,7 +171,7 @@ def load_gguf(path: Path, dtype: str, engine: str, quantized: bool) -> Model:
 
     file = GgufFile(path)
     config = read_config(file)
-    model = Model(config, read_params(file, config, quantized), dtype, engine)
+    model = Model(config, Once(read_params(file, config, quantized)), dtype, engine)
     model.source = str(path)
     if "tokenizer.ggml.model" in file.metadata:
         model.tokenizer = read_tokenizer(file.metadata, file.path)

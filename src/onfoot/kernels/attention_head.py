@@ -14,16 +14,12 @@ from onfoot.kernels.cpu import TILE_ROWS
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, routine
 from onfoot.kernels.product import FLOAT, pack_b, put_tile
+from onfoot.kernels.shapes import round_up
 from onfoot.kernels.simd import TILE_COLUMNS, floats, greatest, integers, keep_apart, load, store, tile_of_rows
 
 BLOCK = 96  # queries; a multiple of every TILE_ROWS
 FEW = 4  # queries, up to which packing the keys would cost more than it saves
 PANEL_ROW = TILE_COLUMNS * FLOAT  # bytes
-
-
-@inner
-def round_up(n: int, grain: int) -> int:
-    return (n + grain - 1) // grain * grain
 
 
 @inner

@@ -130,6 +130,14 @@ class Pool:
 pool = Pool()
 empty = pool.empty
 
+
+def copy(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """`x` in memory from here, in C order: from huge pages, weights are read up to half as fast again."""
+    made = empty(x.shape, dtype)
+    made[...] = x
+    return made
+
+
 _scratch: dict[int, np.ndarray] = {}
 
 

@@ -13,19 +13,10 @@ from onfoot.kernels.buffers import scratch
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.shapes import share, threads
-from onfoot.kernels.simd import AHEAD, address, prefetch
 
 FEW = 8  # rows of x, up to which this beats the blocked product
 GROUP = 4  # rows of the weight that are added in one pass over y
 STRIP = 2048  # columns of y at a time: in the first-level cache
-LINE = 64  # bytes
-
-
-@inner
-def ask(at: int, size: int) -> None:
-    """Prefetches what lies a page ahead of `size` bytes."""
-    for i in range(0, size, LINE):
-        prefetch(at + AHEAD + i)
 
 
 @inner
@@ -91,9 +82,23 @@ def _by_dots(
     first, last = share(weight.shape[0], 1, thread, threads)
     for i in range(m):
         begin(bias[first:last], skip, i, first, y[i, first:last])
-    for j in range(first, last):
+    each = (last - first) // 4
+    for j in range(first, first + each):  # four places at a time: memory is read faster than from one
+        w0, w1, w2, w3 = weight[j], weight[j + each], weight[j + 2 * each], weight[j + 3 * each]
+        for i in range(m):
+            left = x[i]
+            total0, total1, total2, total3 = F(0), F(0), F(0), F(0)
+            for k in range(depth):
+                total0 += left[k] * w0[k]
+                total1 += left[k] * w1[k]
+                total2 += left[k] * w2[k]
+                total3 += left[k] * w3[k]
+            y[i, j] += total0
+            y[i, j + each] += total1
+            y[i, j + 2 * each] += total2
+            y[i, j + 3 * each] += total3
+    for j in range(first + 4 * each, last):
         row = weight[j]
-        ask(address(weight) + j * depth * 4, depth * 4)
         for i in range(m):
             left = x[i]
             total = F(0)

@@ -9,7 +9,7 @@ import numpy as np
 from onfoot.kernels.jit import inner
 from onfoot.kernels.pool import threads
 
-__all__ = ["FLOAT32", "as_rows", "contiguous", "fits", "share", "threads"]
+__all__ = ["FLOAT32", "as_rows", "contiguous", "fits", "round_up", "share", "threads"]
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -32,6 +32,12 @@ def as_rows(x: np.ndarray) -> np.ndarray:
     if x.dtype is not FLOAT32:
         x = x.astype(FLOAT32, copy=False)
     return contiguous(x).reshape(-1, x.shape[-1])
+
+
+@inner
+def round_up(n: int, grain: int) -> int:
+    """n, or the next multiple of `grain`."""
+    return (n + grain - 1) // grain * grain
 
 
 @inner

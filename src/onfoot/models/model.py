@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.arrays import Array, to_numpy
+from onfoot.arrays import Array
 from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.engine import Engine, check_dtype, get_engine
 from onfoot.models import adapters, inputs
@@ -46,8 +46,10 @@ class Model:
             if name not in params:
                 raise ValueError(f"the parameter {name!r} is missing")
             value = params[name]
-            if not isinstance(value, Quantized):
-                value = self.engine.floats(np.array(to_numpy(value)), self.dtype)  # a copy: training writes into it
+            blocks = isinstance(value, Quantized)
+            value = (
+                self.engine.own_blocks(value) if blocks else self.engine.own(value, dtype)
+            )  # training writes into it
             if tuple(value.shape) != shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}; the configuration asks for {shape}")
             self.params[name] = value
@@ -99,7 +101,7 @@ class Model:
             if name not in self.quantized:
                 weight = self.params[name]
                 codes = quantize(weight if out_in else weight.T, "Q8_0" if kind == "int8" else kind)
-                self.params[name] = codes if out_in else codes.T
+                self.params[name] = self.engine.own_blocks(codes if out_in else codes.T)
         adapters.activate(self, self.active_adapter)
 
     def use_adapter(self, name: str | None) -> None:
