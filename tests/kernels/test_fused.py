@@ -126,3 +126,59 @@ def test_a_table_gets_the_sum_of_what_it_has_and_what_its_ids_bring() -> None:
     _, saved = TABLE["embedding_forward"](ids, weight)
     TABLE["embedding_add_backward"](up, saved, held)
     assert close(held, total.astype(np.float32) + ops.embedding_backward(up.astype(np.float64), saved))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 50),
+    outputs=st.integers(8, 60),
+    with_bias=st.booleans(),
+    stored_out_in=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_layer_that_closes_a_skip_is_the_layer_and_a_sum(
+    rows: int, width: int, outputs: int, with_bias: bool, stored_out_in: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    x, skip, dy = normal(2, rows, width), normal(2, rows, outputs), normal(2, rows, outputs)
+    weight = normal(outputs, width).T if stored_out_in else normal(width, outputs)
+    bias = normal(outputs) if with_bias else None
+    down, up = normal(width, 3), normal(3, outputs)
+    exact = [None if a is None else a.astype(np.float64) for a in (x, weight, bias)]
+    truth, s_truth = ops.linear_forward(*exact)
+    for name in ("linear_skip", "frozen_linear_skip"):
+        y, saved = TABLE[name](x, weight, bias, skip)
+        assert close(y, skip + truth), name
+    y, saved = TABLE["linear_skip"](x, weight, bias, skip)
+    for ours, right in zip(
+        TABLE["linear_backward"](dy, saved), ops.linear_backward(dy.astype(np.float64), s_truth), strict=True
+    ):
+        assert (ours is None and right is None) or close(ours, right)
+    y, _ = TABLE["lora_linear_skip"](x, weight, bias, skip, down, up, 0.5)
+    low_rank, _ = ops.lora_linear_forward(*exact, down.astype(np.float64), up.astype(np.float64), 0.5)
+    assert close(y, skip + low_rank)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 60), width=st.integers(2, 70), seed=st.integers(0, 2**32 - 1))
+def test_a_norm_beside_a_skip_adds_what_comes_past_it(rows: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, dy, past = (rng.standard_normal((rows, width)).astype(np.float32) for _ in range(3))
+    weight, bias = (rng.standard_normal(width).astype(np.float32) for _ in range(2))
+    _, saved = TABLE["layer_norm_forward"](x, weight, bias, 1e-5)
+    together, apart = TABLE["layer_norm_skip_backward"](dy, saved, past), TABLE["layer_norm_backward"](dy, saved)
+    assert close(together[0], past.astype(np.float64) + apart[0])
+    assert all((a == b).all() for a, b in zip(together[1:], apart[1:], strict=True))
+
+
+@pytest.mark.parametrize("where", [0, 5, 36])
+def test_a_logit_that_is_no_number_makes_the_loss_none(where: int) -> None:
+    x, weight = np.ones((3, 4), np.float32), np.ones((37, 4), np.float32)
+    weight[where, 0] = np.nan
+    loss, _ = TABLE["logits_loss_forward"](x, weight, None, np.array([1, 2, 3]), 3.0)
+    assert np.isnan(loss) and np.isnan(TABLE["logits_loss_value"](x, weight, None, np.array([1, 2, 3]), 3.0))

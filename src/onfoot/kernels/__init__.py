@@ -33,9 +33,9 @@ FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `o
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),
     "layer_norm": ("layer_norm_skip_backward",),
-    "linear": ("frozen_linear_skip_forward", "linear_skip_forward"),
+    "linear": ("frozen_linear_skip", "linear_skip"),
     "logits_loss": ("logits_loss_value",),
-    "lora": ("lora_linear_skip_forward",),
+    "lora": ("lora_linear_skip",),
     "update": ("adamw_updates", "add", "sum_of_squares"),
 }
 
@@ -53,7 +53,7 @@ def table() -> dict[str, Callable[..., Any]]:
     """
     try:
         import_module("onfoot.kernels.library").load()
-    except ImportError as error:
+    except Exception as error:  # whatever a machine may lack, there is a way to compute
         say(f"no kernels here ({error}): the slower NumPy engine takes over; they need Numba: pip install numba")
         return {}
     out: dict[str, Callable[..., Any]] = {}

@@ -47,7 +47,7 @@ def lora_linear_forward(
     return y, Saved(x, weight, keep, down, up, scale, low)
 
 
-def lora_linear_skip_forward(
+def lora_linear_skip(
     x: np.ndarray,
     weight: np.ndarray,
     bias: np.ndarray | None,

@@ -1,7 +1,6 @@
 """Vectors inside Numba: what its own loops do not reach, as LLVM instructions.
 
-Addresses are plain integers here. `address` must be called inside the parallel loop, where the array is used: Numba
-promises LLVM that the arrays of a loop do not overlap, and an address from outside would break that promise.
+Addresses are plain integers here.
 """
 
 from __future__ import annotations

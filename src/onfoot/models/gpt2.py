@@ -58,9 +58,9 @@ def block_forward(
     run.note(f"{b}.a_7", a7)
     a8, s_activation = activation_forward(a7)
     run.note(f"{b}.a_8", a8)
-    a10, s_contract = run.linear_skip(
+    a10, s_contract = run.linear_skip(  # a_5 + a_9
         f"{name}.mlp.c_proj", a8, a5, config.resid_pdrop, lambda: activation_forward(a7)[0], name=f"{b}.a_9"
-    )  # a_5 + a_9
+    )
     run.note(f"{b}.a_10", a10)
 
     saved = (s_norm1, s_qkv, s_attention, s_proj, s_norm2, s_expand, s_activation, s_contract)
@@ -73,7 +73,7 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     s_norm1, s_qkv, s_attention, s_proj, s_norm2, s_expand, s_activation, s_contract = saved
     activation_backward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_backward")
 
-    d8 = run.linear_skip_backward(f"{name}.mlp.c_proj", d10, s_contract)  # the sum sends Δ_10 to both its terms
+    d8 = run.linear_skip_backward(f"{name}.mlp.c_proj", d10, s_contract)  # Δ_9 = Δ_10: a sum sends it to both terms
     if not run.trains_below(f"{name}.mlp.c_proj"):
         return None
     d7 = activation_backward(d8, s_activation)
@@ -84,7 +84,7 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
 
     if not run.trains_below(f"{name}.ln_2"):
         return None
-    d3 = run.linear_skip_backward(f"{name}.attn.c_proj", d5, s_proj)
+    d3 = run.linear_skip_backward(f"{name}.attn.c_proj", d5, s_proj)  # Δ_4 = Δ_5
     if not run.trains_below(f"{name}.attn.c_proj"):
         return None
     dqkv = _heads_backward(run, config, b, d3, s_attention)

@@ -140,7 +140,7 @@ class Run:
         name: str = "",
     ) -> tuple[Array, Any]:
         """skip + dropout(x w + b): a layer that closes a skip. `name` is what its own output is called."""
-        if not self.traced and (p == 0 or self.dropout_seed is None) and self.engine.has("linear_skip_forward"):
+        if not self.traced and (p == 0 or self.dropout_seed is None) and self.engine.has("linear_skip"):
             y, saved = self._linear(layer, x, skip)
             return y, (self._lean(x, saved, again), None)
         y, saved = self.linear(layer, x, again)
@@ -161,16 +161,15 @@ class Run:
     def _linear(self, layer: str, x: Array, skip: Array | None = None) -> tuple[Array, Any]:
         weight, bias = self._weights(layer)
         companions = [] if self.adapter is None else self.adapter.companions(layer)
-        beside = () if skip is None else (skip,)
-        suffix = "" if skip is None else "skip_"
+        beside, form = ((), "forward") if skip is None else ((skip,), "skip")
         if companions == [layer]:
-            forward = getattr(self.engine, f"lora_linear_{suffix}forward")
+            forward = getattr(self.engine, f"lora_linear_{form}")
             return forward(x, weight, bias, *beside, *self._companion(layer, x))
         if companions:
             y, saved = self._parts(companions, x, weight, bias)
             return y if skip is None else self.engine.add(skip, y), saved
         kind = "linear" if self.keep_saved and self._weight_trains(layer) else "frozen_linear"
-        return getattr(self.engine, f"{kind}_{suffix}forward")(x, weight, bias, *beside)
+        return getattr(self.engine, f"{kind}_{form}")(x, weight, bias, *beside)
 
     def _weights(self, layer: str) -> tuple[Array, Array | None]:
         """The layer's w, (in, out), and b."""
