@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,26 @@ def test_a_kernel_that_does_not_compile_is_left_to_numpy_with_one_line() -> None
     done = python(code)
     assert done.stdout.split() == ["numba", "True", "True"], done.stderr
     assert len([line for line in done.stderr.splitlines() if "layer_norm" in line and "NumPy takes over" in line]) == 1
+
+
+def test_a_routine_that_does_not_compile_takes_only_its_callers_with_it(tmp_path: Path) -> None:
+    """The machine code of the others asks for it when it is loaded, and must not end the process."""
+    from onfoot.kernels import library
+
+    library.load()
+    shutil.copytree(library.cache_folder(), tmp_path / "onfoot" / library.cache_folder().name)
+    (code,) = tmp_path.glob("onfoot/*/attention_head.head_backward.o")
+    code.unlink()
+    code.with_suffix(".error").write_text("NotImplementedError: it needs something\nand more")
+    script = (
+        "import onfoot, numpy as np\n"
+        "c = onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=4, vocab_size=5)\n"
+        "m, n = onfoot.create(c), onfoot.create(c, engine='numpy'); t = np.array([[1, 2, 3]])\n"
+        "print(m.engine.name, abs(m.loss_and_grads(t)[0] - n.loss(t)) < 1e-6, m.engine.has('self_attention_forward'))"
+    )
+    done = python(script, XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.split() == ["numba", "True", "False"], done.stderr
+    assert "'attention' do not compile here (NotImplementedError: it needs something)" in done.stderr
 
 
 def test_the_first_run_says_that_it_compiles_and_the_next_does_not(tmp_path: Path) -> None:

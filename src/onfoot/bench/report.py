@@ -74,7 +74,7 @@ def share(job: Job, result: Result, flops: float, bandwidth: float) -> float:
     """
     weights = sum(a * b for a, b in linear_shapes(job.config).values())
     if job.new_tokens:
-        size = weights * (1 + 4 / 32 if result.contender.endswith("int8") else 4)
+        size = weights * (1 + 2 / 32 if result.contender.endswith("int8") else 4)
         return size * job.new_tokens / result.seconds / 1e9 / bandwidth
     times = 4 if result.contender in ("onfoot-lora", "peft") else 6
     return times * weights * job.batch * job.tokens / result.seconds / 1e9 / flops

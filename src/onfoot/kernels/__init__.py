@@ -63,7 +63,7 @@ def table() -> dict[str, Callable[..., Any]]:
             for kernel in module.KERNELS:
                 kernel.prepare()
         except Exception as error:
-            say(f"the kernels of {file!r} do not compile here ({type(error).__name__}); NumPy takes over for them")
+            say(f"the kernels of {file!r} do not compile here ({error}); NumPy takes over for them")
             continue
         names = [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")]
         out |= {name: getattr(module, name) for name in (*names, *SINGLES.get(file, ()))}

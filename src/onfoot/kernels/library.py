@@ -99,6 +99,8 @@ def load() -> Any:
     binding.add_symbol("numba_parallel_for", pool.layer().parallel_for)  # without Numba, nothing is to be had
     machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    for path in _folder().glob("*.error"):  # a file's kernels are used together or not at all: these are never called
+        binding.add_symbol(f"onfoot.{path.stem}", pool.layer().parallel_for)
     for path in sorted(_folder().glob("*.o")):
         engine.add_object_file(binding.ObjectFileRef.from_data(path.read_bytes()))
     engine.finalize_object()
