@@ -124,7 +124,11 @@ def compare(name: str, make: Callable[..., tuple[Any, ...]], n: int, seed: int) 
         getattr(ops, f"{name}_forward"), getattr(ops, f"{name}_backward"), tuple(exact(x) for x in args), seed
     )
     assert len(ours) == len(truth)
-    least = 0.1 * max(float(np.linalg.norm(x)) for x in truth) if name == "attention" else 1e-12
+    least = 1e-12
+    if name == "attention":
+        least = 0.1 * max(float(np.linalg.norm(x)) for x in truth)
+    elif "linear" in name:
+        least = 0.25 * np.sqrt(n)  # a sum of n normal terms is about √n; one that is much smaller has cancelled
     for mine, right in zip(ours, truth, strict=True):
         assert mine.dtype == np.float32
         assert distance(mine, right, least) < CLOSE
