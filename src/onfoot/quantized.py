@@ -23,10 +23,6 @@ class Quantized:
     __array_ufunc__ = None  # so that `array @ weight` asks this class, and does not make one large array of it
     ndim = 2
 
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Quantized:
-        """The same weight with other arrays for its codes and scales."""
-        raise NotImplementedError
-
 
 class QuantizedWeight(Quantized):
     """A weight (out, in) that is read only. `x @ weight.T` and `dy @ weight` are the products of a linear layer."""
@@ -41,6 +37,7 @@ class QuantizedWeight(Quantized):
         self.shape = (codes.shape[0], codes.shape[1] * BLOCK)
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> QuantizedWeight:
+        """The same weight with other arrays for its codes and scales."""
         least = None if self.least is None else function(self.least)
         return QuantizedWeight(self.kind, function(self.codes), function(self.scale), least)
 

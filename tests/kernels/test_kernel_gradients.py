@@ -116,7 +116,8 @@ def outcome(forward: Callable[..., Any], backward: Callable[..., Any], args: tup
     return [np.asarray(x) for x in (y, *grads) if x is not None]
 
 
-def compare(name: str, make: Callable[..., tuple[Any, ...]], n: int, seed: int) -> None:
+def compare(name: str, make: Callable[..., tuple[Any, ...]], n: int, seed: int, strict: bool = False) -> None:
+    """Within CLOSE of the norm; unless `strict`, a lone sum that cancels is measured by what its terms amount to."""
     args = make(np.random.default_rng(seed), n)
     untouched = [x.copy() if isinstance(x, np.ndarray) else x for x in args]
     ours = outcome(TABLE[f"{name}_forward"], TABLE[f"{name}_backward"], args, seed)
@@ -127,7 +128,7 @@ def compare(name: str, make: Callable[..., tuple[Any, ...]], n: int, seed: int) 
     least = 1e-12
     if name == "attention":
         least = 0.1 * max(float(np.linalg.norm(x)) for x in truth)
-    elif "linear" in name:
+    elif "linear" in name and not strict:
         least = 0.25 * np.sqrt(n)  # a sum of n normal terms is about √n; one that is much smaller has cancelled
     for mine, right in zip(ours, truth, strict=True):
         assert mine.dtype == np.float32
@@ -141,12 +142,12 @@ def compare(name: str, make: Callable[..., tuple[Any, ...]], n: int, seed: int) 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("n", ROWS)
 def test_a_kernel_has_the_output_and_the_gradients_of_its_formula(case: str, n: int, threads: int) -> None:
-    compare(*CASES[case], n, seed=n)
+    compare(*CASES[case], n, seed=n, strict=True)
 
 
 @pytest.mark.parametrize("case", ["attention", "cross_entropy", "layer_norm", "linear", "lora_linear"])
 def test_many_rows_are_as_right_as_few(case: str, threads: int) -> None:
-    compare(*CASES[case], 1023 if "attention" not in case else 203, seed=5)
+    compare(*CASES[case], 1023 if "attention" not in case else 203, seed=5, strict=True)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

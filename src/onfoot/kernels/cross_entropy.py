@@ -34,7 +34,7 @@ def log_sum_exp(row: np.ndarray) -> float:
 
 @inner
 def softmax_minus_target(row: np.ndarray, lse: float, target: int, scale: float, out: np.ndarray) -> None:
-    """(y_pred − y_gt) scale, 0 where there is no target. `out` may be `row`."""
+    """(y_pred − y_gt) scale, 0 where there is no target."""
     if target == IGNORE:
         out[:] = 0
         return

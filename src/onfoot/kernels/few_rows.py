@@ -1,6 +1,6 @@
 """Products of a few rows with a large matrix, as when tokens are generated: the speed is that of memory.
 
-Each thread reads one contiguous part of the weight, once, and asks for what comes next before it is needed. A weight
+Each thread reads one contiguous part of the weight, once, in four places in turn: one is not read as fast. A weight
 stored (in, out) is divided between the threads by its rows: each adds up x[k] w[k, :], and the parts are summed. One
 stored (out, in), as the token table is, is divided by outputs: each is a dot product.
 """
@@ -83,7 +83,7 @@ def _by_dots(
     for i in range(m):
         begin(bias[first:last], skip, i, first, y[i, first:last])
     each = (last - first) // 4
-    for j in range(first, first + each):  # four places at a time: memory is read faster than from one
+    for j in range(first, first + each):
         w0, w1, w2, w3 = weight[j], weight[j + each], weight[j + 2 * each], weight[j + 3 * each]
         for i in range(m):
             left = x[i]

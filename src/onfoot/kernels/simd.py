@@ -81,17 +81,6 @@ def bits_from_float(typing: Any, number: Any) -> Any:
     return types.int32(types.float32), lambda context, build, signature, args: build.bitcast(args[0], I32)
 
 
-@intrinsic
-def prefetch(typing: Any, at: Any) -> Any:
-    """Asks for the cache line at an address, to be read soon."""
-
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        _prefetch(build, args[0], write=0)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), build
-
-
 def _prefetch(build: Any, at: Any, write: int) -> None:
     byte = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
