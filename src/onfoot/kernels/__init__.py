@@ -22,6 +22,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention",),
     "cross_entropy": ("cross_entropy",),
     "embedding": ("embedding",),
+    "gpt2_blocks": ("gpt2_blocks",),
     "layer_norm": ("layer_norm",),
     "linear": ("frozen_linear", "linear"),
     "logits_loss": ("frozen_logits_loss", "logits_loss"),
@@ -29,9 +30,10 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "self_attention": ("self_attention",),
 }
 LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
-FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
+FUSED = ("frozen_logits_loss", "gpt2_blocks", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),
+    "gpt2_blocks": ("gpt2_blocks_suit",),
     "layer_norm": ("layer_norm_skip_backward",),
     "linear": ("frozen_linear_skip", "linear_skip"),
     "logits_loss": ("logits_loss_value",),

@@ -12,7 +12,7 @@ import numpy as np
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import kernel
+from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 
 BLOCK = 16  # rows whose contributions to dweight and dbias are summed together, whatever the number of threads
@@ -25,8 +25,8 @@ class Saved(NamedTuple):
     weight: np.ndarray
 
 
-@kernel("f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[::1], f4[::1]")
-def _forward(
+@inner
+def norm(
     x: np.ndarray,
     weight: np.ndarray,
     bias: np.ndarray,
@@ -34,12 +34,10 @@ def _forward(
     y: np.ndarray,
     mean: np.ndarray,
     rstd: np.ndarray,
-    thread: int,
-    threads: int,
 ) -> None:
+    """y, and each row's mean and 1/σ."""
     n, c = x.shape
-    a, e = share(n, BLOCK, thread, threads)
-    for i in range(a, e):
+    for i in range(n):
         row, out = x[i], y[i]
         total = F(0)
         for j in range(c):
@@ -54,8 +52,20 @@ def _forward(
             out[j] = (row[j] - mu) * r * weight[j] + bias[j]  # eq 36, 37, 38
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[::1], f4[:,::1], f4[:,:,::1]")
-def _backward(
+@inner
+def norm_again(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, mean: np.ndarray, rstd: np.ndarray, y: np.ndarray
+) -> None:
+    """y once more, from each row's mean and 1/σ."""
+    n, c = x.shape
+    for i in range(n):
+        row, out, mu, r = x[i], y[i], mean[i], rstd[i]
+        for j in range(c):
+            out[j] = (row[j] - mu) * r * weight[j] + bias[j]  # eq 36
+
+
+@inner
+def norm_backward(
     dy: np.ndarray,
     dskip: np.ndarray,
     x: np.ndarray,
@@ -64,13 +74,10 @@ def _backward(
     weight: np.ndarray,
     dx: np.ndarray,
     parts: np.ndarray,
-    thread: int,
-    threads: int,
 ) -> None:
+    """dx, and for every BLOCK rows their parts of dweight and dbias."""
     n, c = x.shape
-    blocks = parts.shape[0]
-    first, last = share(blocks, 1, thread, threads)
-    for b in range(first, last):
+    for b in range((n + BLOCK - 1) // BLOCK):
         dw, db = parts[b, 0], parts[b, 1]
         dw[:] = 0
         db[:] = 0
@@ -95,8 +102,43 @@ def _backward(
                     out[j] += past[j]
 
 
-@kernel("f4[:,:,::1], f4[::1], f4[::1]")
-def _sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
+@kernel("f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[::1], f4[::1]")
+def _forward(
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray,
+    eps: float,
+    y: np.ndarray,
+    mean: np.ndarray,
+    rstd: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    a, e = share(x.shape[0], BLOCK, thread, threads)
+    norm(x[a:e], weight, bias, eps, y[a:e], mean[a:e], rstd[a:e])
+
+
+@kernel("f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[::1], f4[:,::1], f4[:,:,::1]")
+def _backward(
+    dy: np.ndarray,
+    dskip: np.ndarray,
+    x: np.ndarray,
+    mean: np.ndarray,
+    rstd: np.ndarray,
+    weight: np.ndarray,
+    dx: np.ndarray,
+    parts: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    a, e = share(x.shape[0], BLOCK, thread, threads)
+    own = parts[a // BLOCK :]
+    norm_backward(dy[a:e], dskip[a:e], x[a:e], mean[a:e], rstd[a:e], weight, dx[a:e], own)
+
+
+@inner
+def share_of_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
+    """One thread's part of the sums over the parts: some columns."""
     blocks, _, c = parts.shape
     a, e = share(c, 64, thread, threads)
     dw, db = dweight[a:e], dbias[a:e]
@@ -107,6 +149,11 @@ def _sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread
         for j in range(e - a):
             dw[j] += part_w[j]  # eq 41
             db[j] += part_b[j]  # eq 42
+
+
+@kernel("f4[:,:,::1], f4[::1], f4[::1]")
+def _sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
+    share_of_parts(parts, dweight, dbias, thread, threads)
 
 
 def layer_norm_forward(

@@ -63,7 +63,10 @@ def _backward(
     thread: int,
     threads: int,
 ) -> None:
-    """dx = dy wᵗ, dw = leftᵗ right and db = Σ dy, which do not wait for each other."""
+    """dx = dy wᵗ and dw = leftᵗ right, which do not wait for each other.
+
+    db = Σ dy is the last row of `dweight` if that has one row more; otherwise it goes to `dbias`, if that has room.
+    """
     if dbias.size:
         share_of_sum(dy, dbias, thread, threads)  # eq FC.4
     none, nothing = dbias[:0], dx[:0]
@@ -140,12 +143,14 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
     if right.shape[0] <= FEW or isinstance(weight, Transposed):
         dweight = product(right.T, left).T if transposed else product(left.T, right)  # eq FC.3
         return through(dy, weight), dweight, sum_rows(right) if has_bias else None  # eq FC.4
-    dx, dbias = empty(x.shape), empty((right.shape[1],)) if has_bias else None
-    outer = (right, left) if transposed else (left, right)
-    dweight = empty((outer[0].shape[1], outer[1].shape[1]))
-    work = scratch(threads(), products.SCRATCH)
-    _backward(right, weight.T, as_rows(dx), *outer, dweight, NO_ROW if dbias is None else dbias, work)
-    return dx, dweight.T if transposed else dweight, dbias
+    dx, work = empty(x.shape), scratch(threads(), products.SCRATCH)
+    if transposed:
+        dweight, dbias = empty((right.shape[1], left.shape[1])), empty((right.shape[1],)) if has_bias else None
+        _backward(right, weight.T, as_rows(dx), right, left, dweight, NO_ROW if dbias is None else dbias, work)
+        return dx, dweight.T, dbias
+    both = empty((left.shape[1] + has_bias, right.shape[1]))
+    _backward(right, weight.T, as_rows(dx), left, right, both, NO_ROW, work)
+    return dx, both[: left.shape[1]], both[-1] if has_bias else None
 
 
 def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.cpu import TILE_ROWS, TILE_VECTORS, WIDTH
 from onfoot.kernels.jit import inner, kernel, routine
-from onfoot.kernels.shapes import share, threads
+from onfoot.kernels.shapes import round_up, share, threads
 from onfoot.kernels.simd import (
     TILE_COLUMNS,
     address,
@@ -31,7 +31,8 @@ COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in the third; a multiple
 RUN = 8  # rows that are packed together: a few streams to read, and runs of whole cache lines to write
 FLOAT = 4  # bytes
 ROW_COPIES = (TILE_ROWS + WIDTH - 1) // WIDTH  # vectors that cover a column of a's panel
-SCRATCH = DEPTH * (COLUMNS + ROWS + TILE_ROWS) + TILE_ROWS * TILE_COLUMNS + WIDTH  # floats a thread
+ROWS_SCRATCH = DEPTH * (ROWS + TILE_ROWS) + TILE_ROWS * TILE_COLUMNS + WIDTH  # floats a thread, for packed rows of a
+SCRATCH = ROWS_SCRATCH + DEPTH * COLUMNS  # and for a packed block of b
 
 
 @inner
@@ -70,10 +71,10 @@ def pack_b(b: int, b_row: int, b_column: int, depth: int, columns: int, to: int)
 
 
 @inner
-def pack_a(a: int, a_row: int, a_column: int, rows: int, depth: int, beyond: int, to: int) -> None:
+def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, beyond: int, to: int) -> None:
     """a (rows × depth) as panels of TILE_ROWS rows, each column of a panel contiguous, filled up with 0.
 
-    `beyond` is how many floats may be read behind a column's last.
+    `ones` more rows, none or one, are all 1. `beyond` is how many floats may be read behind a column's last.
     """
     keep_apart()
     column = TILE_ROWS * FLOAT
@@ -91,12 +92,12 @@ def pack_a(a: int, a_row: int, a_column: int, rows: int, depth: int, beyond: int
             for i in range(TILE_ROWS):
                 value = load(a + (depth - 1) * a_column + (p * TILE_ROWS + i) * FLOAT)
                 store(to + (p * depth + depth - 1) * column + i * FLOAT, value)
-    for first in range(full * TILE_ROWS, rows, TILE_ROWS):
+    for first in range(full * TILE_ROWS, rows + ones, TILE_ROWS):
         panel = to + first * depth * FLOAT
         for i in range(TILE_ROWS):
-            inside = first + i < rows
+            inside, outside = first + i < rows, np.float32(1 if first + i < rows + ones else 0)
             for k in range(depth):
-                value = load(a + (first + i) * a_row + k * a_column) if inside else np.float32(0)
+                value = load(a + (first + i) * a_row + k * a_column) if inside else outside
                 store(panel + k * column + i * FLOAT, value)
 
 
@@ -144,7 +145,65 @@ def put_tile(
         put_edge(edge, min(rows, TILE_ROWS), min(columns, TILE_COLUMNS), c, c_row, bias, skip, skip_row)
 
 
-@routine(16)
+@inner
+def depth_step(depth: int) -> int:
+    """How much of the depth a packed block of b has: equal blocks, DEPTH at most."""
+    blocks = (depth + DEPTH - 1) // DEPTH
+    return ((depth + blocks - 1) // blocks + 7) // 8 * 8
+
+
+@inner
+def put_rows(
+    rows: int,
+    columns: int,
+    depth: int,
+    a: int,
+    a_row: int,
+    a_column: int,
+    ones: int,
+    beyond: int,
+    packed_b: int,
+    c: int,
+    c_row: int,
+    bias: int,
+    skip: int,
+    skip_row: int,
+    work: int,
+) -> None:
+    """c = a b + bias + skip for a block of b that is packed, ROWS rows at a time; the last row of a may be `ones`."""
+    keep_apart()
+    packed_a, edge = work, work + (DEPTH * (ROWS + TILE_ROWS) + WIDTH) * FLOAT
+    in_place = a_column == FLOAT and not ones
+    for i0 in range(0, rows, ROWS):
+        mc = min(ROWS, rows - i0)
+        a0 = a + i0 * a_row
+        if not in_place:
+            last = ones if i0 + mc == rows else 0
+            pack_a(a0, a_row, a_column, mc - last, last, depth, beyond + rows - ones - i0 - mc + last, packed_a)
+        elif mc % TILE_ROWS:
+            last = mc // TILE_ROWS * TILE_ROWS
+            pack_a(a0 + last * a_row, a_row, a_column, mc - last, 0, depth, 0, packed_a + last * depth * FLOAT)
+        for j in range(0, columns, TILE_COLUMNS):
+            for i in range(0, mc, TILE_ROWS):
+                in_rows = in_place and i + TILE_ROWS <= mc
+                put_tile(
+                    mc - i,
+                    columns - j,
+                    depth,
+                    in_rows,
+                    a0 + i * a_row if in_rows else packed_a + i * depth * FLOAT,
+                    a_row if in_rows else TILE_ROWS * FLOAT,
+                    packed_b + j * depth * FLOAT,
+                    c + (i0 + i) * c_row + j * FLOAT,
+                    c_row,
+                    bias + j * FLOAT if bias else 0,
+                    skip + (i0 + i) * skip_row + j * FLOAT if skip else 0,
+                    skip_row,
+                    edge,
+                )
+
+
+@routine(17)
 def multiply(
     rows: int,
     columns: int,
@@ -152,6 +211,7 @@ def multiply(
     a: int,
     a_row: int,
     a_column: int,
+    ones: int,
     b: int,
     b_row: int,
     b_column: int,
@@ -163,49 +223,66 @@ def multiply(
     beyond: int,
     work: int,
 ) -> None:
-    """c = a b + bias + skip on one thread. Addresses and distances in bytes; `work` has room for SCRATCH floats."""
-    packed_b = work
-    packed_a = packed_b + DEPTH * COLUMNS * FLOAT
-    edge = packed_a + (DEPTH * (ROWS + TILE_ROWS) + WIDTH) * FLOAT
-    in_place = a_column == FLOAT
-    blocks = (depth + DEPTH - 1) // DEPTH
-    step = ((depth + blocks - 1) // blocks + 7) // 8 * 8
+    """c = a b + bias + skip on one thread. Addresses and distances in bytes; `work` has room for SCRATCH floats.
+
+    With `ones`, the last of the rows of a is not in memory: it is all 1, so that c's is the sum of the rows of b.
+    """
+    packed_b = work + ROWS_SCRATCH * FLOAT
+    step = depth_step(depth)
     for j0 in range(0, columns, COLUMNS):
         nc = min(COLUMNS, columns - j0)
-        bias_j = bias + j0 * FLOAT if bias else 0
+        c0 = c + j0 * FLOAT
         for k0 in range(0, depth, step):
             kc = min(step, depth - k0)
             pack_b(b + k0 * b_row + j0 * b_column, b_row, b_column, kc, nc, packed_b)
-            for i0 in range(0, rows, ROWS):
-                mc = min(ROWS, rows - i0)
-                a0 = a + i0 * a_row + k0 * a_column
-                c0 = c + i0 * c_row + j0 * FLOAT
-                skip0, skip_row0, bias0 = c0, c_row, 0
-                if k0 == 0:
-                    skip0, skip_row0, bias0 = (skip + i0 * skip_row + j0 * FLOAT if skip else 0), skip_row, bias_j
-                if not in_place:
-                    pack_a(a0, a_row, a_column, mc, kc, beyond + rows - i0 - mc, packed_a)
-                elif mc % TILE_ROWS:
-                    last = mc // TILE_ROWS * TILE_ROWS
-                    pack_a(a0 + last * a_row, a_row, a_column, mc - last, kc, 0, packed_a + last * kc * FLOAT)
-                for j in range(0, nc, TILE_COLUMNS):
-                    for i in range(0, mc, TILE_ROWS):
-                        in_rows = in_place and i + TILE_ROWS <= mc
-                        put_tile(
-                            mc - i,
-                            nc - j,
-                            kc,
-                            in_rows,
-                            a0 + i * a_row if in_rows else packed_a + i * kc * FLOAT,
-                            a_row if in_rows else TILE_ROWS * FLOAT,
-                            packed_b + j * kc * FLOAT,
-                            c0 + i * c_row + j * FLOAT,
-                            c_row,
-                            bias0 + j * FLOAT if bias0 else 0,
-                            skip0 + i * skip_row0 + j * FLOAT if skip0 else 0,
-                            skip_row0,
-                            edge,
-                        )
+            bias0, skip0, skip_row0 = 0, c0, c_row
+            if k0 == 0:
+                bias0, skip0 = (bias + j0 * FLOAT if bias else 0), (skip + j0 * FLOAT if skip else 0)
+                skip_row0 = skip_row
+            a0 = a + k0 * a_column
+            put_rows(
+                rows, nc, kc, a0, a_row, a_column, ones, beyond, packed_b, c0, c_row, bias0, skip0, skip_row0, work
+            )
+
+
+@inner
+def packed_floats(depth: int, columns: int) -> int:
+    """Floats in a packed weight."""
+    return depth * round_up(columns, TILE_COLUMNS)
+
+
+@inner
+def pack_weight(b: int, b_row: int, b_column: int, depth: int, columns: int, to: int) -> int:
+    """All of b packed, for `multiply_packed`; returns where the next may lie."""
+    step = depth_step(depth)
+    for k0 in range(0, depth, step):
+        pack_b(b + k0 * b_row, b_row, b_column, min(step, depth - k0), columns, to + packed_floats(k0, columns) * FLOAT)
+    return to + packed_floats(depth, columns) * FLOAT
+
+
+@routine(12)
+def multiply_packed(
+    rows: int,
+    columns: int,
+    depth: int,
+    a: int,
+    a_row: int,
+    packed: int,
+    c: int,
+    c_row: int,
+    bias: int,
+    skip: int,
+    skip_row: int,
+    work: int,
+) -> None:
+    """The same for b packed before, once for several blocks of rows; `work` has room for ROWS_SCRATCH floats."""
+    step = depth_step(depth)
+    for k0 in range(0, depth, step):
+        kc, a0, b0 = min(step, depth - k0), a + k0 * FLOAT, packed + packed_floats(k0, columns) * FLOAT
+        if k0 == 0:
+            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, 0, b0, c, c_row, bias, skip, skip_row, work)
+        else:
+            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, 0, b0, c, c_row, 0, c, c_row, work)
 
 
 @inner
@@ -220,9 +297,12 @@ def share_of_product(
     thread: int,
     threads: int,
 ) -> None:
-    """One thread's part of c = a b + bias + skip: some columns, or some rows where there are more of them."""
-    rows, depth = a.shape
-    columns = b.shape[1]
+    """One thread's part of c = a b + bias + skip: some columns, or some rows where there are more of them.
+
+    Where c has one row more than a, that is the sum of the rows of b.
+    """
+    (rows, columns), depth = c.shape, b.shape[0]
+    ones = rows - a.shape[0]
     by_columns = columns >= rows
     i0, i1, j0, j1 = 0, rows, 0, columns
     if by_columns:
@@ -243,6 +323,7 @@ def share_of_product(
         address(a) + i0 * a.strides[0],
         a.strides[0],
         a.strides[1],
+        ones if i1 == rows else 0,
         address(b) + j0 * b.strides[1],
         b.strides[0],
         b.strides[1],
@@ -251,7 +332,7 @@ def share_of_product(
         address(bias) + j0 * FLOAT if bias.size else 0,
         at_skip,
         skip_row,
-        rows - i1,
+        max(0, a.shape[0] - i1),
         address(work) + thread * work.strides[0],
     )
 
@@ -294,4 +375,4 @@ def product(
     return out
 
 
-KERNELS = (multiply, _product)
+KERNELS = (multiply, multiply_packed, _product)

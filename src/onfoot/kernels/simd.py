@@ -88,36 +88,48 @@ def _prefetch(build: Any, at: Any, write: int) -> None:
     build.call(function, [build.inttoptr(at, byte)] + [ir.Constant(I32, n) for n in (write, 3, 1)])
 
 
-def _view(context: Any, build: Any, kind: Any, args: Any) -> Any:
-    """args = (address, n): n numbers as an array of one axis."""
-    at, n = args
-    element = context.get_data_type(kind.dtype)
-    made = context.make_array(kind)(context, build)
-    size = context.get_abi_sizeof(element)
-    arrayobj.populate_array(
-        made,
-        data=build.inttoptr(at, element.as_pointer()),
-        shape=[n],
-        strides=[_const(size)],
-        itemsize=size,
-        meminfo=None,
-        parent=None,
-    )
-    return made._getvalue()
+def _view(number: Any, args: list[Any]) -> Any:
+    """args = (address, *shape): numbers from an address on, as an array in C order."""
+    kind = types.Array(number, len(args) - 1, "C")
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        at, *shape = args
+        element = context.get_data_type(number)
+        made = context.make_array(kind)(context, build)
+        size = context.get_abi_sizeof(element)
+        strides = [_const(size)]
+        for n in reversed(shape[1:]):
+            strides.insert(0, build.mul(strides[0], n))
+        arrayobj.populate_array(
+            made,
+            data=build.inttoptr(at, element.as_pointer()),
+            shape=shape,
+            strides=strides,
+            itemsize=size,
+            meminfo=None,
+            parent=None,
+        )
+        return made._getvalue()
+
+    return kind(*[types.int64] * len(args)), build
 
 
 @intrinsic
 def floats(typing: Any, at: Any, n: Any) -> Any:
     """The n floats at an address, as an array."""
-    kind = types.Array(types.float32, 1, "C")
-    return kind(types.int64, types.int64), lambda context, build, _, args: _view(context, build, kind, args)
+    return _view(types.float32, [at, n])
+
+
+@intrinsic
+def matrix(typing: Any, at: Any, rows: Any, columns: Any) -> Any:
+    """The rows × columns floats at an address, as an array."""
+    return _view(types.float32, [at, rows, columns])
 
 
 @intrinsic
 def integers(typing: Any, at: Any, n: Any) -> Any:
     """The n 64-bit integers at an address, as an array."""
-    kind = types.Array(types.int64, 1, "C")
-    return kind(types.int64, types.int64), lambda context, build, _, args: _view(context, build, kind, args)
+    return _view(types.int64, [at, n])
 
 
 @intrinsic

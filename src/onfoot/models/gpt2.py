@@ -7,7 +7,8 @@ before anything is computed from it.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
@@ -16,6 +17,8 @@ from onfoot.models.layout import Layout, merge_heads, split_heads
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.models.run import Run
 from onfoot.ops.activation import ACTIVATIONS
+
+KEYS_BIAS = "attn.c_attn.bias"
 
 __all__ = [
     "Layout",
@@ -69,7 +72,7 @@ def block_forward(
 
 def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any) -> Array | None:
     """Δ_10 -> Δ_1, and the gradients of the block's parameters; None as soon as nothing below trains."""
-    eng, name, qk = run.engine, f"transformer.h.{b}", config.n_head * config.key_width
+    eng, name = run.engine, f"transformer.h.{b}"
     s_norm1, s_qkv, s_attention, s_proj, s_norm2, s_expand, s_activation, s_contract = saved
     activation_backward = getattr(eng, f"{ACTIVATIONS[config.activation_function]}_backward")
 
@@ -88,8 +91,7 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     if not run.trains_below(f"{name}.attn.c_proj"):
         return None
     dqkv = _heads_backward(run, config, b, d3, s_attention)
-    dead = slice(qk, 2 * qk)  # eq 29: the keys' biases shift every score of a row alike
-    d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=dead)
+    d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=_dead(config))
     if not run.trains_below(f"{name}.attn.c_attn"):
         return None
     d1 = run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1, past=d5)  # eq NET.2
@@ -127,6 +129,70 @@ def _heads_backward(run: Run, config: GPT2Config, b: int, d3: Array, saved: Any)
     return namespace(d3).concatenate([merge_heads(dq), merge_heads(dk), merge_heads(dv)], axis=-1)
 
 
+class InOne(NamedTuple):
+    """What blocks saved that the engine did in one."""
+
+    saved: Any
+
+
+def _blocks_forward(run: Run, config: GPT2Config, x: Array, layout: Layout, cache: Any) -> tuple[Array, Any]:
+    """The first block's a_1 -> the last one's a_10."""
+    params = _plain_blocks(run, config, layout, cache)
+    if params and run.engine.gpt2_blocks_suit(x, params):
+        x, saved = run.engine.gpt2_blocks_forward(x, params, config.n_head, config.layer_norm_epsilon, config.causal)
+        return x, InOne(saved)
+    blocks = []
+    for b in range(config.n_layer):
+        x, saved = run.block(block_forward, config, b, x, layout, cache)
+        blocks.append(saved)
+    return x, blocks
+
+
+def _blocks_backward(run: Run, config: GPT2Config, d: Array, blocks: Any) -> Array | None:
+    """The last block's Δ_10 -> the first one's Δ_1; None as soon as nothing below trains."""
+    if isinstance(blocks, InOne):
+        d, grads = run.engine.gpt2_blocks_backward(d, blocks.saved)
+        for name, grad in zip(_block_params(config.n_layer), grads, strict=True):
+            if name.endswith(KEYS_BIAS):
+                grad[_dead(config)] = 0
+            run.add(name, grad)
+        return d
+    for b in reversed(range(config.n_layer)):
+        if not run.trains_below("transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"):
+            return None
+        saved, blocks[b] = blocks[b], None  # its activations are not needed again
+        below = run.block_backward(block_backward, config, b, d, saved)
+        if below is None:
+            return None
+        d = below
+    return d
+
+
+def _plain_blocks(run: Run, config: GPT2Config, layout: Layout, cache: Any) -> list[Array]:
+    """The parameters of all blocks, if an engine may do them in one: they all train, and nothing is to be noted."""
+    if not run.engine.has("gpt2_blocks_forward") or run.traced or run.recompute or not run.keep_saved:
+        return []
+    plain = cache is None and layout.start is None and run.adapter is None and run.dropout_seed is None
+    names = _block_params(config.n_layer)
+    if not plain or ACTIVATIONS[config.activation_function] != "gelu_tanh" or not run.trainable.issuperset(names):
+        return []
+    return [run.params[name] for name in names]
+
+
+@lru_cache
+def _block_params(n_layer: int) -> tuple[str, ...]:
+    """The names of all blocks' parameters, in the order in which the forward pass meets them."""
+    layers = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    kinds = ("weight", "bias")
+    return tuple(f"transformer.h.{b}.{layer}.{kind}" for b in range(n_layer) for layer in layers for kind in kinds)
+
+
+def _dead(config: GPT2Config) -> slice:
+    """eq 29: the keys' biases shift every score of a row alike, so their gradient is 0."""
+    qk = config.n_head * config.key_width
+    return slice(qk, 2 * qk)
+
+
 def features_forward(
     run: Run, config: GPT2Config, tokens: Array, layout: Layout, cache: Any = None
 ) -> tuple[Array, Any]:
@@ -135,10 +201,7 @@ def features_forward(
     a_pos, s_pos = run.engine.embedding_forward(layout.positions, run.params[POSITION_TABLE])
     run.note("a_0", tokens), run.note("a_tok", a_tok), run.note("a_pos", a_pos)
     x, s_drop = run.dropout("transformer.drop", a_tok + a_pos, config.embd_pdrop)  # a_1
-    blocks = []
-    for b in range(config.n_layer):
-        x, saved = run.block(block_forward, config, b, x, layout, cache)
-        blocks.append(saved)
+    x, blocks = _blocks_forward(run, config, x, layout, cache)
     a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
     run.note("a_11", a11)
     return a11, (s_tok, s_pos, s_drop, blocks, s_norm) if run.keep_saved else None
@@ -150,16 +213,8 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
     run.note("Δ_11", d11)
     if not run.trains_below(HEAD):
         return
-    d = run.layer_norm_backward("transformer.ln_f", d11, s_norm)
-    for b in reversed(range(config.n_layer)):
-        if not run.trains_below("transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"):
-            return
-        saved_block, blocks[b] = blocks[b], None  # its activations are not needed again
-        below = run.block_backward(block_backward, config, b, d, saved_block)
-        if below is None:
-            return
-        d = below
-    if not run.trains_below("transformer.h.0.ln_1"):
+    d = _blocks_backward(run, config, run.layer_norm_backward("transformer.ln_f", d11, s_norm), blocks)
+    if d is None or not run.trains_below("transformer.h.0.ln_1"):
         return
     d = run.dropout_backward(d, s_drop)
     run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3
