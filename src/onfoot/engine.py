@@ -24,6 +24,7 @@ OPS: Mapping[str, Callable[..., Any]] = {
 UPDATES: Mapping[str, Callable[..., Any]] = {
     "adamw_updates": ops.adamw_updates,
     "add": ops.add,
+    "sum_first": ops.sum_first,
     "sum_of_squares": ops.sum_of_squares,
 }
 

@@ -38,7 +38,7 @@ SINGLES: Mapping[str, tuple[str, ...]] = {
     "linear": ("frozen_linear_skip", "linear_skip"),
     "logits_loss": ("logits_loss_value",),
     "lora": ("lora_linear_skip",),
-    "update": ("adamw_updates", "add", "sum_of_squares"),
+    "update": ("adamw_updates", "add", "sum_first", "sum_of_squares"),
 }
 
 

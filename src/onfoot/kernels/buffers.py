@@ -146,5 +146,5 @@ def scratch(threads: int, floats: int) -> np.ndarray:
     held = _scratch.get(threads)
     if held is None or held.shape[1] < floats:
         _scratch.pop(threads, None)
-        held = _scratch[threads] = empty((threads, floats))
+        held = _scratch[threads] = empty((threads, -(-floats // GRAIN) * GRAIN))  # every thread's begins a cache line
     return held

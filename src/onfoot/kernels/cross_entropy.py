@@ -73,7 +73,7 @@ def _backward(
 def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
     """The targets as one row of 64-bit integers, or an IndexError: a kernel would read beyond the logits."""
     flat = np.ascontiguousarray(targets, dtype=np.int64).reshape(-1)
-    wrong = (flat != IGNORE) & ((flat < 0) | (flat >= vocabulary))
+    wrong = (flat.view(np.uint64) >= vocabulary) & (flat != IGNORE)  # as unsigned, what is below 0 is large
     if wrong.any():
         raise IndexError(f"target {flat[wrong][0]} is outside 0 ... {vocabulary - 1} and is not {IGNORE}")
     return flat

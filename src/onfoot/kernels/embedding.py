@@ -43,7 +43,7 @@ def _scatter(dy: np.ndarray, ids: np.ndarray, total: np.ndarray, fresh: bool, th
 
 def embedding_forward(ids: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = ohe(ids) w: the row of `weight` that each id names."""
-    if not fits(weight) or ids.dtype != np.int64 or not ids.size or ids.min() < 0 or ids.max() >= weight.shape[0]:
+    if not fits(weight) or ids.dtype != np.int64 or not ids.size or ids.view(np.uint64).max() >= weight.shape[0]:
         return ops.embedding_forward(ids, weight)
     y = empty((*ids.shape, weight.shape[1]))
     _gather(contiguous(ids).reshape(-1), contiguous(weight), as_rows(y))

@@ -24,6 +24,7 @@ from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.layer_norm import BLOCK, norm, norm_again, norm_backward, share_of_parts
 from onfoot.kernels.product import (
     FLOAT,
+    LINE,
     ROWS_SCRATCH,
     SCRATCH,
     multiply_packed,
@@ -37,7 +38,7 @@ from onfoot.kernels.update import data
 
 CHUNK = 96  # rows that go through several layers together; a multiple of every TILE_ROWS and of BLOCK
 SMALL = 1 << 20  # numbers in a block's weights, up to which each thread packs them for itself
-LINE = 16  # floats
+
 
 # A block's parameters, weight and bias of each layer in this order, and so the columns of a table of their places.
 NORM_1, ATTN, PROJ, NORM_2, EXPAND, CONTRACT = range(0, 12, 2)
@@ -379,11 +380,14 @@ def _packed(sizes: Sizes) -> int:
 
 
 def _like(params: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Arrays of the parameters' shapes, in which every bias follows its weight."""
+    """Arrays of the parameters' shapes, in which every layer's bias follows its weight."""
     made = []
     for weight in params[::2]:
-        both = empty((weight.size // weight.shape[-1] + 1, weight.shape[-1]))
-        made += [both[:-1].reshape(weight.shape), both[-1]]
+        if weight.ndim == 1:
+            made += [empty(weight.shape), empty(weight.shape)]
+        else:
+            both = empty((weight.shape[0] + 1, weight.shape[1]))
+            made += [both[:-1], both[-1]]
     return made
 
 

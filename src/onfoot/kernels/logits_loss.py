@@ -83,9 +83,9 @@ def _run(
     rows, weight = as_rows(x), weight if isinstance(weight, QuantizedWeight) else contiguous(weight)
     vocabulary, width = weight.shape
     target = checked_targets(targets, vocabulary)
-    counted = np.flatnonzero(target != IGNORE)
-    some = counted.size < 0.9 * target.size
+    some = np.count_nonzero(target != IGNORE) < 0.9 * target.size
     if some:
+        counted = np.flatnonzero(target != IGNORE)
         rows, target = rows[counted], target[counted]
     n = rows.shape[0]
     losses = np.zeros(n)

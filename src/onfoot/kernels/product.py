@@ -19,6 +19,7 @@ from onfoot.kernels.simd import (
     copy_vector,
     keep_apart,
     load,
+    prefetch,
     store,
     tile_of_columns,
     tile_of_rows,
@@ -31,7 +32,9 @@ COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in the third; a multiple
 RUN = 8  # rows that are packed together: a few streams to read, and runs of whole cache lines to write
 FLOAT = 4  # bytes
 ROW_COPIES = (TILE_ROWS + WIDTH - 1) // WIDTH  # vectors that cover a column of a's panel
-ROWS_SCRATCH = DEPTH * (ROWS + TILE_ROWS) + TILE_ROWS * TILE_COLUMNS + WIDTH  # floats a thread, for packed rows of a
+LINE = 16  # floats in a cache line: working memory is cut into whole lines
+EDGE = round_up(DEPTH * (ROWS + TILE_ROWS) + WIDTH, LINE)  # where a tile beside c lies, behind packed rows of a
+ROWS_SCRATCH = EDGE + round_up(TILE_ROWS * TILE_COLUMNS, LINE)  # floats a thread, for packed rows of a
 SCRATCH = ROWS_SCRATCH + DEPTH * COLUMNS  # and for a packed block of b
 
 
@@ -83,6 +86,9 @@ def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, 
         full = min(rows // TILE_ROWS, (rows + beyond) // TILE_ROWS - ROW_COPIES * WIDTH // TILE_ROWS)
         full = max(full, 0)
         for k0 in range(0, depth - 1, RUN):
+            for k in range(k0 + RUN, min(k0 + 2 * RUN, depth)):
+                for i in range(0, rows, LINE):
+                    prefetch(a + k * a_column + i * FLOAT)
             for p in range(full):
                 for k in range(k0, min(k0 + RUN, depth - 1)):
                     for i in range(0, ROW_COPIES * WIDTH, WIDTH):  # what is too much, the next column overwrites
@@ -172,7 +178,7 @@ def put_rows(
 ) -> None:
     """c = a b + bias + skip for a block of b that is packed, ROWS rows at a time; the last row of a may be `ones`."""
     keep_apart()
-    packed_a, edge = work, work + (DEPTH * (ROWS + TILE_ROWS) + WIDTH) * FLOAT
+    packed_a, edge = work, work + EDGE * FLOAT
     in_place = a_column == FLOAT and not ones
     for i0 in range(0, rows, ROWS):
         mc = min(ROWS, rows - i0)

@@ -10,6 +10,7 @@ from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.library import DATA
+from onfoot.kernels.linear import sum_rows
 from onfoot.kernels.shapes import contiguous, fits, share
 from onfoot.kernels.simd import floats, integers
 from onfoot.ops import update as ops
@@ -54,10 +55,15 @@ def _update(
 
 @kernel("f4[::1], f4[::1], f4[::1]")
 def _add(x: np.ndarray, y: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
+    """y may be shorter: it is added again and again."""
     a, e = share(x.size, GRAIN, thread, threads)
-    xx, yy, out = x[a:e], y[a:e], total[a:e]
-    for i in range(e - a):
-        out[i] = xx[i] + yy[i]
+    while a < e:
+        first = a % y.size
+        n = min(e - a, y.size - first)
+        xx, yy, out = x[a : a + n], y[first : first + n], total[a : a + n]
+        for i in range(n):
+            out[i] = xx[i] + yy[i]
+        a += n
 
 
 @kernel("f4[::1], f8[::1]")
@@ -72,32 +78,40 @@ def _squares(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None
 
 
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """x + y."""
-    if not fits(x, y) or x.shape != y.shape:
+    """x + y, where y may lack the leading axes of x."""
+    if not fits(x, y) or x.shape[x.ndim - y.ndim :] != y.shape:
         return ops.add(x, y)
     total = empty(x.shape)
     _add(contiguous(x).reshape(-1), contiguous(y).reshape(-1), total.reshape(-1))
     return total
 
 
+def sum_first(x: np.ndarray) -> np.ndarray:
+    """Σ over the first axis."""
+    if not fits(x) or x.ndim < 2:
+        return ops.sum_first(x)
+    return sum_rows(contiguous(x).reshape(x.shape[0], -1)).reshape(x.shape[1:])
+
+
 def adamw_updates(
     updates: list[ops.Update], lr: float, betas: tuple[float, float], eps: float, steps: int, scale: float = 1.0
 ) -> None:
     """One update of several parameters in place, in one pass; `scale` multiplies the gradients."""
-    places, keep = [], []
+    places, keep, alive = [], [], []
     for one in updates:
         p, m, v, g, decay = one
         if not fits(p, m, v, g) or not (p.flags.c_contiguous and m.flags.c_contiguous and v.flags.c_contiguous):
             ops.adamw_updates([one], lr, betas, eps, steps, scale)
             continue
         g = contiguous(g)
-        places.append((id(p), id(m), id(v), id(g), p.size, g))  # g stays alive in here
+        alive.append(g)
+        places += (id(p), id(m), id(v), id(g), p.size)
         keep.append(1 - lr * decay)
     if not places:
         return
     beta1, beta2 = betas
     _update(
-        np.array([place[:5] for place in places]),
+        np.array(places).reshape(-1, 5),
         np.array(keep, np.float32),
         beta1,
         beta2,

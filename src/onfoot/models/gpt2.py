@@ -18,8 +18,6 @@ from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.models.run import Run
 from onfoot.ops.activation import ACTIVATIONS
 
-KEYS_BIAS = "attn.c_attn.bias"
-
 __all__ = [
     "Layout",
     "block_backward",
@@ -152,9 +150,10 @@ def _blocks_backward(run: Run, config: GPT2Config, d: Array, blocks: Any) -> Arr
     """The last block's Δ_10 -> the first one's Δ_1; None as soon as nothing below trains."""
     if isinstance(blocks, InOne):
         d, grads = run.engine.gpt2_blocks_backward(d, blocks.saved)
-        for name, grad in zip(_block_params(config.n_layer), grads, strict=True):
-            if name.endswith(KEYS_BIAS):
-                grad[_dead(config)] = 0
+        names = _block_params(config.n_layer)
+        for bias in range(names.index("transformer.h.0.attn.c_attn.bias"), len(names), len(names) // config.n_layer):
+            grads[bias][_dead(config)] = 0
+        for name, grad in zip(names, grads, strict=True):
             run.add(name, grad)
         return d
     for b in reversed(range(config.n_layer)):
@@ -200,7 +199,7 @@ def features_forward(
     a_tok, s_tok = run.engine.embedding_forward(tokens, run.params[TOKEN_TABLE])
     a_pos, s_pos = run.engine.embedding_forward(layout.positions, run.params[POSITION_TABLE])
     run.note("a_0", tokens), run.note("a_tok", a_tok), run.note("a_pos", a_pos)
-    x, s_drop = run.dropout("transformer.drop", a_tok + a_pos, config.embd_pdrop)  # a_1
+    x, s_drop = run.dropout("transformer.drop", run.engine.add(a_tok, a_pos), config.embd_pdrop)  # a_1
     x, blocks = _blocks_forward(run, config, x, layout, cache)
     a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
     run.note("a_11", a11)
@@ -218,5 +217,5 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
         return
     d = run.dropout_backward(d, s_drop)
     run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3
-    d_pos = d if s_pos.ids.ndim == 2 else d.sum(axis=0)  # every sequence of the batch shares the positions
+    d_pos = d if s_pos.ids.ndim == 2 else run.engine.sum_first(d)  # every sequence of the batch shares the positions
     run.embedding_backward(POSITION_TABLE, d_pos, s_pos)  # eq 3

@@ -97,7 +97,9 @@ class Run:
 
     def trains_below(self, layer: str) -> bool:
         """Whether anything before this layer trains: if not, the error signal need not go on."""
-        if self._lowest is None:
+        if self._lowest is None and f"{next(iter(self._order))}.weight" in self.trainable:
+            self._lowest = 0
+        elif self._lowest is None:
             order = self._order
             self._lowest = min((order[self._layer(name)] for name in self.trainable), default=len(order))
         return self._lowest < self._order[layer]

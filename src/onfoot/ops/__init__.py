@@ -37,7 +37,7 @@ from onfoot.ops.lora import lora_backward, lora_forward, lora_linear_backward, l
 from onfoot.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from onfoot.ops.rope import rope_backward, rope_forward
 from onfoot.ops.swiglu import swiglu_backward, swiglu_forward
-from onfoot.ops.update import adamw_update, adamw_updates, add, sum_of_squares
+from onfoot.ops.update import adamw_update, adamw_updates, add, sum_first, sum_of_squares
 
 __all__ = [
     "Head",
@@ -79,6 +79,7 @@ __all__ = [
     "rms_norm_forward",
     "rope_backward",
     "rope_forward",
+    "sum_first",
     "sum_of_squares",
     "swiglu_backward",
     "swiglu_forward",

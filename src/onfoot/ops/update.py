@@ -16,6 +16,11 @@ def add(x: Array, y: Array) -> Array:
     return x + y
 
 
+def sum_first(x: Array) -> Array:
+    """Σ over the first axis, as where all sequences of a batch share something."""
+    return x.sum(axis=0)
+
+
 def adamw_update(
     p: Array,
     m: Array,
