@@ -171,7 +171,8 @@ def _plain_blocks(run: Run, config: GPT2Config, layout: Layout, cache: Any) -> l
     """The parameters of all blocks, if an engine may do them in one: they all train, and nothing is to be noted."""
     if not run.engine.has("gpt2_blocks_forward") or run.traced or run.recompute or not run.keep_saved:
         return []
-    plain = cache is None and layout.start is None and run.adapter is None and run.dropout_seed is None
+    drops = run.dropout_seed is not None and (config.attn_pdrop or config.resid_pdrop)
+    plain = cache is None and layout.start is None and run.adapter is None and not drops
     names = _block_params(config.n_layer)
     if not plain or ACTIVATIONS[config.activation_function] != "gelu_tanh" or not run.trainable.issuperset(names):
         return []
