@@ -37,7 +37,7 @@ from onfoot.kernels.simd import address, floats, matrix
 from onfoot.kernels.update import data
 
 CHUNK = 96  # rows that go through several layers together; a multiple of every TILE_ROWS and of BLOCK
-SMALL = 1 << 20  # numbers in a block's weights, up to which each thread packs them for itself
+SMALL = 1 << 19  # numbers in a block's weights, up to which each thread packs them for itself
 
 
 # A block's parameters, weight and bias of each layer in this order, and so the columns of a table of their places.
@@ -346,8 +346,8 @@ def gpt2_blocks_forward(
     """
     rows, y = as_rows(x), empty(x.shape)
     qkv, a, f = params[ATTN].shape[1], params[PROJ].shape[0], params[EXPAND].shape[1]
-    sizes = Sizes(*rows.shape, qkv, a, f, heads, x.shape[1])
-    n, c, _, _, _, _, tokens = sizes
+    (n, c), tokens = rows.shape, x.shape[1]
+    sizes = Sizes(n, c, qkv, a, f, heads, tokens)
     kept = empty((len(params) // 12, kept_places(n, c, qkv, a, f, heads)[-1]))
     heads_work = forward_floats(tokens, (qkv - a) // (2 * heads), a // heads)
     work = scratch(threads(), ROWS_SCRATCH + CHUNK * (c + f) + _packed(sizes) + heads_work)

@@ -97,7 +97,8 @@ def adamw_updates(
     updates: list[ops.Update], lr: float, betas: tuple[float, float], eps: float, steps: int, scale: float = 1.0
 ) -> None:
     """One update of several parameters in place, in one pass; `scale` multiplies the gradients."""
-    places, keep, alive = [], [], []
+    places: list[int] = []
+    keep, alive = [], []
     for one in updates:
         p, m, v, g, decay = one
         if not fits(p, m, v, g) or not (p.flags.c_contiguous and m.flags.c_contiguous and v.flags.c_contiguous):
