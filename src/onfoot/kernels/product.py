@@ -19,7 +19,6 @@ from onfoot.kernels.simd import (
     copy_vector,
     keep_apart,
     load,
-    prefetch,
     store,
     tile_of_columns,
     tile_of_rows,
@@ -86,9 +85,6 @@ def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, 
         full = min(rows // TILE_ROWS, (rows + beyond) // TILE_ROWS - ROW_COPIES * WIDTH // TILE_ROWS)
         full = max(full, 0)
         for k0 in range(0, depth - 1, RUN):
-            for k in range(k0 + RUN, min(k0 + 2 * RUN, depth)):
-                for i in range(0, rows, LINE):
-                    prefetch(a + k * a_column + i * FLOAT)
             for p in range(full):
                 for k in range(k0, min(k0 + RUN, depth - 1)):
                     for i in range(0, ROW_COPIES * WIDTH, WIDTH):  # what is too much, the next column overwrites

@@ -133,17 +133,6 @@ def integers(typing: Any, at: Any, n: Any) -> Any:
 
 
 @intrinsic
-def prefetch(typing: Any, at: Any) -> Any:
-    """Asks for the cache line at an address, which will be read soon."""
-
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        _prefetch(build, args[0], write=0)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), build
-
-
-@intrinsic
 def load(typing: Any, at: Any) -> Any:
     """The float at an address."""
 
