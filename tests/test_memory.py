@@ -21,19 +21,20 @@ JOBS = {
     "clipped": Job(CONFIG, 4, 256),
     "recomputed": Job(replace(CONFIG, n_layer=12), 6, 256, clip=False, recompute=True),
     "lora": Job(CONFIG, 4, 256, lora=16),
+    "in one": Job(replace(CONFIG, n_layer=8, n_embd=128, vocab_size=300), 24, 512),
 }
 
 PEAK = """
 import sys, numpy as np, onfoot
 from onfoot.bench.worker import peak_bytes
 from onfoot.train.optimizer import clip_scale
-layers, batch, tokens, lora, clip, recompute = map(int, sys.argv[1:])
-c = onfoot.GPT2Config(n_layer=layers, n_head=8, n_embd=512, n_positions=512, vocab_size=20000)
+layers, width, vocabulary, batch, tokens, lora, clip, recompute = map(int, sys.argv[1:])
+c = onfoot.GPT2Config(n_layer=layers, n_head=8, n_embd=width, n_positions=512, vocab_size=vocabulary)
 m = onfoot.create(c)
 if lora: m.add_lora(r=lora)
 m.recompute = bool(recompute)
 o = onfoot.AdamW(m)
-t = np.random.default_rng(0).integers(0, 20000, (batch, tokens))
+t = np.random.default_rng(0).integers(0, vocabulary, (batch, tokens))
 for _ in range(2):
     if clip: o.step(m.loss_and_grads(t)[1])
     else: m.train_step(o, t)
@@ -45,7 +46,8 @@ print(peak_bytes())
 @pytest.mark.parametrize("name", JOBS)
 def test_the_peak_of_a_run_is_predicted_within_ten_percent(name: str) -> None:
     job = JOBS[name]
-    numbers = [job.config.n_layer, job.batch, job.tokens, job.lora, int(job.clip), int(job.recompute)]
+    c = job.config
+    numbers = [c.n_layer, c.n_embd, c.vocab_size, job.batch, job.tokens, job.lora, int(job.clip), int(job.recompute)]
     done = subprocess.run(
         [sys.executable, "-c", PEAK, *map(str, numbers)], capture_output=True, text=True, timeout=300, check=True
     )

@@ -11,11 +11,13 @@ import math
 from dataclasses import dataclass, replace
 
 from onfoot.config import Config, GPT2Config
-from onfoot.kernels import LOGITS
+from onfoot.kernels import IN_ONE, LOGITS
 from onfoot.models.params import count, default_targets, linear_shapes, lora_count, quantizable, shapes, token_table
 from onfoot.models.run import LARGE
+from onfoot.ops.activation import ACTIVATIONS
 
 FLOAT = 4  # bytes
+GELU = "gelu_tanh"  # whose blocks can be done in one
 PROGRAM = 115 << 20  # Python, NumPy, LLVM and the machine code of the kernels
 BLOCK_BYTES = 1 + 2 / 32 + 4 / 32  # of a number in 8-bit blocks: the code, its share of the scale and of its float
 
@@ -60,18 +62,20 @@ def plan(job: Job) -> Plan:
     trainable = companions if job.lora else total
     weights = FLOAT * (total - small + companions) + int(BLOCK_BYTES * small)
     moments = 2 * FLOAT * trainable
-    kept, passing = _block(config, rows, job.lora)
+    in_one = _in_one(job)
+    kept, passing = _block(config, rows, job.lora, in_one)
     activations = config.n_layer * rows * config.n_embd + kept if job.recompute else config.n_layer * kept
     part = min(LOGITS, rows * config.vocab_size)
     head = 0 if job.lora else (table if config.tie_word_embeddings else sizes["lm_head.weight"])
     written = min(2 << 20, table) if job.quantized else 0
     forward_end = FLOAT * (activations + part + 2 * rows * config.n_embd + written), FLOAT * head
     block = (trainable - head) // max(config.n_layer, 1)
-    all_made = trainable if job.clip else max(head, block)
-    one_block = kept + passing + (config.n_layer * rows * config.n_embd if job.recompute else 0)
-    backward_end = FLOAT * one_block, FLOAT * all_made
+    all_made = trainable if job.clip or in_one else max(head, block)
+    last = activations if in_one else kept  # what is held to the end: all blocks, or the first
+    beside = config.n_layer * rows * config.n_embd if job.recompute else 0
+    backward_end = FLOAT * (last + passing + beside), FLOAT * all_made
     working, gradients = max(forward_end, backward_end, key=sum)
-    held = FLOAT * activations if (working, gradients) == forward_end else FLOAT * kept
+    held = FLOAT * activations if (working, gradients) == forward_end else FLOAT * last
     return Plan(weights, moments, held, gradients, working - held)
 
 
@@ -83,17 +87,27 @@ def _companions(job: Job) -> int:
     return lora_count(layers, job.lora)
 
 
-def _block(config: Config, rows: int, lora: int) -> tuple[int, int]:
+def _in_one(job: Job) -> bool:
+    """Whether all blocks are done in one: they are small, and no adapter or recomputation comes between."""
+    config = job.config
+    if not isinstance(config, GPT2Config) or ACTIVATIONS[config.activation_function] != GELU:
+        return False
+    block = sum(math.prod(shape) for name, shape in shapes(config).items() if name.startswith("transformer.h.0."))
+    return block <= IN_ONE and not job.lora and not job.recompute
+
+
+def _block(config: Config, rows: int, lora: int, in_one: bool) -> tuple[int, int]:
     """Numbers that one block keeps for its backward pass, and those that pass through it there."""
     width, inner = config.n_embd, config.inner_width
     values = config.n_head * config.value_width
     qkv = 2 * config.n_head * config.key_width + values
-    lean = rows * width >= LARGE  # norms and activations are then computed again
+    lean = in_one or rows * width >= LARGE  # norms and activations are then computed again
     if isinstance(config, GPT2Config):
         kept = 2 * width + qkv + values + inner + config.n_head + (0 if lean else 2 * width + inner)
     else:
         kept = 6 * width + 2 * qkv + values + 3 * inner
-    return rows * (kept + 8 * lora), rows * (2 * inner + 3 * width + qkv)
+    passing = 2 * inner + (5 * width + values if in_one else 3 * width) + qkv
+    return rows * (kept + 8 * lora), rows * passing
 
 
 def advice(job: Job, limit: int) -> list[tuple[str, int]]:

@@ -30,6 +30,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "self_attention": ("self_attention",),
 }
 LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
+IN_ONE = 1 << 19  # numbers in a block's weights, up to which all blocks are done in one
 FUSED = ("frozen_logits_loss", "gpt2_blocks", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onfoot.kernels import attention, layer_norm, linear
+from onfoot.kernels import IN_ONE, attention, layer_norm, linear
 from onfoot.kernels.activation import gelu_tanh, gelu_tanh_slope
 from onfoot.kernels.attention_head import backward_floats, forward_floats, head_backward, head_forward
 from onfoot.kernels.buffers import empty, scratch
@@ -37,7 +37,7 @@ from onfoot.kernels.simd import address, floats, matrix
 from onfoot.kernels.update import data
 
 CHUNK = 96  # rows that go through several layers together; a multiple of every TILE_ROWS and of BLOCK
-SMALL = 1 << 19  # numbers in a block's weights, up to which each thread packs them for itself
+SMALL = IN_ONE  # each thread packs the weights for itself: of large ones, that would be too much
 
 
 # A block's parameters, weight and bias of each layer in this order, and so the columns of a table of their places.
