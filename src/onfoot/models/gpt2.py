@@ -188,9 +188,9 @@ def _block_params(n_layer: int) -> tuple[str, ...]:
 
 
 def _dead(config: GPT2Config) -> slice:
-    """eq 29: the keys' biases shift every score of a row alike, so their gradient is 0."""
+    """The keys' biases among all: they shift every score of a row alike, so their gradient is 0."""
     qk = config.n_head * config.key_width
-    return slice(qk, 2 * qk)
+    return slice(qk, 2 * qk)  # eq 29
 
 
 def features_forward(
@@ -200,7 +200,8 @@ def features_forward(
     a_tok, s_tok = run.engine.embedding_forward(tokens, run.params[TOKEN_TABLE])
     a_pos, s_pos = run.engine.embedding_forward(layout.positions, run.params[POSITION_TABLE])
     run.note("a_0", tokens), run.note("a_tok", a_tok), run.note("a_pos", a_pos)
-    x, s_drop = run.dropout("transformer.drop", run.engine.add(a_tok, a_pos), config.embd_pdrop)  # a_1
+    x = run.engine.add(a_tok, a_pos)  # a_1 = a_tok + a_pos
+    x, s_drop = run.dropout("transformer.drop", x, config.embd_pdrop)
     x, blocks = _blocks_forward(run, config, x, layout, cache)
     a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
     run.note("a_11", a11)
