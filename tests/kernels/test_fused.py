@@ -117,6 +117,9 @@ def test_the_update_is_that_of_the_formula(n: int, steps: int, decay: float, see
     assert close(others[0], updates[2][0]) and (others[0] < 1).all()  # those beside it, of two dtypes
     assert abs(TABLE["sum_of_squares"](g) / ops.sum_of_squares(g.astype(np.float64)) - 1) < 1e-12
     assert (TABLE["add"](p, g) == p + g).all()
+    several = np.stack([p, g, v]).reshape(3, 1, n)
+    assert (TABLE["add"](several, p) == several + p).all()  # the same to each
+    assert np.abs(TABLE["sum_first"](several) - several.sum(axis=0)).max() <= CLOSE * np.abs(several).max()
 
 
 def test_a_table_gets_the_sum_of_what_it_has_and_what_its_ids_bring() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.kernels.cpu import TILE_ROWS
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, routine
-from onfoot.kernels.product import FLOAT, LINE, pack_b, put_tile
+from onfoot.kernels.product import FLOAT, pack_b, put_tile
 from onfoot.kernels.shapes import round_up
 from onfoot.kernels.simd import TILE_COLUMNS, floats, greatest, integers, keep_apart, load, store, tile_of_rows
 
@@ -24,21 +24,21 @@ PANEL_ROW = TILE_COLUMNS * FLOAT  # bytes
 
 @inner
 def scores_row(n_k: int) -> int:
-    """Floats in a row of scores: whole tiles, and room to read one tile further; whole lines of the cache."""
-    return round_up(round_up(n_k, TILE_COLUMNS) + TILE_ROWS, LINE)
+    """Floats in a row of scores: whole tiles, and room to read one tile further."""
+    return round_up(n_k, TILE_COLUMNS) + TILE_ROWS
 
 
 def forward_floats(n_k: int, d_k: int, d_v: int) -> int:
     """Working memory of the forward pass."""
     width = n_k + TILE_COLUMNS
-    return width * d_k + n_k * (d_v + TILE_COLUMNS) + BLOCK * (width + TILE_ROWS + LINE) + _small(max(d_k, d_v))
+    return width * d_k + n_k * (d_v + TILE_COLUMNS) + BLOCK * (width + TILE_ROWS) + _small(max(d_k, d_v))
 
 
 def backward_floats(n_k: int, d_k: int, d_v: int) -> int:
     """Working memory of the backward pass."""
     width = n_k + TILE_COLUMNS
     packed = width * (d_k + d_v) + (n_k + 2 * BLOCK) * (max(d_k, d_v) + TILE_COLUMNS)
-    return packed + 2 * BLOCK * (width + TILE_ROWS + LINE) + _small(max(d_k, d_v))
+    return packed + 2 * BLOCK * (width + TILE_ROWS) + _small(max(d_k, d_v))
 
 
 def _small(d: int) -> int:

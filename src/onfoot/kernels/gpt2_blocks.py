@@ -37,7 +37,6 @@ from onfoot.kernels.simd import address, floats, matrix
 from onfoot.kernels.update import data
 
 CHUNK = 96  # rows that go through several layers together; a multiple of every TILE_ROWS and of BLOCK
-SMALL = IN_ONE  # each thread packs the weights for itself: of large ones, that would be too much
 
 
 # A block's parameters, weight and bias of each layer in this order, and so the columns of a table of their places.
@@ -331,7 +330,7 @@ def gpt2_blocks_suit(x: np.ndarray, params: Sequence[np.ndarray]) -> bool:
     each = -(-x.shape[0] // threads())
     return (
         10 * x.shape[0] >= 9 * each * threads()
-        and sum(p.size for p in params[:12]) <= SMALL
+        and sum(p.size for p in params[:12]) <= IN_ONE  # each thread packs the weights for itself
         and fits(x, *params)
         and all(p.flags.c_contiguous for p in params)
     )
