@@ -22,7 +22,6 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention",),
     "cross_entropy": ("cross_entropy",),
     "embedding": ("embedding",),
-    "gpt2_blocks": ("gpt2_blocks",),
     "layer_norm": ("layer_norm",),
     "linear": ("frozen_linear", "linear"),
     "logits_loss": ("frozen_logits_loss", "logits_loss"),
@@ -30,11 +29,12 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "self_attention": ("self_attention",),
 }
 LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
-IN_ONE = 1 << 19  # numbers in a block's weights, up to which all blocks are done in one
-FUSED = ("frozen_logits_loss", "gpt2_blocks", "logits_loss", "self_attention")  # those that `ops` lacks
+IN_ONE = 1 << 19  # numbers in a block's weights, and in the table of tokens, up to which a pass is done in one
+PARTS = 1 << 24  # numbers in all threads' parts of the gradients, up to which it is
+FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),
-    "gpt2_blocks": ("gpt2_blocks_suit",),
+    "gpt2_pass": ("gpt2_pass", "gpt2_pass_suits"),
     "layer_norm": ("layer_norm_skip_backward",),
     "linear": ("frozen_linear_skip", "linear_skip"),
     "logits_loss": ("logits_loss_value",),

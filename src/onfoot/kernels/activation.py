@@ -39,6 +39,14 @@ def gelu_tanh_slope(x: float) -> float:
 
 
 @inner
+def gelu_tanh_and_slope(x: float) -> tuple[float, float]:
+    """Both, with one exponential and one division."""
+    x2 = x * x
+    s = F(1) / (F(1) + exp(-TWO_ROOT * (x + CUBE * (x2 * x))))
+    return x * s, s + x * s * (F(1) - s) * (TWO_ROOT * (F(1) + F(3) * CUBE * x2))  # eq G.3, G.4
+
+
+@inner
 def gelu_erf(x: float) -> float:
     """x Φ(x)."""
     return F(0.5) * x * (F(1) + erf(x * ROOT_HALF))  # eq G.5

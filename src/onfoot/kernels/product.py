@@ -31,6 +31,7 @@ COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in the third; a multiple
 RUN = 8  # rows that are packed together: a few streams to read, and runs of whole cache lines to write
 FLOAT = 4  # bytes
 ROW_COPIES = (TILE_ROWS + WIDTH - 1) // WIDTH  # vectors that cover a column of a's panel
+TOO_MUCH = ROW_COPIES * WIDTH - TILE_ROWS  # floats of theirs that lie behind it
 LINE = 16  # floats in a cache line: working memory is cut into whole lines
 EDGE = round_up(DEPTH * (ROWS + TILE_ROWS) + WIDTH, LINE)  # where a tile beside c lies, behind packed rows of a
 ROWS_SCRATCH = EDGE + round_up(TILE_ROWS * TILE_COLUMNS, LINE)  # floats a thread, for packed rows of a
@@ -73,17 +74,16 @@ def pack_b(b: int, b_row: int, b_column: int, depth: int, columns: int, to: int)
 
 
 @inner
-def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, beyond: int, to: int) -> None:
+def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, to: int) -> None:
     """a (rows × depth) as panels of TILE_ROWS rows, each column of a panel contiguous, filled up with 0.
 
-    `ones` more rows, none or one, are all 1. `beyond` is how many floats may be read behind a column's last.
+    `ones` more rows, none or one, are all 1. Where columns are contiguous, each but the last has another behind it.
     """
     keep_apart()
     column = TILE_ROWS * FLOAT
     full = 0
-    if a_row == FLOAT:
-        full = min(rows // TILE_ROWS, (rows + beyond) // TILE_ROWS - ROW_COPIES * WIDTH // TILE_ROWS)
-        full = max(full, 0)
+    if a_row == FLOAT and rows >= TOO_MUCH:
+        full = rows // TILE_ROWS
         for k0 in range(0, depth - 1, RUN):
             for p in range(full):
                 for k in range(k0, min(k0 + RUN, depth - 1)):
@@ -163,7 +163,6 @@ def put_rows(
     a_row: int,
     a_column: int,
     ones: int,
-    beyond: int,
     packed_b: int,
     c: int,
     c_row: int,
@@ -181,10 +180,10 @@ def put_rows(
         a0 = a + i0 * a_row
         if not in_place:
             last = ones if i0 + mc == rows else 0
-            pack_a(a0, a_row, a_column, mc - last, last, depth, beyond + rows - ones - i0 - mc + last, packed_a)
+            pack_a(a0, a_row, a_column, mc - last, last, depth, packed_a)
         elif mc % TILE_ROWS:
             last = mc // TILE_ROWS * TILE_ROWS
-            pack_a(a0 + last * a_row, a_row, a_column, mc - last, 0, depth, 0, packed_a + last * depth * FLOAT)
+            pack_a(a0 + last * a_row, a_row, a_column, mc - last, 0, depth, packed_a + last * depth * FLOAT)
         for j in range(0, columns, TILE_COLUMNS):
             for i in range(0, mc, TILE_ROWS):
                 in_rows = in_place and i + TILE_ROWS <= mc
@@ -205,7 +204,7 @@ def put_rows(
                 )
 
 
-@routine(17)
+@routine(16)
 def multiply(
     rows: int,
     columns: int,
@@ -222,7 +221,6 @@ def multiply(
     bias: int,
     skip: int,
     skip_row: int,
-    beyond: int,
     work: int,
 ) -> None:
     """c = a b + bias + skip on one thread. Addresses and distances in bytes; `work` has room for SCRATCH floats.
@@ -242,9 +240,7 @@ def multiply(
                 bias0, skip0 = (bias + j0 * FLOAT if bias else 0), (skip + j0 * FLOAT if skip else 0)
                 skip_row0 = skip_row
             a0 = a + k0 * a_column
-            put_rows(
-                rows, nc, kc, a0, a_row, a_column, ones, beyond, packed_b, c0, c_row, bias0, skip0, skip_row0, work
-            )
+            put_rows(rows, nc, kc, a0, a_row, a_column, ones, packed_b, c0, c_row, bias0, skip0, skip_row0, work)
 
 
 @inner
@@ -282,9 +278,9 @@ def multiply_packed(
     for k0 in range(0, depth, step):
         kc, a0, b0 = min(step, depth - k0), a + k0 * FLOAT, packed + packed_floats(k0, columns) * FLOAT
         if k0 == 0:
-            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, 0, b0, c, c_row, bias, skip, skip_row, work)
+            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, b0, c, c_row, bias, skip, skip_row, work)
         else:
-            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, 0, b0, c, c_row, 0, c, c_row, work)
+            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, b0, c, c_row, 0, c, c_row, work)
 
 
 @inner
@@ -334,7 +330,6 @@ def share_of_product(
         address(bias) + j0 * FLOAT if bias.size else 0,
         at_skip,
         skip_row,
-        max(0, a.shape[0] - i1),
         address(work) + thread * work.strides[0],
     )
 

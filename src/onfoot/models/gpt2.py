@@ -8,13 +8,13 @@ before anything is computed from it.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
 from onfoot.models.head import head_backward, head_forward, loss_backward, loss_forward
 from onfoot.models.layout import Layout, merge_heads, split_heads
-from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
+from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE, shapes
 from onfoot.models.run import Run
 from onfoot.ops.activation import ACTIVATIONS
 
@@ -29,6 +29,7 @@ __all__ = [
     "loss_backward",
     "loss_forward",
     "merge_heads",
+    "pass_in_one",
     "split_heads",
 ]
 
@@ -127,66 +128,6 @@ def _heads_backward(run: Run, config: GPT2Config, b: int, d3: Array, saved: Any)
     return namespace(d3).concatenate([merge_heads(dq), merge_heads(dk), merge_heads(dv)], axis=-1)
 
 
-class InOne(NamedTuple):
-    """What blocks saved that the engine did in one."""
-
-    saved: Any
-
-
-def _blocks_forward(run: Run, config: GPT2Config, x: Array, layout: Layout, cache: Any) -> tuple[Array, Any]:
-    """The first block's a_1 -> the last one's a_10."""
-    params = _plain_blocks(run, config, layout, cache)
-    if params and run.engine.gpt2_blocks_suit(x, params):
-        x, saved = run.engine.gpt2_blocks_forward(x, params, config.n_head, config.layer_norm_epsilon, config.causal)
-        return x, InOne(saved)
-    blocks = []
-    for b in range(config.n_layer):
-        x, saved = run.block(block_forward, config, b, x, layout, cache)
-        blocks.append(saved)
-    return x, blocks
-
-
-def _blocks_backward(run: Run, config: GPT2Config, d: Array, blocks: Any) -> Array | None:
-    """The last block's Δ_10 -> the first one's Δ_1; None as soon as nothing below trains."""
-    if isinstance(blocks, InOne):
-        d, grads = run.engine.gpt2_blocks_backward(d, blocks.saved)
-        names = _block_params(config.n_layer)
-        for bias in range(names.index("transformer.h.0.attn.c_attn.bias"), len(names), len(names) // config.n_layer):
-            grads[bias][_dead(config)] = 0
-        for name, grad in zip(names, grads, strict=True):
-            run.add(name, grad)
-        return d
-    for b in reversed(range(config.n_layer)):
-        if not run.trains_below("transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"):
-            return None
-        saved, blocks[b] = blocks[b], None  # its activations are not needed again
-        below = run.block_backward(block_backward, config, b, d, saved)
-        if below is None:
-            return None
-        d = below
-    return d
-
-
-def _plain_blocks(run: Run, config: GPT2Config, layout: Layout, cache: Any) -> list[Array]:
-    """The parameters of all blocks, if an engine may do them in one: they all train, and nothing is to be noted."""
-    if not run.engine.has("gpt2_blocks_forward") or run.traced or run.recompute or not run.keep_saved:
-        return []
-    drops = run.dropout_seed is not None and (config.attn_pdrop or config.resid_pdrop)
-    plain = cache is None and layout.start is None and run.adapter is None and not drops
-    names = _block_params(config.n_layer)
-    if not plain or ACTIVATIONS[config.activation_function] != "gelu_tanh" or not run.trainable.issuperset(names):
-        return []
-    return [run.params[name] for name in names]
-
-
-@lru_cache
-def _block_params(n_layer: int) -> tuple[str, ...]:
-    """The names of all blocks' parameters, in the order in which the forward pass meets them."""
-    layers = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    kinds = ("weight", "bias")
-    return tuple(f"transformer.h.{b}.{layer}.{kind}" for b in range(n_layer) for layer in layers for kind in kinds)
-
-
 def _dead(config: GPT2Config) -> slice:
     """The keys' biases among all: they shift every score of a row alike, so their gradient is 0."""
     qk = config.n_head * config.key_width
@@ -202,7 +143,10 @@ def features_forward(
     run.note("a_0", tokens), run.note("a_tok", a_tok), run.note("a_pos", a_pos)
     x = run.engine.add(a_tok, a_pos)  # a_1 = a_tok + a_pos
     x, s_drop = run.dropout("transformer.drop", x, config.embd_pdrop)
-    x, blocks = _blocks_forward(run, config, x, layout, cache)
+    blocks = []
+    for b in range(config.n_layer):
+        x, saved = run.block(block_forward, config, b, x, layout, cache)
+        blocks.append(saved)
     a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
     run.note("a_11", a11)
     return a11, (s_tok, s_pos, s_drop, blocks, s_norm) if run.keep_saved else None
@@ -214,10 +158,48 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
     run.note("Δ_11", d11)
     if not run.trains_below(HEAD):
         return
-    d = _blocks_backward(run, config, run.layer_norm_backward("transformer.ln_f", d11, s_norm), blocks)
-    if d is None or not run.trains_below("transformer.h.0.ln_1"):
+    d = run.layer_norm_backward("transformer.ln_f", d11, s_norm)
+    for b in reversed(range(config.n_layer)):
+        if not run.trains_below("transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"):
+            return
+        saved_block, blocks[b] = blocks[b], None  # its activations are not needed again
+        below = run.block_backward(block_backward, config, b, d, saved_block)
+        if below is None:
+            return
+        d = below
+    if not run.trains_below("transformer.h.0.ln_1"):
         return
     d = run.dropout_backward(d, s_drop)
     run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3
     d_pos = d if s_pos.ids.ndim == 2 else run.engine.sum_first(d)  # every sequence of the batch shares the positions
     run.embedding_backward(POSITION_TABLE, d_pos, s_pos)  # eq 3
+
+
+def pass_in_one(
+    run: Run, config: GPT2Config, tokens: Array, targets: Array, layout: Layout, divisor: float
+) -> float | None:
+    """The loss, and the gradients of all parameters, where an engine does all that in one; None where it does not.
+
+    That is for small models whose parameters all train, with nothing to be noted, dropped or computed again.
+    """
+    if not run.engine.has("gpt2_pass") or run.traced or run.recompute or run.adapter is not None:
+        return None
+    drops = run.dropout_seed is not None and (config.attn_pdrop or config.resid_pdrop or config.embd_pdrop)
+    plain = layout.start is None and not drops and ACTIVATIONS[config.activation_function] == "gelu_tanh"
+    names = _all_params(config)
+    if not plain or config.lm_head_bias or not config.n_layer or not run.trainable.issuperset(names):
+        return None
+    params = [run.params[name] for name in names]
+    if not run.engine.gpt2_pass_suits(tokens, params):
+        return None
+    eps = config.layer_norm_epsilon
+    loss, grads = run.engine.gpt2_pass(tokens, targets, divisor, params, config.n_head, eps, config.causal)
+    for name, grad in zip(names, grads, strict=True):
+        run.add(name, grad)
+    return float(loss)
+
+
+@lru_cache(maxsize=8)
+def _all_params(config: GPT2Config) -> tuple[str, ...]:
+    """The names of all parameters, in the order of the forward pass."""
+    return tuple(shapes(config))

@@ -28,6 +28,7 @@ __all__ = [
     "head_forward",
     "loss_backward",
     "loss_forward",
+    "pass_in_one",
 ]
 
 
@@ -144,3 +145,10 @@ def features_backward(run: Run, config: LlamaConfig, d11: Array, saved: Any) -> 
         d = below
     if run.trains_below("model.layers.0.input_layernorm"):
         run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3
+
+
+def pass_in_one(
+    run: Run, config: LlamaConfig, tokens: Array, targets: Array, layout: Layout, divisor: float
+) -> float | None:
+    """No engine does a whole pass of this family in one."""
+    return None

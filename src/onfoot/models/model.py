@@ -160,7 +160,10 @@ class Model:
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
         """The cross-entropy: the mean over the targets that count, or their sum over `divisor`."""
-        return self._forward(self.new_run(keep_saved=False), tokens, targets, divisor, segments)[0]
+        ids, target_ids, layout, count = self._checked(tokens, targets, divisor, segments)
+        net, run = network(self.config), self.new_run(keep_saved=False)
+        a11, _ = net.features_forward(run, self.config, ids, layout)
+        return net.loss_forward(run, self.config, a11, target_ids, count)[0]
 
     def loss_and_grads(
         self,
@@ -294,7 +297,10 @@ class Model:
         positions, start = inputs.check_segments(segments, tokens)
         return Layout(self.engine.integers(positions), self.engine.integers(start)), positions
 
-    def _forward(self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> tuple[float, Any]:
+    def _checked(
+        self, tokens: Any, targets: Any, divisor: float | None, segments: Any
+    ) -> tuple[Array, Array, Layout, float]:
+        """Tokens and targets as the engine's integers, where they stand, and what the loss is divided by."""
         config = self.config
         checked = inputs.check_tokens(tokens, config.vocab_size, config.n_positions)
         layout, positions = self._layout(checked, segments)
@@ -303,18 +309,21 @@ class Model:
             divisor = inputs.count_targets(checked_targets)
         elif not divisor > 0:
             raise ValueError(f"divisor={divisor} must be above 0: it is the number of targets of the whole step")
-        a11, s_features = network(self.config).features_forward(run, config, self.engine.integers(checked), layout)
-        ids = self.engine.integers(checked_targets)
-        loss, s_loss = network(self.config).loss_forward(run, config, a11, ids, divisor)
-        return loss, (s_features, s_loss, layout)
+        return self.engine.integers(checked), self.engine.integers(checked_targets), layout, divisor
 
     def _forward_backward(
         self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any
     ) -> tuple[float, Layout]:
-        loss, (s_features, s_loss, layout) = self._forward(run, tokens, targets, divisor, segments)
-        d11 = network(self.config).loss_backward(run, self.config, s_loss)
+        ids, target_ids, layout, count = self._checked(tokens, targets, divisor, segments)
+        net, config = network(self.config), self.config
+        whole: float | None = net.pass_in_one(run, config, ids, target_ids, layout, count)
+        if whole is not None:
+            return whole, layout
+        a11, s_features = net.features_forward(run, config, ids, layout)
+        loss, s_loss = net.loss_forward(run, config, a11, target_ids, count)
+        d11 = net.loss_backward(run, config, s_loss)
         del s_loss
-        network(self.config).features_backward(run, self.config, d11, s_features)
+        net.features_backward(run, config, d11, s_features)
         return loss, layout
 
 
