@@ -11,13 +11,23 @@ import math
 from dataclasses import dataclass, replace
 
 from onfoot.config import Config, GPT2Config
-from onfoot.kernels import IN_ONE, LOGITS
-from onfoot.models.params import count, default_targets, linear_shapes, lora_count, quantizable, shapes, token_table
+from onfoot.kernels import LOGITS, small_enough
+from onfoot.kernels.pool import threads
+from onfoot.models.params import (
+    block_shapes,
+    count,
+    default_targets,
+    linear_shapes,
+    lora_count,
+    quantizable,
+    shapes,
+    token_table,
+)
 from onfoot.models.run import LARGE
 from onfoot.ops.activation import ACTIVATIONS
 
 FLOAT = 4  # bytes
-GELU = "gelu_tanh"  # whose blocks can be done in one
+GELU = "gelu_tanh"  # the only one that is done in one
 PROGRAM = 115 << 20  # Python, NumPy, LLVM and the machine code of the kernels
 BLOCK_BYTES = 1 + 2 / 32 + 4 / 32  # of a number in 8-bit blocks: the code, its share of the scale and of its float
 
@@ -62,20 +72,22 @@ def plan(job: Job) -> Plan:
     trainable = companions if job.lora else total
     weights = FLOAT * (total - small + companions) + int(BLOCK_BYTES * small)
     moments = 2 * FLOAT * trainable
-    in_one = _in_one(job)
-    kept, passing = _block(config, rows, job.lora, in_one)
+    if _in_one(job):
+        kept, passing = _in_one_numbers(config, rows)
+        gradients = threads() * trainable  # every thread's part of them
+        return Plan(weights, moments, FLOAT * config.n_layer * kept, FLOAT * gradients, FLOAT * passing)
+    kept, passing = _block(config, rows, job.lora)
     activations = config.n_layer * rows * config.n_embd + kept if job.recompute else config.n_layer * kept
     part = min(LOGITS, rows * config.vocab_size)
     head = 0 if job.lora else (table if config.tie_word_embeddings else sizes["lm_head.weight"])
     written = min(2 << 20, table) if job.quantized else 0
     forward_end = FLOAT * (activations + part + 2 * rows * config.n_embd + written), FLOAT * head
     block = (trainable - head) // max(config.n_layer, 1)
-    all_made = trainable if job.clip or in_one else max(head, block)
-    last = activations if in_one else kept  # what is held to the end: all blocks, or the first
+    all_made = trainable if job.clip else max(head, block)
     beside = config.n_layer * rows * config.n_embd if job.recompute else 0
-    backward_end = FLOAT * (last + passing + beside), FLOAT * all_made
+    backward_end = FLOAT * (kept + passing + beside), FLOAT * all_made
     working, gradients = max(forward_end, backward_end, key=sum)
-    held = FLOAT * activations if (working, gradients) == forward_end else FLOAT * last
+    held = FLOAT * activations if (working, gradients) == forward_end else FLOAT * kept
     return Plan(weights, moments, held, gradients, working - held)
 
 
@@ -88,25 +100,36 @@ def _companions(job: Job) -> int:
 
 
 def _in_one(job: Job) -> bool:
-    """Whether all blocks are done in one: they are small, and no adapter or recomputation comes between."""
+    """Whether the whole pass is done in one: the model is small, and no adapter or recomputation comes between."""
     config = job.config
-    if not isinstance(config, GPT2Config) or ACTIVATIONS[config.activation_function] != GELU:
+    if not isinstance(config, GPT2Config) or ACTIVATIONS[config.activation_function] != GELU or config.lm_head_bias:
         return False
-    block = sum(math.prod(shape) for name, shape in shapes(config).items() if name.startswith("transformer.h.0."))
-    return block <= IN_ONE and not job.lora and not job.recompute
+    table, block = config.vocab_size * config.n_embd, count(block_shapes(config))
+    return small_enough(table, block, count(shapes(config)), threads()) and not job.lora and not job.recompute
 
 
-def _block(config: Config, rows: int, lora: int, in_one: bool) -> tuple[int, int]:
-    """Numbers that one block keeps for its backward pass, and those that pass through it there."""
-    width, inner = config.n_embd, config.inner_width
+def _in_one_numbers(config: GPT2Config, rows: int) -> tuple[int, int]:
+    """Where a pass is done in one: numbers that a block keeps, and those that exist once for all blocks."""
+    width, inner, values, qkv = _widths(config)
+    kept = 2 * width + qkv + values + inner + config.n_head + 4
+    return rows * kept, rows * (2 * inner + 7 * width + values + qkv + config.vocab_size)
+
+
+def _widths(config: Config) -> tuple[int, int, int, int]:
+    """Of the stream, inside the MLP, of all heads' values, and of q | k | v."""
     values = config.n_head * config.value_width
-    qkv = 2 * config.n_head * config.key_width + values
-    lean = in_one or rows * width >= LARGE  # norms and activations are then computed again
+    return config.n_embd, config.inner_width, values, 2 * config.n_head * config.key_width + values
+
+
+def _block(config: Config, rows: int, lora: int) -> tuple[int, int]:
+    """Numbers that one block keeps for its backward pass, and those that pass through it there."""
+    width, inner, values, qkv = _widths(config)
+    lean = rows * width >= LARGE  # norms and activations are then computed again
     if isinstance(config, GPT2Config):
         kept = 2 * width + qkv + values + inner + config.n_head + (0 if lean else 2 * width + inner)
     else:
         kept = 6 * width + 2 * qkv + values + 3 * inner
-    passing = 2 * inner + (5 * width + values if in_one else 3 * width) + qkv
+    passing = 2 * inner + 3 * width + qkv
     return rows * (kept + 8 * lora), rows * passing
 
 

@@ -12,11 +12,12 @@ to a_i. The functions of a block are those of `models/gpt2.py`, on some rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from onfoot.kernels import IN_ONE, PARTS, attention, layer_norm, linear
+from onfoot.kernels import attention, layer_norm, linear, small_enough
 from onfoot.kernels.activation import gelu_tanh, gelu_tanh_and_slope
 from onfoot.kernels.attention_head import backward_floats, forward_floats, head_backward, head_forward
 from onfoot.kernels.buffers import empty, scratch
@@ -33,7 +34,7 @@ from onfoot.kernels.product import (
     pack_weight,
     packed_floats,
 )
-from onfoot.kernels.shapes import contiguous, fits, round_up, share, threads
+from onfoot.kernels.shapes import FLOAT32, contiguous, fits, round_up, share, threads
 from onfoot.kernels.simd import address, floats, matrices, matrix
 from onfoot.kernels.update import data
 from onfoot.ops.cross_entropy import IGNORE
@@ -454,13 +455,10 @@ def _sum(parts: np.ndarray, thread: int, threads: int) -> None:
 
 def gpt2_pass_suits(tokens: np.ndarray, params: Sequence[np.ndarray]) -> bool:
     """Whether the model is small enough for this, and the sequences many enough for all threads."""
-    each = -(-tokens.shape[0] // threads())
-    total = sum(p.size for p in params)
+    each, sizes = -(-tokens.shape[0] // threads()), [p.size for p in params]
     return (
         10 * tokens.shape[0] >= 9 * each * threads()
-        and sum(p.size for p in params[BLOCKS : BLOCKS + PER_BLOCK]) <= IN_ONE  # each thread packs them for itself
-        and params[TOKENS].size <= IN_ONE
-        and threads() * total <= PARTS
+        and small_enough(sizes[TOKENS], sum(sizes[BLOCKS : BLOCKS + PER_BLOCK]), sum(sizes), threads())
         and fits(*params)
         and all(p.flags.c_contiguous for p in params)
         and tokens.view(np.uint64).max() < params[TOKENS].shape[0]
@@ -484,42 +482,48 @@ def gpt2_pass(
     (vocabulary, c), (_, qkv), (a, _) = params[TOKENS].shape, params[BLOCKS + ATTN].shape, params[BLOCKS + PROJ].shape
     f, blocks = params[BLOCKS + EXPAND].shape[1], (len(params) - BLOCKS) // PER_BLOCK
     s = Sizes(*tokens.shape, vocabulary, params[POSITIONS].shape[0], blocks, heads, c, qkv, a, f)
-    ends = np.array([p.size for p in params]).cumsum()
-    begins = np.concatenate(([0], ends[:-1]))
-    kept, passing = empty((blocks, kept_at(s, 0).end // FLOAT)), empty((passing_at(s, 0).end // FLOAT,))
-    parts, losses = empty((threads(), round_up(int(ends[-1]), LINE))), np.empty(tokens.size)
-    places = np.array([id(p) for p in params])
+    at, total = _begins(tuple([p.size for p in params]))
+    keeps, passes, works = _memory(s, threads())
+    parts, losses = empty((threads(), total)), np.empty(tokens.size)
     _pass(
         contiguous(tokens).reshape(-1),
         contiguous(targets).reshape(-1),
         np.array(s),
-        places,
-        begins,
+        np.array([id(p) for p in params]),
+        at,
         eps,
         1 / divisor,
         causal,
-        kept,
-        passing,
+        empty((blocks, keeps)),
+        empty((passes,)),
         parts,
         losses,
-        scratch(threads(), _work(s)),
+        scratch(threads(), works),
     )
     if threads() > 1:
         _sum(parts)
-    total = parts[0]
-    grads = [total[a:e].reshape(p.shape) for a, e, p in zip(begins.tolist(), ends.tolist(), params, strict=True)]
+    grads = [np.ndarray(p.shape, FLOAT32, parts, i) for i, p in zip((at * FLOAT).tolist(), params, strict=True)]
     return np.float32(losses.sum() / divisor), grads
 
 
-def _work(s: Sizes) -> int:
-    """Floats of working memory a thread needs."""
+@lru_cache(maxsize=8)
+def _begins(sizes: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    """Where the gradient of each parameter begins among all, and how many numbers they have, in whole lines."""
+    at = np.cumsum([0, *sizes])
+    return at[:-1], round_up(int(at[-1]), LINE)
+
+
+@lru_cache(maxsize=8)
+def _memory(s: Sizes, threads: int) -> tuple[int, int, int]:
+    """Floats that each block keeps, that pass by, and that each thread works with."""
     d_k, d_v = (s.qkv - s.a) // (2 * s.heads), s.a // s.heads
     packed = sum(max(packed_floats(s.c, width), packed_floats(width, s.c)) for width in (s.qkv, s.a, s.f, s.f))
     tables = packed_floats(s.c, s.vocabulary) + packed_floats(s.vocabulary, s.c)
     heads = max(forward_floats(s.tokens, d_k, d_v), backward_floats(s.tokens, d_k, d_v))
-    parts = (-(-s.sequences // threads()) * s.tokens + BLOCK) // BLOCK * 2 * s.c
+    parts = (-(-s.sequences // threads) * s.tokens + BLOCK) // BLOCK * 2 * s.c
     chunks = round_up(CHUNK * s.c, LINE) + round_up(CHUNK * s.f, LINE)
-    return max(SCRATCH, ROWS_SCRATCH + chunks + max(packed, tables) + parts + heads)
+    work = max(SCRATCH, ROWS_SCRATCH + chunks + max(packed, tables) + parts + heads)
+    return kept_at(s, 0).end // FLOAT, passing_at(s, 0).end // FLOAT, work
 
 
 KERNELS = (*linear.KERNELS, *layer_norm.KERNELS, *attention.KERNELS, _pass, _sum)

@@ -187,15 +187,14 @@ def pass_in_one(
     drops = run.dropout_seed is not None and (config.attn_pdrop or config.resid_pdrop or config.embd_pdrop)
     plain = layout.start is None and not drops and ACTIVATIONS[config.activation_function] == "gelu_tanh"
     names = _all_params(config)
-    if not plain or config.lm_head_bias or not config.n_layer or not run.trainable.issuperset(names):
+    if not plain or config.lm_head_bias or not run.trainable.issuperset(names):
         return None
     params = [run.params[name] for name in names]
     if not run.engine.gpt2_pass_suits(tokens, params):
         return None
     eps = config.layer_norm_epsilon
     loss, grads = run.engine.gpt2_pass(tokens, targets, divisor, params, config.n_head, eps, config.causal)
-    for name, grad in zip(names, grads, strict=True):
-        run.add(name, grad)
+    run.add_all(names, grads)
     return float(loss)
 
 

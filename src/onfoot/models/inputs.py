@@ -86,7 +86,7 @@ def check_segments(segments: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _check_ids(ids: np.ndarray, vocab_size: int, what: str) -> None:
-    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+    if ids.size and ids.astype(np.uint64, copy=False).max() >= vocab_size:  # one below 0 is very large then
         bad = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(
             f"{what} id {bad} is outside 0 ... {vocab_size - 1} (vocab_size={vocab_size}); "

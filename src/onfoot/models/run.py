@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from onfoot.arrays import Array, Shape
@@ -94,6 +94,14 @@ class Run:
             self.grads[name] = self.grads[name] + grad if name in self.grads else grad
         if final and self.take is not None and name in self.grads:
             self.take(name, self.grads.pop(name))
+
+    def add_all(self, names: Sequence[str], grads: Sequence[Array]) -> None:
+        """The gradients of parameters that all train, each complete: no other path adds to any."""
+        if self.take is None:
+            self.grads.update(zip(names, grads, strict=True))
+            return
+        for name, grad in zip(names, grads, strict=True):
+            self.take(name, grad)
 
     def trains_below(self, layer: str) -> bool:
         """Whether anything before this layer trains: if not, the error signal need not go on."""
