@@ -104,11 +104,12 @@ def _in_one(job: Job) -> bool:
     config = job.config
     if not isinstance(config, GPT2Config) or ACTIVATIONS[config.activation_function] != GELU or config.lm_head_bias:
         return False
-    table, block = config.vocab_size * config.n_embd, count(block_shapes(config))
-    return small_enough(table, block, count(shapes(config)), threads()) and not job.lora and not job.recompute
+    table, logits = config.vocab_size * config.n_embd, config.vocab_size * job.batch * job.tokens
+    small = small_enough(table, count(block_shapes(config)), count(shapes(config)), logits, threads())
+    return small and not job.lora and not job.recompute
 
 
-def _in_one_numbers(config: GPT2Config, rows: int) -> tuple[int, int]:
+def _in_one_numbers(config: Config, rows: int) -> tuple[int, int]:
     """Where a pass is done in one: numbers that a block keeps, and those that exist once for all blocks."""
     width, inner, values, qkv = _widths(config)
     kept = 2 * width + qkv + values + inner + config.n_head + 4

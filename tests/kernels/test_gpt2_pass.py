@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -29,14 +28,6 @@ SHAPES = [  # sequences, tokens, heads, width of a head, of a key, inside the ML
     (6, 9, 2, 60, None, 900),  # on the way through the MLP too
     (1, 1023, 2, 9, None, None),
 ]
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    if request.param > pool._most and pool.layer().__name__ != "omppool":
-        pytest.skip("this pool has no more threads than cores")
-    monkeypatch.setattr(pool, "_threads", request.param)
-    return request.param
 
 
 def models(
@@ -140,7 +131,9 @@ def test_who_goes_through_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     small = onfoot.GPT2Config(n_layer=1, n_head=2, n_embd=32, n_positions=9, vocab_size=11)
     assert goes(onfoot.create(small))
     biased = {"lm_head_bias": True, "tie_word_embeddings": False}
-    others = ({"n_embd": 512}, {"vocab_size": 20_000}, {"activation_function": "relu"}, biased)
+    others = ({"n_embd": 512}, {"vocab_size": 40_000}, {"activation_function": "relu"}, biased)
     for other in others:  # three million numbers in a block; a large table; what the kernels do not know
         assert not goes(onfoot.create(replace(small, **other)))
     assert not goes(onfoot.create(replace(small, n_embd=128, n_layer=50)))  # two threads' gradients: 79 MB
+    long = onfoot.create(replace(small, vocab_size=20_000, n_positions=512))
+    assert goes(long, np.zeros((2, 512), np.int64)) and not goes(long, np.zeros((4, 512), np.int64))  # 164 MB of logits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,6 @@ TABLE = kernels.table()
 CLOSE = 2e-6  # relative to the norm of the whole array
 ROWS = (1, 3, 7, 33)
 Case = tuple[tuple[Any, ...], tuple[int, ...]]  # the forward's arguments, and which of them are frozen or no floats
-
-
-@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = pool.threads()
-    pool.set_threads(request.param)
-    yield request.param
-    pool.set_threads(before)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

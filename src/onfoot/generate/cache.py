@@ -6,6 +6,8 @@ tokens: GPT-2 small over 1024 tokens keeps 2 × 12 × 1024 × 768 numbers, 72 Mi
 
 from __future__ import annotations
 
+from typing import Any
+
 from onfoot.arrays import Array, zeros_like_shape
 
 
@@ -16,6 +18,7 @@ class KVCache:
         self.capacity = capacity
         self.length = 0  # tokens in the cache; the model's caller advances it once a pass
         self._blocks: dict[int, tuple[Array, Array]] = {}
+        self.decoder: Any = None  # what an engine keeps from token to token
 
     def extend(self, block: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Appends new tokens' k and v, (B, H, T, D), and returns all of them so far."""
@@ -27,6 +30,11 @@ class KVCache:
         keys[:, :, self.length : end] = k
         values[:, :, self.length : end] = v
         return keys[:, :, :end], values[:, :, :end]
+
+    @property
+    def blocks(self) -> list[tuple[Array, Array]]:
+        """Each block's keys and values, (B, H, capacity, D), once there are any."""
+        return [self._blocks[b] for b in range(len(self._blocks))]
 
     @property
     def n_numbers(self) -> int:

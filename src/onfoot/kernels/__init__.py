@@ -29,11 +29,12 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "self_attention": ("self_attention",),
 }
 LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
-IN_ONE = 1 << 19  # numbers in a block's parameters and in the table of tokens, up to which a pass is done in one
+IN_ONE = 1 << 20  # numbers in a block's parameters and in the table of tokens, up to which a pass is done in one
 PARTS = 1 << 24  # numbers in all threads' parts of the gradients, up to which it is
 FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),
+    "gpt2_decoder": ("gpt2_decoder",),
     "gpt2_pass": ("gpt2_pass", "gpt2_pass_suits"),
     "layer_norm": ("layer_norm_skip_backward",),
     "linear": ("frozen_linear_skip", "linear_skip"),
@@ -48,9 +49,9 @@ def say(message: str) -> None:
     print(f"onfoot: {message}", file=sys.stderr, flush=True)
 
 
-def small_enough(table: int, block: int, total: int, threads: int) -> bool:
+def small_enough(table: int, block: int, total: int, logits: int, threads: int) -> bool:
     """Whether a model of so many parameters has its whole pass done in one (`gpt2_pass`)."""
-    return max(table, block) <= IN_ONE and threads * total <= PARTS
+    return max(table, block) <= IN_ONE and threads * total <= PARTS and logits <= LOGITS
 
 
 @lru_cache(maxsize=1)

@@ -456,9 +456,10 @@ def _sum(parts: np.ndarray, thread: int, threads: int) -> None:
 def gpt2_pass_suits(tokens: np.ndarray, params: Sequence[np.ndarray]) -> bool:
     """Whether the model is small enough for this, and the sequences many enough for all threads."""
     each, sizes = -(-tokens.shape[0] // threads()), [p.size for p in params]
+    block, logits = sum(sizes[BLOCKS : BLOCKS + PER_BLOCK]), tokens.size * params[TOKENS].shape[0]
     return (
         10 * tokens.shape[0] >= 9 * each * threads()
-        and small_enough(sizes[TOKENS], sum(sizes[BLOCKS : BLOCKS + PER_BLOCK]), sum(sizes), threads())
+        and small_enough(sizes[TOKENS], block, sum(sizes), logits, threads())
         and fits(*params)
         and all(p.flags.c_contiguous for p in params)
         and tokens.view(np.uint64).max() < params[TOKENS].shape[0]
@@ -481,7 +482,8 @@ def gpt2_pass(
     """
     (vocabulary, c), (_, qkv), (a, _) = params[TOKENS].shape, params[BLOCKS + ATTN].shape, params[BLOCKS + PROJ].shape
     f, blocks = params[BLOCKS + EXPAND].shape[1], (len(params) - BLOCKS) // PER_BLOCK
-    s = Sizes(*tokens.shape, vocabulary, params[POSITIONS].shape[0], blocks, heads, c, qkv, a, f)
+    (sequences, length), positions = tokens.shape, params[POSITIONS].shape[0]
+    s = Sizes(sequences, length, vocabulary, positions, blocks, heads, c, qkv, a, f)
     at, total = _begins(tuple([p.size for p in params]))
     keeps, passes, works = _memory(s, threads())
     parts, losses = empty((threads(), total)), np.empty(tokens.size)

@@ -48,6 +48,7 @@ if COMPILING:
     types, cgutils, arrayobj = numba.types, numba.core.cgutils, numba.np.arrayobj
 
 SCALARS = {"f4": ctypes.c_float, "f8": ctypes.c_double, "i8": ctypes.c_longlong, "b1": ctypes.c_longlong}
+Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function with its arguments: a kernel that is yet to run
 ALL: list[Kernel] = []  # every kernel and routine, in the order in which they are written
 
 

@@ -14,7 +14,7 @@ from onfoot.kernels.codes import ROWS, dot4, dot8, dots8, scale8
 from onfoot.kernels.cpu import HALF_FLOATS
 from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, begin
-from onfoot.kernels.jit import kernel
+from onfoot.kernels.jit import Call, kernel
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import contiguous, share, threads
 from onfoot.kernels.simd import address
@@ -133,20 +133,28 @@ def _parts(weight: QuantizedWeight) -> list[slice]:
     return [slice(i, min(i + step, weight.shape[0])) for i in range(0, weight.shape[0], step)]
 
 
-def quantized_affine(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
-    """y = x wᵗ + b + skip: (N, in) -> (N, out). `bias` and `skip` may be empty."""
+def quantized_calls(
+    x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray
+) -> list[Call]:
+    """What makes y = x wᵗ + b + skip: (N, in) -> (N, out). `bias` and `skip` may be empty."""
     if x.shape[0] > (SEVERAL if weight.kind == "Q8_0" else FEW):
-        for part in _parts(weight):
-            beside = skip[:, part] if skip.size else skip
-            product(x, _written(weight, part).T, bias[part], beside, out=y[:, part])
-        return
+        return [(_many_rows, (x, weight, bias, skip, y))]
     codes = contiguous(weight.codes)
     if weight.kind == "Q8_0":
-        _dots8(x, codes, _scales(weight), bias, skip, scratch(threads(), y.size), y)
-    else:
-        scale, least = weight.factors
-        sums = x.reshape(x.shape[0], -1, BLOCK).sum(axis=-1)
-        _dots4(x, codes, scale, least, sums, bias, skip, y)
+        return [(_dots8, (x, codes, _scales(weight), bias, skip, scratch(threads(), y.size), y))]
+    scale, least = weight.factors
+    blocks = x.reshape(x.shape[0], -1, BLOCK)
+    sums = empty(blocks.shape[:2])
+    return [
+        (np.add.reduce, (blocks, -1, None, sums)),
+        (_dots4, (x, codes, scale, least, sums, bias, skip, y)),
+    ]
+
+
+def _many_rows(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
+    for part in _parts(weight):
+        beside = skip[:, part] if skip.size else skip
+        product(x, _written(weight, part).T, bias[part], beside, out=y[:, part])
 
 
 def quantized_through(dy: np.ndarray, weight: QuantizedWeight, dx: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
+from onfoot.models.gpt2_params import BLOCKS
 from onfoot.models.head import head_backward, head_forward, loss_backward, loss_forward
 from onfoot.models.layout import Layout, merge_heads, split_heads
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE, shapes
@@ -144,12 +145,30 @@ def features_forward(
     x = run.engine.add(a_tok, a_pos)  # a_1 = a_tok + a_pos
     x, s_drop = run.dropout("transformer.drop", x, config.embd_pdrop)
     blocks = []
-    for b in range(config.n_layer):
-        x, saved = run.block(block_forward, config, b, x, layout, cache)
-        blocks.append(saved)
+    decoder = _decoder(run, config, layout, cache)
+    if decoder is not None:
+        x = decoder(x, cache.length)
+    else:
+        for b in range(config.n_layer):
+            x, saved = run.block(block_forward, config, b, x, layout, cache)
+            blocks.append(saved)
     a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
     run.note("a_11", a11)
     return a11, (s_tok, s_pos, s_drop, blocks, s_norm) if run.keep_saved else None
+
+
+def _decoder(run: Run, config: GPT2Config, layout: Layout, cache: Any) -> Any:
+    """What takes one more token of each sequence through the blocks, where an engine has it, and all is plain."""
+    if cache is None or not cache.length or layout.positions.shape[-1] > 1 or not run.engine.has("gpt2_decoder"):
+        return None
+    if run.traced or run.keep_saved or run.adapter is not None:
+        return None
+    if cache.decoder is None:
+        params = [run.params[name] for name in shapes(config) if name.startswith(BLOCKS)]
+        start = None if layout.start is None else layout.start[:, 0]
+        activation = ACTIVATIONS[config.activation_function]
+        cache.decoder = run.engine.gpt2_decoder(params, cache.blocks, start, config.layer_norm_epsilon, activation)
+    return cache.decoder
 
 
 def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> None:

@@ -1,0 +1,99 @@
+"""Tokens that come one after the other, against the formulas on the whole text in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onfoot
+from onfoot.generate.cache import KVCache
+from onfoot.generate.loop import step
+from onfoot.kernels import pool
+from onfoot.models.model import Model
+from onfoot.quantized import KINDS, Quantized
+
+pytest.importorskip("numba")
+CLOSE = 2e-6
+
+
+def models(kind: str | None = None, **fields: Any) -> tuple[Model, Model]:
+    """The same weights, rounded to codes or not, in float32 on the kernels and in float64 on the formulas."""
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 40, "vocab_size": 33, **fields}
+    ours = onfoot.create(onfoot.GPT2Config(**sizes), 0, engine="numba")
+    rng = np.random.default_rng(1)
+    for p in ours.params.values():
+        p += rng.normal(0, 0.1, p.shape).astype(np.float32)
+    if kind:
+        ours.quantize(kind)
+    params = {name: np.asarray(p) if isinstance(p, Quantized) else p for name, p in ours.params.items()}
+    return ours, Model(ours.config, params, "float64", "numpy")
+
+
+def check(ours: Model, truth: Model, batch: int, pad: np.ndarray | None = None, prompt: int = 5) -> KVCache:
+    """Every token's logits, of sequences that begin at `pad`."""
+    tokens = np.random.default_rng(2).integers(0, 33, (batch, 17))
+    pad = np.zeros(batch, int) if pad is None else pad
+    cache, run, place = KVCache(17), ours.new_run(keep_saved=False), 0
+    for end in (prompt, *range(prompt + 1, 18)):
+        logits = step(ours, run, tokens[:, place:end], pad, cache)
+        place = end
+        for row in range(batch):
+            right = truth.logits(tokens[row : row + 1, pad[row] : end])[0, -1]
+            assert np.linalg.norm(logits[row] - right) <= CLOSE * np.linalg.norm(right)
+    return cache
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+@pytest.mark.parametrize("batch", [1, 3, 9, 30])  # few rows, several, many
+def test_a_tokens_logits_are_those_of_the_whole_text(kind: str | None, batch: int, threads: int) -> None:
+    assert check(*models(kind), batch).decoder is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_head": 1, "n_embd": 7},
+        {"n_head": 3, "n_embd": 33, "qk_head_dim": 5, "n_inner": 41},
+        {"activation_function": "relu"},
+        {"activation_function": "gelu"},
+        {"tie_word_embeddings": False, "lm_head_bias": True},
+    ],
+    ids=str,
+)
+def test_any_sizes_and_activations(fields: dict[str, Any], threads: int) -> None:
+    assert check(*models(**fields), 2).decoder is not None
+
+
+def test_sequences_that_begin_later_see_nothing_before(threads: int) -> None:
+    assert check(*models(), 3, pad=np.array([2, 0, 4])).decoder is not None
+
+
+def test_the_number_of_threads_may_change_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, truth = models()
+    tokens = np.random.default_rng(2).integers(0, 33, (1, 9))
+    cache, run = KVCache(9), ours.new_run(keep_saved=False)
+    step(ours, run, tokens[:, :3], np.zeros(1, int), cache)
+    for end in range(4, 10):
+        monkeypatch.setattr(pool, "_threads", 1 + end % 2)
+        logits = step(ours, run, tokens[:, end - 1 : end], np.zeros(1, int), cache)
+        right = truth.logits(tokens[:, :end])[0, -1]
+        assert np.linalg.norm(logits[0] - right) <= CLOSE * np.linalg.norm(right)
+
+
+def test_there_is_no_token_beyond_the_cache() -> None:
+    ours, _ = models()
+    cache, run = KVCache(3), ours.new_run(keep_saved=False)
+    for end in (2, 3):
+        step(ours, run, np.zeros((1, end - cache.length), int), np.zeros(1, int), cache)
+    assert cache.decoder is not None
+    with pytest.raises(IndexError, match="room for 3"):
+        step(ours, run, np.zeros((1, 1), int), np.zeros(1, int), cache)
+
+
+def test_what_is_not_plain_goes_block_by_block() -> None:
+    ours, truth = models()
+    assert check(truth, truth, 1).decoder is None
+    ours.add_lora(r=2)
+    assert check(ours, truth, 1).decoder is None  # a fresh companion adds 0
