@@ -11,6 +11,7 @@ import onfoot
 from onfoot.generate.cache import KVCache
 from onfoot.generate.loop import step
 from onfoot.kernels import pool
+from onfoot.kernels.gpt2_decoder import Decoder
 from onfoot.models.model import Model
 from onfoot.quantized import KINDS, Quantized
 
@@ -70,6 +71,15 @@ def test_sequences_that_begin_later_see_nothing_before(threads: int) -> None:
     assert check(*models(), 3, pad=np.array([2, 0, 4])).decoder is not None
 
 
+def working_memory(decoder: Decoder) -> list[np.ndarray]:
+    """Of attention and of products that threads do in parts: a row for each."""
+    return [
+        args[-1] if call.name.endswith("attention") else args[2]
+        for call, args in decoder._calls
+        if (call.name in ("gpt2_decoder.attention", "few_rows.by_rows"))
+    ]
+
+
 def test_the_number_of_threads_may_change_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, truth = models()
     tokens = np.random.default_rng(2).integers(0, 33, (1, 9))
@@ -78,6 +88,7 @@ def test_the_number_of_threads_may_change_on_the_way(monkeypatch: pytest.MonkeyP
     for end in range(4, 10):
         monkeypatch.setattr(pool, "_threads", 1 + end % 2)
         logits = step(ours, run, tokens[:, end - 1 : end], np.zeros(1, int), cache)
+        assert all(x.shape[0] == pool.threads() for x in working_memory(cache.decoder))
         right = truth.logits(tokens[:, :end])[0, -1]
         assert np.linalg.norm(logits[0] - right) <= CLOSE * np.linalg.norm(right)
 
