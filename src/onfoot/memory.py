@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from onfoot.config import Config, GPT2Config
-from onfoot.kernels import LOGITS, small_enough
+from onfoot.kernels import LOGITS, done_in_one
 from onfoot.kernels.pool import threads
 from onfoot.models.params import (
     block_shapes,
@@ -102,11 +102,13 @@ def _companions(job: Job) -> int:
 def _in_one(job: Job) -> bool:
     """Whether the whole pass is done in one: the model is small, and no adapter or recomputation comes between."""
     config = job.config
-    if not isinstance(config, GPT2Config) or ACTIVATIONS[config.activation_function] != GELU or config.lm_head_bias:
+    if not isinstance(config, GPT2Config) or job.lora or job.recompute:
         return False
-    table, logits = config.vocab_size * config.n_embd, config.vocab_size * job.batch * job.tokens
-    small = small_enough(table, count(block_shapes(config)), count(shapes(config)), logits, threads())
-    return small and not job.lora and not job.recompute
+    drops = config.attn_pdrop or config.embd_pdrop or config.resid_pdrop
+    if ACTIVATIONS[config.activation_function] != GELU or config.lm_head_bias or drops:
+        return False
+    vocabulary, block, total = config.vocab_size, count(block_shapes(config)), count(shapes(config))
+    return done_in_one(job.batch, job.tokens, vocabulary, vocabulary * config.n_embd, block, total, threads())
 
 
 def _in_one_numbers(config: Config, rows: int) -> tuple[int, int]:

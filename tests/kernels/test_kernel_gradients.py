@@ -63,6 +63,29 @@ def attention(rng: np.random.Generator, n: int, causal: bool = True, packed: boo
     return q, k, v, causal, start
 
 
+def grouped_query(rng: np.random.Generator, n: int, packed: bool = False) -> tuple[Any, ...]:
+    more, d_k, d_v, group = (int(rng.integers(low, high)) for low, high in ((0, 40), (1, 50), (1, 50), (1, 5)))
+    q, k, v = normal(rng, 2, 3 * group, n, d_k), normal(rng, 2, 3, n + more, d_k), normal(rng, 2, 3, n + more, d_v)
+    start = rng.integers(0, np.arange(n) + more + 1, (2, 1, n)) if packed else None
+    return q, k, v, True, start
+
+
+def rms_norm(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    c = int(rng.integers(2, 300))
+    return 3 * normal(rng, n, c) + 2, normal(rng, c), 1e-6
+
+
+def rope(rng: np.random.Generator, n: int, own: bool = False) -> tuple[Any, ...]:
+    half = int(rng.integers(1, 40))
+    angle = 9 * normal(rng, *((2, 1, n, half) if own else (n, half)))
+    return normal(rng, 2, n, 3, 2 * half).swapaxes(1, 2), np.cos(angle), np.sin(angle)
+
+
+def swiglu(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    c = int(rng.integers(1, 2000))
+    return 4 * normal(rng, n, c), normal(rng, n, c)
+
+
 def lora_linear(rng: np.random.Generator, n: int, keep: bool = False) -> tuple[Any, ...]:
     x, weight, bias = linear(rng, n)
     r = int(rng.integers(1, 20))
@@ -79,6 +102,8 @@ CASES: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "frozen_linear": ("frozen_linear", linear),
     "gelu_erf": ("gelu_erf", activation),
     "gelu_tanh": ("gelu_tanh", activation),
+    "grouped_query": ("grouped_query", grouped_query),
+    "grouped_query in packed examples": ("grouped_query", lambda rng, n: grouped_query(rng, n, packed=True)),
     "layer_norm": ("layer_norm", layer_norm),
     "linear": ("linear", linear),
     "linear without a bias": ("linear", lambda rng, n: linear(rng, n, bias=False)),
@@ -86,6 +111,10 @@ CASES: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "lora_linear": ("lora_linear", lora_linear),
     "lora_linear with dropout": ("lora_linear", lambda rng, n: lora_linear(rng, n, keep=True)),
     "relu": ("relu", activation),
+    "rms_norm": ("rms_norm", rms_norm),
+    "rope": ("rope", rope),
+    "rope with positions of each sequence": ("rope", lambda rng, n: rope(rng, n, own=True)),
+    "swiglu": ("swiglu", swiglu),
 }
 
 
@@ -118,7 +147,7 @@ def compare(name: str, make: Callable[..., tuple[Any, ...]], n: int, seed: int, 
     )
     assert len(ours) == len(truth)
     least = 1e-12
-    if name == "attention":
+    if name in ("attention", "grouped_query"):
         least = 0.1 * max(float(np.linalg.norm(x)) for x in truth)
     elif "linear" in name and not strict:
         least = 0.25 * np.sqrt(n)  # a sum of n normal terms is about √n; one that is much smaller has cancelled

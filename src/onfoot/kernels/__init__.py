@@ -22,11 +22,15 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention",),
     "cross_entropy": ("cross_entropy",),
     "embedding": ("embedding",),
+    "grouped_query": ("grouped_query",),
     "layer_norm": ("layer_norm",),
     "linear": ("frozen_linear", "linear"),
     "logits_loss": ("frozen_logits_loss", "logits_loss"),
     "lora": ("lora_linear",),
+    "rms_norm": ("rms_norm",),
+    "rope": ("rope",),
     "self_attention": ("self_attention",),
+    "swiglu": ("swiglu",),
 }
 LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
 IN_ONE = 1 << 20  # numbers in a block's parameters and in the table of tokens, up to which a pass is done in one
@@ -34,7 +38,7 @@ PARTS = 1 << 24  # numbers in all threads' parts of the gradients, up to which i
 FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "embedding": ("embedding_add_backward",),
-    "gpt2_decoder": ("gpt2_decoder",),
+    "decoder": ("gpt2_decoder", "llama_decoder"),
     "gpt2_pass": ("gpt2_pass", "gpt2_pass_suits"),
     "layer_norm": ("layer_norm_skip_backward",),
     "linear": ("frozen_linear_skip", "linear_skip"),
@@ -49,9 +53,12 @@ def say(message: str) -> None:
     print(f"onfoot: {message}", file=sys.stderr, flush=True)
 
 
-def small_enough(table: int, block: int, total: int, logits: int, threads: int) -> bool:
-    """Whether a model of so many parameters has its whole pass done in one (`gpt2_pass`)."""
-    return max(table, block) <= IN_ONE and threads * total <= PARTS and logits <= LOGITS
+def done_in_one(sequences: int, tokens: int, vocabulary: int, table: int, block: int, total: int, threads: int) -> bool:
+    """Whether a pass of so many tokens through a model of so many parameters is done in one (`gpt2_pass`)."""
+    most = -(-sequences // threads)  # of one thread: the others are not to wait for it
+    balanced = sequences >= threads and 10 * sequences >= 9 * most * threads
+    small = max(table, block) <= IN_ONE and threads * total <= PARTS and sequences * tokens * vocabulary <= LOGITS
+    return balanced and small
 
 
 @lru_cache(maxsize=1)

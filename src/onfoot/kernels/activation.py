@@ -33,9 +33,7 @@ def gelu_tanh(x: float) -> float:
 @inner
 def gelu_tanh_slope(x: float) -> float:
     """σ + x σ(1 − σ) 2u'."""
-    x2 = x * x
-    s = F(1) / (F(1) + exp(-TWO_ROOT * (x + CUBE * (x2 * x))))
-    return s + x * s * (F(1) - s) * (TWO_ROOT * (F(1) + F(3) * CUBE * x2))  # eq G.4
+    return gelu_tanh_and_slope(x)[1]  # eq G.4
 
 
 @inner
@@ -108,8 +106,8 @@ def activation_call(name: str, x: np.ndarray, y: np.ndarray) -> Call:
 def _forward(name: str, x: np.ndarray) -> tuple[np.ndarray, Saved]:
     x = contiguous(x)
     y = empty(x.shape)
-    kernel, args = activation_call(name, x, y)
-    kernel(*args)
+    call, args = activation_call(name, x, y)
+    call(*args)
     return y, Saved(x)
 
 

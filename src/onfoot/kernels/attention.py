@@ -1,5 +1,7 @@
 """Attention without the Tq × Tk matrix in memory: each thread takes whole heads.
 
+Several heads of queries, one after the other, may share a head of keys and values.
+
 q, k and v may be views, such as heads cut from one array of all three: only their last axis must be contiguous. The
 results have the layout (..., T, H, D), so that putting the heads side by side again is free.
 """
@@ -27,8 +29,8 @@ FLOAT = 4  # bytes
 
 class Saved(NamedTuple):
     q: np.ndarray  # (B, H, Tq, Dk)
-    k: np.ndarray  # (B, H, Tk, Dk)
-    v: np.ndarray  # (B, H, Tk, Dv)
+    k: np.ndarray  # (B, Hkv, Tk, Dk)
+    v: np.ndarray  # (B, Hkv, Tk, Dv)
     y: np.ndarray  # (B, H, Tq, Dv)
     lse: np.ndarray  # (B, H, Tq): the logarithms of the softmax's normalisers
     start: np.ndarray  # (B, H, Tq), or empty
@@ -50,15 +52,16 @@ def _forward(
     threads: int,
 ) -> None:
     batch, heads, n_q, d_k = q.shape
+    group = heads // k.shape[1]
     first, last = share(batch * heads, 1, thread, threads)
     for task in range(first, last):
         b, h = task // heads, task % heads
         head_forward(
             address(q) + b * q.strides[0] + h * q.strides[1],
             q.strides[2],
-            address(k) + b * k.strides[0] + h * k.strides[1],
+            address(k) + b * k.strides[0] + h // group * k.strides[1],
             k.strides[2],
-            address(v) + b * v.strides[0] + h * v.strides[1],
+            address(v) + b * v.strides[0] + h // group * v.strides[1],
             v.strides[2],
             address(y) + b * y.strides[0] + h * y.strides[1],
             y.strides[2],
@@ -94,17 +97,18 @@ def _backward(
     threads: int,
 ) -> None:
     batch, heads, n_q, d_k = q.shape
-    first, last = share(batch * heads, 1, thread, threads)
-    for task in range(first, last):
+    group = heads // k.shape[1]
+    first, last = share(batch * k.shape[1], 1, thread, threads)
+    for task in range(first * group, last * group):  # all that share a key are one thread's
         b, h = task // heads, task % heads
         head_backward(
             address(dy) + b * dy.strides[0] + h * dy.strides[1],
             dy.strides[2],
             address(q) + b * q.strides[0] + h * q.strides[1],
             q.strides[2],
-            address(k) + b * k.strides[0] + h * k.strides[1],
+            address(k) + b * k.strides[0] + h // group * k.strides[1],
             k.strides[2],
-            address(v) + b * v.strides[0] + h * v.strides[1],
+            address(v) + b * v.strides[0] + h // group * v.strides[1],
             v.strides[2],
             address(y) + b * y.strides[0] + h * y.strides[1],
             y.strides[2],
@@ -112,15 +116,16 @@ def _backward(
             address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
             address(dq) + b * dq.strides[0] + h * dq.strides[1],
             dq.strides[2],
-            address(dk) + b * dk.strides[0] + h * dk.strides[1],
+            address(dk) + b * dk.strides[0] + h // group * dk.strides[1],
             dk.strides[2],
-            address(dv) + b * dv.strides[0] + h * dv.strides[1],
+            address(dv) + b * dv.strides[0] + h // group * dv.strides[1],
             dv.strides[2],
             n_q,
             k.shape[2],
             d_k,
             v.shape[3],
             1 if causal else 0,
+            1 if h % group else 0,
             address(work) + thread * work.strides[0],
         )
 
@@ -178,11 +183,10 @@ def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarr
     """Gradients of q, k and v."""
     if not isinstance(saved, Saved):
         return ops.attention_backward(dy, saved)
-    batch, heads, n_q, d_k = saved.q.shape
-    n_k, d_v = saved.v.shape[2:]
-    grads = [heads_beside(batch, heads, t, d) for t, d in ((n_q, d_k), (n_k, d_k), (n_k, d_v))]
-    backward(four_axes(dy), saved, *grads)
-    dq, dk, dv = (x.reshape(*saved.lead, *x.shape[2:]) for x in grads)
+    dq, dk, dv = (heads_beside(*x.shape) for x in saved[:3])
+    backward(four_axes(dy), saved, dq, dk, dv)
+    if len(saved.lead) != 2:
+        dq, dk, dv = (x.reshape(*saved.lead, *x.shape[2:]) for x in (dq, dk, dv))
     return dq, dk, dv
 
 

@@ -257,7 +257,7 @@ def head_forward(
             )  # eq 16
 
 
-@routine(24)
+@routine(25)
 def head_backward(
     dy: int,
     dy_row: int,
@@ -282,9 +282,10 @@ def head_backward(
     d_k: int,
     d_v: int,
     causal: int,
+    add: int,
     work: int,
 ) -> None:
-    """The gradients of q, k and v."""
+    """The gradients of q, k and v; with `add`, those of k and v are added to what is there."""
     scale = F(1) / np.sqrt(F(d_k))
     s_row = scores_row(n_k) * FLOAT
     rho = work
@@ -299,9 +300,10 @@ def head_backward(
     pack_b(k, FLOAT, k_row, d_k, n_k, keys_t)  # kᵗ, (Dk, Tk)
     pack_b(v, FLOAT, v_row, d_v, n_k, values_t)  # vᵗ, (Dv, Tk)
     pack_b(k, k_row, FLOAT, n_k, d_k, keys)  # (Tk, Dk)
-    for j in range(n_k):
-        floats(dk + j * dk_row, d_k)[:] = 0
-        floats(dv + j * dv_row, d_v)[:] = 0
+    if not add:
+        for j in range(n_k):
+            floats(dk + j * dk_row, d_k)[:] = 0
+            floats(dv + j * dv_row, d_v)[:] = 0
     for i0 in range(0, n_q, BLOCK):
         rows = min(BLOCK, n_q - i0)
         end = last_key(i0 + rows - 1, n_q, n_k, causal)

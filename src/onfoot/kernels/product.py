@@ -31,7 +31,7 @@ COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in the third; a multiple
 RUN = 8  # rows that are packed together: a few streams to read, and runs of whole cache lines to write
 FLOAT = 4  # bytes
 ROW_COPIES = (TILE_ROWS + WIDTH - 1) // WIDTH  # vectors that cover a column of a's panel
-TOO_MUCH = ROW_COPIES * WIDTH - TILE_ROWS  # floats of theirs that lie behind it
+assert ROW_COPIES * WIDTH <= 2 * TILE_ROWS  # what they hold too much lies within the panel's next column
 LINE = 16  # floats in a cache line: working memory is cut into whole lines
 EDGE = round_up(DEPTH * (ROWS + TILE_ROWS) + WIDTH, LINE)  # where a tile beside c lies, behind packed rows of a
 ROWS_SCRATCH = EDGE + round_up(TILE_ROWS * TILE_COLUMNS, LINE)  # floats a thread, for packed rows of a
@@ -82,7 +82,7 @@ def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, 
     keep_apart()
     column = TILE_ROWS * FLOAT
     full = 0
-    if a_row == FLOAT and rows >= TOO_MUCH:
+    if a_row == FLOAT:
         full = rows // TILE_ROWS
         for k0 in range(0, depth - 1, RUN):
             for p in range(full):

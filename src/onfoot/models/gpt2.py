@@ -12,7 +12,6 @@ from typing import Any
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
-from onfoot.models.gpt2_params import BLOCKS
 from onfoot.models.head import head_backward, head_forward, loss_backward, loss_forward
 from onfoot.models.layout import Layout, merge_heads, split_heads
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE, shapes
@@ -158,17 +157,16 @@ def features_forward(
 
 
 def _decoder(run: Run, config: GPT2Config, layout: Layout, cache: Any) -> Any:
-    """What takes one more token of each sequence through the blocks, where an engine has it, and all is plain."""
-    if cache is None or not cache.length or layout.positions.shape[-1] > 1 or not run.engine.has("gpt2_decoder"):
-        return None
-    if run.traced or run.keep_saved or run.adapter is not None:
+    """What takes one more token of each sequence through the blocks, where an engine has it."""
+    if not run.decodes("gpt2_decoder", layout, cache):
         return None
     if cache.decoder is None:
-        params = [run.params[name] for name in shapes(config) if name.startswith(BLOCKS)]
-        start = None if layout.start is None else layout.start[:, 0]
-        activation = ACTIVATIONS[config.activation_function]
-        cache.decoder = run.engine.gpt2_decoder(params, cache.blocks, start, config.layer_norm_epsilon, activation)
-    return cache.decoder
+        names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+        layers = [[run.parameters(f"transformer.h.{b}.{name}") for name in names] for b in range(config.n_layer)]
+        activation, eps = ACTIVATIONS[config.activation_function], config.layer_norm_epsilon
+        made = run.engine.gpt2_decoder(layers, cache.blocks, layout.start, eps, activation)
+        cache.decoder = made or False  # if it is refused, it is not asked for again
+    return cache.decoder or None
 
 
 def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> None:
@@ -199,7 +197,8 @@ def pass_in_one(
 ) -> float | None:
     """The loss, and the gradients of all parameters, where an engine does all that in one; None where it does not.
 
-    That is for small models whose parameters all train, with nothing to be noted, dropped or computed again.
+    That is for small models whose parameters all train, with nothing to be noted, dropped or computed again, and for
+    sequences that each begin at the first position.
     """
     if not run.engine.has("gpt2_pass") or run.traced or run.recompute or run.adapter is not None:
         return None

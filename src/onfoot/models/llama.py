@@ -92,7 +92,7 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     d6 = run.linear_backward(f"{mlp}.up_proj", dup, s_up)
     if not run.trains_below(f"{mlp}.up_proj"):
         return None
-    d6 = d6 + run.linear_backward(f"{mlp}.gate_proj", dgate, s_gate)  # eq LLAMA.1: both branches read a_6
+    d6 = eng.add(d6, run.linear_backward(f"{mlp}.gate_proj", dgate, s_gate))  # eq LLAMA.1: both branches read a_6
     if not run.trains_below(f"{mlp}.gate_proj"):
         return None
     d5 = eng.add(d10, run.rms_norm_backward(f"{name}.post_attention_layernorm", d6, s_norm2))  # eq LLAMA.2
@@ -106,10 +106,11 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     d2 = run.linear_backward(f"{attn}.v_proj", merge_heads(dv), s_v)
     if not run.trains_below(f"{attn}.v_proj"):
         return None
-    d2 = d2 + run.linear_backward(f"{attn}.k_proj", merge_heads(eng.rope_backward(dk, s_turn_k)), s_k)
+    d2 = eng.add(d2, run.linear_backward(f"{attn}.k_proj", merge_heads(eng.rope_backward(dk, s_turn_k)), s_k))
     if not run.trains_below(f"{attn}.k_proj"):
         return None
-    d2 = d2 + run.linear_backward(f"{attn}.q_proj", merge_heads(eng.rope_backward(dq, s_turn_q)), s_q)  # eq LLAMA.3
+    dq = merge_heads(eng.rope_backward(dq, s_turn_q))
+    d2 = eng.add(d2, run.linear_backward(f"{attn}.q_proj", dq, s_q))  # eq LLAMA.3
     if not run.trains_below(f"{attn}.q_proj"):
         return None
     return eng.add(d5, run.rms_norm_backward(f"{name}.input_layernorm", d2, s_norm1))  # eq LLAMA.4
@@ -120,13 +121,35 @@ def features_forward(
 ) -> tuple[Array, Any]:
     """a_0 -> a_11: the features that the logits are read from, (B, T, C)."""
     x, s_tok = run.engine.embedding_forward(tokens, run.params[TOKEN_TABLE])
-    where = place(run, config, layout)
     blocks = []
-    for b in range(config.n_layer):
-        x, saved = run.block(block_forward, config, b, x, where, cache)
-        blocks.append(saved)
+    decoder = _decoder(run, config, layout, cache)
+    if decoder is not None:
+        x = decoder(x, cache.length)
+    else:
+        where = place(run, config, layout)
+        for b in range(config.n_layer):
+            x, saved = run.block(block_forward, config, b, x, where, cache)
+            blocks.append(saved)
     a11, s_norm = run.rms_norm("model.norm", x, config.rms_norm_eps)
     return a11, (s_tok, blocks, s_norm) if run.keep_saved else None
+
+
+def _decoder(run: Run, config: LlamaConfig, layout: Layout, cache: Any) -> Any:
+    """What takes one more token of each sequence through the blocks, where an engine has it."""
+    if not run.decodes("llama_decoder", layout, cache):
+        return None
+    if cache.decoder is None:
+        names = (
+            "input_layernorm",
+            *(f"self_attn.{name}_proj" for name in "qkvo"),
+            "post_attention_layernorm",
+            *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+        )
+        layers = [[run.parameters(f"model.layers.{b}.{name}") for name in names] for b in range(config.n_layer)]
+        every = place(run, config, Layout(np.arange(cache.capacity)))
+        made = run.engine.llama_decoder(layers, cache.blocks, layout.start, config.rms_norm_eps, every.cos, every.sin)
+        cache.decoder = made or False  # if it is refused, it is not asked for again
+    return cache.decoder or None
 
 
 def features_backward(run: Run, config: LlamaConfig, d11: Array, saved: Any) -> None:

@@ -160,10 +160,10 @@ class Model:
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
         """The cross-entropy: the mean over the targets that count, or their sum over `divisor`."""
-        ids, target_ids, layout, count = self._checked(tokens, targets, divisor, segments)
+        ids, target_ids, layout, divisor = self._checked(tokens, targets, divisor, segments)
         net, run = network(self.config), self.new_run(keep_saved=False)
         a11, _ = net.features_forward(run, self.config, ids, layout)
-        return net.loss_forward(run, self.config, a11, target_ids, count)[0]
+        return net.loss_forward(run, self.config, a11, target_ids, divisor)[0]
 
     def loss_and_grads(
         self,
@@ -314,15 +314,15 @@ class Model:
     def _forward_backward(
         self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any
     ) -> tuple[float, Layout]:
-        ids, target_ids, layout, count = self._checked(tokens, targets, divisor, segments)
+        ids, target_ids, layout, divisor = self._checked(tokens, targets, divisor, segments)
         net, config = network(self.config), self.config
-        whole: float | None = net.pass_in_one(run, config, ids, target_ids, layout, count)
+        whole: float | None = net.pass_in_one(run, config, ids, target_ids, layout, divisor)
         if whole is not None:
             return whole, layout
         a11, s_features = net.features_forward(run, config, ids, layout)
-        loss, s_loss = net.loss_forward(run, config, a11, target_ids, count)
+        loss, s_loss = net.loss_forward(run, config, a11, target_ids, divisor)
         d11 = net.loss_backward(run, config, s_loss)
-        del s_loss
+        del a11, s_loss  # they are not needed again
         net.features_backward(run, config, d11, s_features)
         return loss, layout
 

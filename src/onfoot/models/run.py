@@ -16,6 +16,7 @@ from onfoot.arrays import Array, Shape
 from onfoot.config import Config
 from onfoot.engine import Engine
 from onfoot.models.adapters import Adapter
+from onfoot.models.layout import Layout
 from onfoot.models.params import HEAD, layer_order, stored_weights
 from onfoot.ops.dropout import dropout_pattern
 
@@ -96,11 +97,14 @@ class Run:
             self.take(name, self.grads.pop(name))
 
     def add_all(self, names: Sequence[str], grads: Sequence[Array]) -> None:
-        """The gradients of parameters that all train, each complete: no other path adds to any."""
+        """The gradients of parameters that all train, each complete: no other path adds to any.
+
+        `take` gets them from the last layer to the first, as from any backward pass.
+        """
         if self.take is None:
             self.grads.update(zip(names, grads, strict=True))
             return
-        for name, grad in zip(names, grads, strict=True):
+        for name, grad in zip(reversed(names), reversed(grads), strict=True):
             self.take(name, grad)
 
     def trains_below(self, layer: str) -> bool:
@@ -289,6 +293,18 @@ class Run:
         self.add(f"{layer}.weight", dweight)
         self.add(f"{layer}.bias", dbias)
         return dx
+
+    def decodes(self, decoder: str, layout: Layout, cache: Any) -> bool:
+        """Whether this is one more token of each sequence that the engine's `decoder` can take through the blocks."""
+        if cache is None or not cache.length or layout.positions.shape[-1] > 1 or not self.engine.has(decoder):
+            return False
+        return not self.traced and not self.keep_saved and self.adapter is None and self.dropout_seed is None
+
+    def parameters(self, layer: str) -> tuple[Array, Array | None]:
+        """The weight of a layer, (in, out) where it is linear, and the bias."""
+        if layer in self._stored:
+            return self._weights(layer)
+        return self.params[f"{layer}.weight"], self.params.get(f"{layer}.bias")
 
     def rms_norm(self, layer: str, x: Array, eps: float) -> tuple[Array, Any]:
         return self.engine.rms_norm_forward(x, self.params[f"{layer}.weight"], eps)

@@ -1,0 +1,36 @@
+"""Grouped-query attention: the kernels of attention, whose heads of queries may share one of keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onfoot import ops
+from onfoot.kernels import attention
+from onfoot.kernels.attention import Saved, attention_backward, forward, four_axes
+from onfoot.kernels.shapes import fits
+
+
+def grouped_query_forward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool = True,
+    start: np.ndarray | None = None,
+    keep: np.ndarray | None = None,
+) -> tuple[np.ndarray, Any]:
+    """y = ρ v for each query head, (B, H, Tq, Dv); query head h reads the keys and values of head h // (H / Hkv)."""
+    if keep is not None or q.ndim != 4 or not fits(q, k, v) or q.shape[1] % k.shape[1]:
+        return ops.grouped_query_forward(q, k, v, causal, start, keep)
+    return forward(four_axes(q), four_axes(k), four_axes(v), causal, start, q.shape[:2])  # eq GQA.1
+
+
+def grouped_query_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients of q, k and v: a key's and a value's are the sum over the query heads that read it."""
+    if not isinstance(saved, Saved):
+        return ops.grouped_query_backward(dy, saved)
+    return attention_backward(dy, saved)  # eq GQA.2, GQA.3
+
+
+KERNELS = attention.KERNELS

@@ -1,0 +1,96 @@
+"""RMS norm: a row is read once from memory. x is kept, with each row's 1/r; x/r is computed again on the way back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onfoot import ops
+from onfoot.kernels import linear
+from onfoot.kernels.buffers import empty
+from onfoot.kernels.elementary import F
+from onfoot.kernels.jit import Call, kernel
+from onfoot.kernels.layer_norm import BLOCK
+from onfoot.kernels.linear import sum_rows
+from onfoot.kernels.shapes import as_rows, contiguous, fits, share
+
+
+class Saved(NamedTuple):
+    x: np.ndarray  # (N, C)
+    inverse: np.ndarray  # 1/r, (N,)
+    weight: np.ndarray
+
+
+@kernel("f4[:,::1], f4[::1], f8, f4[:,::1], f4[::1]")
+def _forward(
+    x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray, inverse: np.ndarray, thread: int, threads: int
+) -> None:
+    n, c = x.shape
+    a, e = share(n, BLOCK, thread, threads)
+    for i in range(a, e):
+        row, out = x[i], y[i]
+        squares = F(0)
+        for j in range(c):
+            squares += row[j] * row[j]
+        r = F(1) / np.sqrt(squares / F(c) + F(eps))  # eq RMS.1
+        inverse[i] = r
+        for j in range(c):
+            out[j] = row[j] * r * weight[j]  # eq RMS.2
+
+
+@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[:,::1], f4[:,::1]")
+def _backward(
+    dy: np.ndarray,
+    x: np.ndarray,
+    inverse: np.ndarray,
+    weight: np.ndarray,
+    dx: np.ndarray,
+    parts: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    """dx, and for every BLOCK rows their part of dweight, whatever the number of threads."""
+    n, c = x.shape
+    first, last = share(parts.shape[0], 1, thread, threads)
+    for b in range(first, last):
+        dw = parts[b]
+        dw[:] = 0
+        for i in range(b * BLOCK, min((b + 1) * BLOCK, n)):
+            row, up, out, r = x[i], dy[i], dx[i], inverse[i]
+            along = F(0)
+            for j in range(c):
+                normed = row[j] * r
+                along += normed * (up[j] * weight[j])
+                dw[j] += normed * up[j]  # eq RMS.4
+            along /= F(c)
+            for j in range(c):
+                out[j] = (up[j] * weight[j] - row[j] * r * along) * r  # eq RMS.3
+
+
+def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tuple[np.ndarray, Any]:
+    """y = (x/r) ∘ w with r = √(mean x² + eps), over the features of each token."""
+    if not fits(x, weight):
+        return ops.rms_norm_forward(x, weight, eps)
+    rows, weight = as_rows(x), contiguous(weight)
+    y, inverse = empty(rows.shape), empty((rows.shape[0],))
+    _forward(rows, weight, eps, y, inverse)
+    return y.reshape(x.shape), Saved(rows, inverse, weight)
+
+
+def rms_norm_call(x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray) -> Call:
+    """What makes y alone, all contiguous."""
+    return _forward, (x, weight, eps, y, empty((x.shape[0],)))
+
+
+def rms_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients of x and weight."""
+    if not isinstance(saved, Saved) or not fits(dy):
+        return ops.rms_norm_backward(dy, saved)
+    x, inverse, weight = saved
+    dx, parts = empty(dy.shape), empty(((x.shape[0] + BLOCK - 1) // BLOCK, x.shape[1]))
+    _backward(as_rows(dy), x, inverse, weight, as_rows(dx), parts)
+    return dx, sum_rows(parts)
+
+
+KERNELS = (*linear.KERNELS, _forward, _backward)

@@ -1,0 +1,78 @@
+"""RoPE, from heads where they lie (a view of the tokens' rows) to heads that lie so again."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onfoot import ops
+from onfoot.kernels.attention import four_axes, heads_beside
+from onfoot.kernels.elementary import F
+from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.shapes import contiguous, fits, share
+from onfoot.kernels.simd import address, floats
+
+
+class Saved(NamedTuple):
+    cos: np.ndarray
+    sin: np.ndarray
+
+
+@inner
+def turn(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray) -> None:
+    """One token of one head: feature i is paired with feature i + D/2. A sign of −1 turns back."""
+    half = cos.size
+    for i in range(half):
+        a, b, c, s = x[i], x[half + i], cos[i], sign * sin[i]
+        y[i] = a * c - b * s  # eq ROPE.4, ROPE.5
+        y[half + i] = a * s + b * c
+
+
+@kernel("f4[:,:,:,:], f4[:,:,:], f4[:,:,:], f4, f4[:,:,:,:]")
+def _turn(
+    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray, thread: int, threads: int
+) -> None:
+    """The last axis of each is contiguous."""
+    batch, heads, tokens, width = x.shape
+    first, last = share(batch * tokens, 1, thread, threads)
+    for task in range(first, last):
+        b, t = task // tokens, task % tokens
+        cosines = floats(address(cos) + b * cos.strides[0] + t * cos.strides[1], width // 2)
+        sines = floats(address(sin) + b * sin.strides[0] + t * sin.strides[1], width // 2)
+        for h in range(heads):
+            one = floats(address(x) + b * x.strides[0] + h * x.strides[1] + t * x.strides[2], width)
+            out = floats(address(y) + b * y.strides[0] + h * y.strides[1] + t * y.strides[2], width)
+            turn(one, cosines, sines, sign, out)
+
+
+def _turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float) -> np.ndarray:
+    four = four_axes(x)
+    batch, heads, tokens, width = four.shape
+    y = heads_beside(batch, heads, tokens, width)
+    shape = (batch, tokens, width // 2)
+    _turn(four, _for_each(cos, shape), _for_each(sin, shape), F(sign), y)
+    return y if x.ndim == 4 else y.reshape(x.shape)
+
+
+def _for_each(cos: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """(T, D/2) or (B, 1, T, D/2), the same for all heads -> (B, T, D/2)."""
+    return np.broadcast_to(contiguous(cos) if cos.ndim == 2 else contiguous(cos)[:, 0], shape)
+
+
+def rope_forward(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool = False) -> tuple[np.ndarray, Any]:
+    """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
+    plain = cos.ndim == 2 or (cos.ndim == 4 and cos.shape[1] == 1 and x.ndim == 4)
+    if interleaved or not plain or not fits(x, cos, sin):
+        return ops.rope_forward(x, cos, sin, interleaved)
+    return _turned(x, cos, sin, 1), Saved(cos, sin)
+
+
+def rope_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
+    """The gradient of x: dy turned back."""
+    if not isinstance(saved, Saved) or not fits(dy):
+        return ops.rope_backward(dy, saved)
+    return _turned(dy, saved.cos, saved.sin, -1)
+
+
+KERNELS = (_turn,)
