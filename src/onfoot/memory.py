@@ -120,8 +120,9 @@ def _in_one_numbers(config: Config, rows: int) -> tuple[int, int]:
 
 def _widths(config: Config) -> tuple[int, int, int, int]:
     """Of the stream, inside the MLP, of all heads' values, and of q | k | v."""
-    values = config.n_head * config.value_width
-    return config.n_embd, config.inner_width, values, 2 * config.n_head * config.key_width + values
+    values, queries = config.n_head * config.value_width, config.n_head * config.key_width
+    shared = 1 if isinstance(config, GPT2Config) else config.n_head // config.n_kv_head
+    return config.n_embd, config.inner_width, values, queries + (queries + values) // shared
 
 
 def _block(config: Config, rows: int, lora: int) -> tuple[int, int]:
@@ -131,7 +132,7 @@ def _block(config: Config, rows: int, lora: int) -> tuple[int, int]:
     if isinstance(config, GPT2Config):
         kept = 2 * width + qkv + values + inner + config.n_head + (0 if lean else 2 * width + inner)
     else:
-        kept = 6 * width + 2 * qkv + values + 3 * inner
+        kept = 4 * width + qkv + values + 3 * inner + config.n_head
     passing = 2 * inner + 3 * width + qkv
     return rows * (kept + 8 * lora), rows * passing
 

@@ -26,7 +26,7 @@ from onfoot.kernels.shapes import as_rows, fits, round_up, share, threads
 from onfoot.kernels.simd import address, floats
 from onfoot.kernels.swiglu import swiglu_call
 
-Layer = tuple[Any, np.ndarray | None]  # weight (in, out) and bias
+Layer = tuple[Any, Any]  # weight, (in, out) where it is linear, and bias or None
 Cache = Sequence[tuple[np.ndarray, np.ndarray]]  # each block's keys and values, (B, Hkv, room, D)
 
 

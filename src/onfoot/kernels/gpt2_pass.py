@@ -175,14 +175,14 @@ def _sum(parts: np.ndarray, thread: int, threads: int) -> None:
 
 def gpt2_pass_suits(tokens: np.ndarray, params: Sequence[np.ndarray]) -> bool:
     """Whether the model is small enough for this, and the sequences many enough for all threads."""
-    (vocabulary, _), (positions, _) = params[TOKENS].shape, params[POSITIONS].shape
+    (sequences, n), vocabulary = tokens.shape, params[TOKENS].shape[0]
     sizes = [p.size for p in params]
     block = sum(sizes[BLOCKS : BLOCKS + PER_BLOCK])
     return (
-        done_in_one(*tokens.shape, vocabulary, sizes[TOKENS], block, sum(sizes), threads())
+        done_in_one(sequences, n, vocabulary, sizes[TOKENS], block, sum(sizes), threads())
         and fits(*params)
         and all(p.flags.c_contiguous for p in params)
-        and tokens.shape[1] <= positions
+        and n <= params[POSITIONS].shape[0]
         and tokens.view(np.uint64).max() < vocabulary
     )
 
