@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onfoot.kernels.activation import gelu_tanh, gelu_tanh_and_slope
+from onfoot.kernels.activation import gelu_tanh_and_slope
 from onfoot.kernels.attention_head import head_backward, head_forward
 from onfoot.kernels.gpt2_places import CHUNK, Kept, Passing, Rows, Sizes
 from onfoot.kernels.jit import inner
@@ -85,13 +85,13 @@ def block_forward(s: Sizes, r: Rows, params: np.ndarray, k: Kept, a10: int, eps:
     for i in range(r.begin, r.end, CHUNK):
         rows, by_c = min(CHUNK, r.end - i), i * c * FLOAT
         a5, a6 = matrix(k.a5 + by_c, rows, c), matrix(r.chunk_c, rows, c)
-        a7, a8 = floats(k.a7 + i * f * FLOAT, rows * f), floats(r.chunk_f, rows * f)
+        slope, a8 = floats(k.slope + i * f * FLOAT, rows * f), floats(k.a8 + i * f * FLOAT, rows * f)
         layer(rows, a, c, k.a3 + i * a * FLOAT, proj_packed, k.a5 + by_c, proj_bias, k.a1 + by_c, r.spare)  # a_1 + a_4
         norm(a5, weight, bias, eps, a6, norms[2, i : i + rows], norms[3, i : i + rows])
-        layer(rows, c, f, r.chunk_c, expand_packed, address(a7), expand_bias, 0, r.spare)
+        layer(rows, c, f, r.chunk_c, expand_packed, address(slope), expand_bias, 0, r.spare)  # a_7
         for j in range(rows * f):
-            a8[j] = gelu_tanh(a7[j])
-        layer(rows, f, c, r.chunk_f, contract_packed, a10 + by_c, contract_bias, k.a5 + by_c, r.spare)  # a_5 + a_9
+            a8[j], slope[j] = gelu_tanh_and_slope(slope[j])
+        layer(rows, f, c, address(a8), contract_packed, a10 + by_c, contract_bias, k.a5 + by_c, r.spare)  # a_5 + a_9
 
 
 @inner
@@ -116,12 +116,10 @@ def block_backward(
         a5, a6 = matrix(k.a5 + by_c, rows, c), matrix(p.a6 + by_c, rows, c)
         d5, d6, skip = matrix(p.d5 + by_c, rows, c), matrix(r.chunk_c, rows, c), matrix(d10 + by_c, rows, c)
         mean, rstd = norms[2, i : i + rows], norms[3, i : i + rows]
-        a7, a8 = floats(k.a7 + i * f * FLOAT, rows * f), floats(p.a8 + i * f * FLOAT, rows * f)
-        d7 = floats(p.d7 + i * f * FLOAT, rows * f)
+        slope, d7 = floats(k.slope + i * f * FLOAT, rows * f), floats(p.d7 + i * f * FLOAT, rows * f)
         layer(rows, c, f, d10 + by_c, contract_packed, address(d7), 0, 0, r.spare)  # Δ_8
         for j in range(rows * f):
-            a8[j], slope = gelu_tanh_and_slope(a7[j])
-            d7[j] *= slope
+            d7[j] *= slope[j]
         layer(rows, f, c, address(d7), expand_packed, r.chunk_c, 0, 0, r.spare)
         norm_again(a5, weight, bias, mean, rstd, a6)
         norm_backward(d6, skip, a5, mean, rstd, weight, d5, parts[(i - r.begin) // BLOCK :])  # eq NET.1
@@ -175,8 +173,8 @@ def block_backward(
     share_of_parts(parts, floats(to + at[NORM_1] * FLOAT, c), floats(to + at[NORM_1 + 1] * FLOAT, c), 0, 1)
 
     by_c, by_f = r.begin * c * FLOAT, r.begin * f * FLOAT
-    a3, dqkv = k.a3 + r.begin * a * FLOAT, p.dqkv + r.begin * qkv * FLOAT
-    layer_gradient(mine, f, c, p.a8 + by_f, d10 + by_c, to + at[CONTRACT] * FLOAT, r.spare)  # Δ_9 = Δ_10
+    a8, a3, dqkv = k.a8 + by_f, k.a3 + r.begin * a * FLOAT, p.dqkv + r.begin * qkv * FLOAT
+    layer_gradient(mine, f, c, a8, d10 + by_c, to + at[CONTRACT] * FLOAT, r.spare)  # Δ_9 = Δ_10
     layer_gradient(mine, c, f, p.a6 + by_c, p.d7 + by_f, to + at[EXPAND] * FLOAT, r.spare)
     layer_gradient(mine, a, c, a3, p.d5 + by_c, to + at[PROJ] * FLOAT, r.spare)  # Δ_4 = Δ_5
     layer_gradient(mine, c, qkv, p.a2 + by_c, dqkv, to + at[ATTN] * FLOAT, r.spare)

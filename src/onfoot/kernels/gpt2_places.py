@@ -38,7 +38,8 @@ class Kept(NamedTuple):
     qkv: int
     a3: int
     a5: int
-    a7: int
+    slope: int  # of the activation at a_7
+    a8: int
     lse: int  # the logarithms of the softmax's normalisers
     norms: int  # mean and 1/σ of both norms, four rows
     end: int
@@ -48,7 +49,6 @@ class Passing(NamedTuple):
     """Where everything begins that exists once for all blocks, and where it ends."""
 
     d7: int
-    a8: int
     d5: int
     a6: int
     d3: int
@@ -92,10 +92,11 @@ def kept_at(s: Sizes, a1: int) -> Kept:
     qkv = a1 + bytes_of(n * s.c)
     a3 = qkv + bytes_of(n * s.qkv)
     a5 = a3 + bytes_of(n * s.a)
-    a7 = a5 + bytes_of(n * s.c)
-    lse = a7 + bytes_of(n * s.f)
+    slope = a5 + bytes_of(n * s.c)
+    a8 = slope + bytes_of(n * s.f)
+    lse = a8 + bytes_of(n * s.f)
     norms = lse + bytes_of(n * s.heads)
-    return Kept(a1, qkv, a3, a5, a7, lse, norms, norms + bytes_of(4 * n))
+    return Kept(a1, qkv, a3, a5, slope, a8, lse, norms, norms + bytes_of(4 * n))
 
 
 @inner
@@ -103,8 +104,7 @@ def passing_at(s: Sizes, d7: int) -> Passing:
     """What passes by, from an address on."""
     n = s.sequences * s.tokens
     by_c, by_f = bytes_of(n * s.c), bytes_of(n * s.f)
-    a8 = d7 + by_f
-    d5 = a8 + by_f
+    d5 = d7 + by_f
     a6 = d5 + by_c
     d3 = a6 + by_c
     dqkv = d3 + bytes_of(n * s.a)
@@ -115,7 +115,7 @@ def passing_at(s: Sizes, d7: int) -> Passing:
     a11 = a10 + by_c
     a12 = a11 + by_c
     norm = a12 + bytes_of(n * round_up(s.vocabulary, LINE))
-    return Passing(d7, a8, d5, a6, d3, dqkv, a2, d10, d1, a10, a11, a12, norm, norm + bytes_of(2 * n))
+    return Passing(d7, d5, a6, d3, dqkv, a2, d10, d1, a10, a11, a12, norm, norm + bytes_of(2 * n))
 
 
 @inner
