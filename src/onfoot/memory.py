@@ -114,8 +114,8 @@ def _in_one(job: Job) -> bool:
 def _in_one_numbers(config: Config, rows: int) -> tuple[int, int]:
     """Where a pass is done in one: numbers that a block keeps, and those that exist once for all blocks."""
     width, inner, values, qkv = _widths(config)
-    kept = 2 * width + qkv + values + inner + config.n_head + 4
-    return rows * kept, rows * (2 * inner + 7 * width + values + qkv + config.vocab_size)
+    kept = 2 * width + qkv + values + 2 * inner + config.n_head + 4
+    return rows * kept, rows * (inner + 8 * width + values + qkv + config.vocab_size)
 
 
 def _widths(config: Config) -> tuple[int, int, int, int]:

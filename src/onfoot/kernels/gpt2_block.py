@@ -1,7 +1,7 @@
 """A block of a small GPT-2 on one thread's rows: the functions of `models/gpt2.py` without a call or a join.
 
 A chunk of rows goes through several layers while it is in the cache, every weight is packed once for all chunks, and
-what is quickly computed again (norms, activations) is not kept.
+norms, which are quickly computed again, are not kept.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def block_forward(s: Sizes, r: Rows, params: np.ndarray, k: Kept, a10: int, eps:
     attn_bias = data(params[ATTN + 1])
     for i in range(r.begin, r.end, CHUNK):
         rows = min(CHUNK, r.end - i)
-        a1, a2 = matrix(k.a1 + i * c * FLOAT, rows, c), matrix(r.chunk_c, rows, c)
+        a1, a2 = matrix(k.a1 + i * c * FLOAT, rows, c), matrix(r.chunk, rows, c)
         norm(a1, weight, bias, eps, a2, norms[0, i : i + rows], norms[1, i : i + rows])
-        layer(rows, c, qkv, r.chunk_c, attn_packed, k.qkv + i * qkv * FLOAT, attn_bias, 0, r.spare)
+        layer(rows, c, qkv, r.chunk, attn_packed, k.qkv + i * qkv * FLOAT, attn_bias, 0, r.spare)
 
     for i in range(r.first, r.last):
         query = k.qkv + i * s.tokens * qkv * FLOAT
@@ -84,11 +84,11 @@ def block_forward(s: Sizes, r: Rows, params: np.ndarray, k: Kept, a10: int, eps:
     proj_bias, expand_bias, contract_bias = data(params[PROJ + 1]), data(params[EXPAND + 1]), data(params[CONTRACT + 1])
     for i in range(r.begin, r.end, CHUNK):
         rows, by_c = min(CHUNK, r.end - i), i * c * FLOAT
-        a5, a6 = matrix(k.a5 + by_c, rows, c), matrix(r.chunk_c, rows, c)
+        a5, a6 = matrix(k.a5 + by_c, rows, c), matrix(r.chunk, rows, c)
         slope, a8 = floats(k.slope + i * f * FLOAT, rows * f), floats(k.a8 + i * f * FLOAT, rows * f)
         layer(rows, a, c, k.a3 + i * a * FLOAT, proj_packed, k.a5 + by_c, proj_bias, k.a1 + by_c, r.spare)  # a_1 + a_4
         norm(a5, weight, bias, eps, a6, norms[2, i : i + rows], norms[3, i : i + rows])
-        layer(rows, c, f, r.chunk_c, expand_packed, address(slope), expand_bias, 0, r.spare)  # a_7
+        layer(rows, c, f, r.chunk, expand_packed, address(slope), expand_bias, 0, r.spare)  # a_7
         for j in range(rows * f):
             a8[j], slope[j] = gelu_tanh_and_slope(slope[j])
         layer(rows, f, c, address(a8), contract_packed, a10 + by_c, contract_bias, k.a5 + by_c, r.spare)  # a_5 + a_9
@@ -114,13 +114,13 @@ def block_backward(
     for i in range(r.begin, r.end, CHUNK):
         rows, by_c = min(CHUNK, r.end - i), i * c * FLOAT
         a5, a6 = matrix(k.a5 + by_c, rows, c), matrix(p.a6 + by_c, rows, c)
-        d5, d6, skip = matrix(p.d5 + by_c, rows, c), matrix(r.chunk_c, rows, c), matrix(d10 + by_c, rows, c)
+        d5, d6, skip = matrix(p.d5 + by_c, rows, c), matrix(r.chunk, rows, c), matrix(d10 + by_c, rows, c)
         mean, rstd = norms[2, i : i + rows], norms[3, i : i + rows]
         slope, d7 = floats(k.slope + i * f * FLOAT, rows * f), floats(p.d7 + i * f * FLOAT, rows * f)
         layer(rows, c, f, d10 + by_c, contract_packed, address(d7), 0, 0, r.spare)  # Δ_8
         for j in range(rows * f):
             d7[j] *= slope[j]
-        layer(rows, f, c, address(d7), expand_packed, r.chunk_c, 0, 0, r.spare)
+        layer(rows, f, c, address(d7), expand_packed, r.chunk, 0, 0, r.spare)
         norm_again(a5, weight, bias, mean, rstd, a6)
         norm_backward(d6, skip, a5, mean, rstd, weight, d5, parts[(i - r.begin) // BLOCK :])  # eq NET.1
         layer(rows, c, a, address(d5), proj_packed, p.d3 + i * a * FLOAT, 0, 0, r.spare)
@@ -164,9 +164,9 @@ def block_backward(
     for i in range(r.begin, r.end, CHUNK):
         rows, by_c = min(CHUNK, r.end - i), i * c * FLOAT
         a1, a2 = matrix(k.a1 + by_c, rows, c), matrix(p.a2 + by_c, rows, c)
-        d2, d5 = matrix(r.chunk_c, rows, c), matrix(p.d5 + by_c, rows, c)
+        d2, d5 = matrix(r.chunk, rows, c), matrix(p.d5 + by_c, rows, c)
         mean, rstd = norms[0, i : i + rows], norms[1, i : i + rows]
-        layer(rows, qkv, c, p.dqkv + i * qkv * FLOAT, attn_packed, r.chunk_c, 0, 0, r.spare)
+        layer(rows, qkv, c, p.dqkv + i * qkv * FLOAT, attn_packed, r.chunk, 0, 0, r.spare)
         norm_again(a1, weight, bias, mean, rstd, a2)
         below = matrix(d1 + by_c, rows, c)
         norm_backward(d2, d5, a1, mean, rstd, weight, below, parts[(i - r.begin) // BLOCK :])  # eq NET.2

@@ -83,7 +83,7 @@ def logits_and_loss(
     for i in range(r.begin, r.end, CHUNK):
         rows = min(CHUNK, r.end - i)
         a10, a11 = matrix(p.a10 + i * c_row, rows, c), matrix(p.a11 + i * c_row, rows, c)
-        d11, d10 = matrix(r.chunk_c, rows, c), matrix(p.d10 + i * c_row, rows, c)
+        d11, d10 = matrix(r.chunk, rows, c), matrix(p.d10 + i * c_row, rows, c)
         mean, rstd = norms[0, i : i + rows], norms[1, i : i + rows]
         norm(a10, weight, bias, eps, a11, mean, rstd)
         a12 = p.a12 + i * v_row

@@ -74,8 +74,7 @@ class Rows(NamedTuple):
     begin: int
     end: int
     spare: int
-    chunk_c: int
-    chunk_f: int
+    chunk: int
     packed: int
 
 
@@ -121,10 +120,8 @@ def passing_at(s: Sizes, d7: int) -> Passing:
 @inner
 def rows_of(s: Sizes, first: int, last: int, work: int) -> Rows:
     """A thread's sequences, and its memory from an address on."""
-    chunk_c = work + ROWS_SCRATCH * FLOAT
-    chunk_f = chunk_c + bytes_of(CHUNK * s.c)
-    packed = chunk_f + bytes_of(CHUNK * s.f)
-    return Rows(first, last, first * s.tokens, last * s.tokens, work, chunk_c, chunk_f, packed)
+    chunk = work + ROWS_SCRATCH * FLOAT
+    return Rows(first, last, first * s.tokens, last * s.tokens, work, chunk, chunk + bytes_of(CHUNK * s.c))
 
 
 @lru_cache(maxsize=8)
@@ -135,6 +132,6 @@ def memory(s: Sizes, threads: int) -> tuple[int, int, int]:
     tables = packed_floats(s.c, s.vocabulary) + packed_floats(s.vocabulary, s.c)
     heads = max(forward_floats(s.tokens, d_k, d_v), backward_floats(s.tokens, d_k, d_v))
     parts = (-(-s.sequences // threads) * s.tokens + BLOCK) // BLOCK * 2 * s.c
-    chunks = round_up(CHUNK * s.c, LINE) + round_up(CHUNK * s.f, LINE)
-    work = max(SCRATCH, ROWS_SCRATCH + chunks + max(packed, tables) + parts + heads)
+    chunk = round_up(CHUNK * s.c, LINE)
+    work = max(SCRATCH, ROWS_SCRATCH + chunk + max(packed, tables) + parts + heads)
     return kept_at(s, 0).end // FLOAT, passing_at(s, 0).end // FLOAT, work
