@@ -43,9 +43,9 @@ def models(**fields: Any) -> tuple[Model, Model]:
     """The same weights, away from their first values, in float32 on the kernels and in float64 on the formulas."""
     config = replace(CONFIG, **fields)
     ours = onfoot.create(config, 0, engine="numba")
-    rng = np.random.default_rng(1)
+    rng, spread = np.random.default_rng(1), min(0.1, 1 / np.sqrt(config.n_embd))  # scores of any width are about 1
     for p in ours.params.values():
-        p += rng.normal(0, 0.1, p.shape).astype(np.float32)
+        p += rng.normal(0, spread, p.shape).astype(np.float32)
     return ours, Model(config, ours.params, "float64", "numpy")
 
 
