@@ -36,7 +36,7 @@ JOBS = {
         Job("full-4x256", "full training step, GPT-2 124M, 4 × 256 tokens", GPT2, 4, 256, TRAINERS),
         Job("full-1x1024", "full training step, GPT-2 124M, 1 × 1024 tokens", GPT2, 1, 1024, TRAINERS),
         Job("lora-4x256", "LoRA r = 16 step, GPT-2 124M, 4 × 256 tokens", GPT2, 4, 256, ("onfoot-lora", "peft")),
-        Job("small-12x64", "training step, 4 blocks of width 128, 12 × 64 tokens", SMALL, 12, 64, TRAINERS, repeats=120),
+        Job("small-12x64", "training step, 4 blocks of width 128, 12 × 64 tokens", SMALL, 12, 64, TRAINERS, 120),
         Job("generate", "generation, GPT-2 124M, batch 1", GPT2, 1, 16, ("onfoot-generate", "transformers"), 6, 64),
         Job(
             "generate-int8",
