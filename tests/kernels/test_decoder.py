@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -101,13 +102,13 @@ def working_memory(decoder: Decoder) -> list[np.ndarray]:
     ]
 
 
-def test_the_number_of_threads_may_change_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_may_change_on_the_way(on_threads: Callable[[int], None]) -> None:
     ours, truth = models(GPT2)
     tokens = np.random.default_rng(2).integers(0, 33, (1, 9))
     cache, run = KVCache(9), ours.new_run(keep_saved=False)
     step(ours, run, tokens[:, :3], np.zeros(1, int), cache)
     for end in range(4, 10):
-        monkeypatch.setattr(pool, "_threads", 1 + end % 2)
+        on_threads(1 + end % 2)
         logits = step(ours, run, tokens[:, end - 1 : end], np.zeros(1, int), cache)
         assert {x.shape[0] for x in working_memory(cache.decoder)} == {pool.threads()}
         right = truth.logits(tokens[:, :end])[0, -1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 import onfoot
-from onfoot.kernels import pool
 from onfoot.models import gpt2
 from onfoot.models.layout import Layout
 from onfoot.models.model import Model
@@ -88,10 +88,8 @@ def test_the_loss_and_every_gradient_are_those_of_the_formulas(
 
 
 @pytest.mark.parametrize("n", [4, 10])
-def test_threads_are_never_without_a_sequence(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if pool.layer().__name__ != "omppool":
-        pytest.skip("this pool has no more threads than cores")
-    monkeypatch.setattr(pool, "_threads", n)
+def test_threads_are_never_without_a_sequence(n: int, on_threads: Callable[[int], None]) -> None:
+    on_threads(n)
     ours, truth = models()
     tokens = np.zeros((n, 5), np.int64)
     assert in_one(ours, tokens, tokens) is not None and in_one(ours, tokens[1:], tokens[1:]) is None
@@ -145,8 +143,8 @@ def test_a_target_outside_the_vocabulary_is_refused(threads: int) -> None:
             in_one(ours, tokens, tokens + wrong)
 
 
-def test_who_goes_through_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_threads", 2)
+def test_who_goes_through_in_one(on_threads: Callable[[int], None]) -> None:
+    on_threads(2)
     ours, truth = models()
     tokens = np.zeros((4, 9), np.int64)
 

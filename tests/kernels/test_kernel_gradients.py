@@ -166,9 +166,14 @@ def test_a_kernel_has_the_output_and_the_gradients_of_its_formula(case: str, n: 
     compare(*CASES[case], n, seed=n, strict=True)
 
 
-@pytest.mark.parametrize("case", ["attention", "cross_entropy", "layer_norm", "linear", "lora_linear"])
+@pytest.mark.parametrize("case", ["cross_entropy", "layer_norm", "linear", "lora_linear", "rms_norm", "rope", "swiglu"])
 def test_many_rows_are_as_right_as_few(case: str, threads: int) -> None:
-    compare(*CASES[case], 1023 if "attention" not in case else 203, seed=5, strict=True)
+    compare(*CASES[case], 1023, seed=5, strict=True)
+
+
+@pytest.mark.parametrize("case", ["attention", "grouped_query"])
+def test_many_tokens_are_as_right_as_few(case: str, threads: int) -> None:
+    compare(*CASES[case], 203, seed=5, strict=True)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -200,6 +205,28 @@ def test_what_kernels_do_not_take_goes_to_the_formulas() -> None:
     ours = outcome(TABLE["linear_forward"], TABLE["linear_backward"], (x, weight, bias), 0)
     truth = outcome(ops.linear_forward, ops.linear_backward, (x, weight, bias), 0)
     assert all((a == b).all() and a.dtype == np.float64 for a, b in zip(ours, truth, strict=True))
+
+
+def test_arrays_that_do_not_go_together_are_left_to_the_formulas() -> None:
+    """Which add an axis of 1, or refuse; a kernel would read what is not there."""
+    x = normal(np.random.default_rng(0), 2, 3, 5, 8)
+    one = np.ones((5, 1), np.float32)
+    assert (TABLE["rope_forward"](x, one, 0 * one)[0] == x).all()
+    assert (TABLE["rms_norm_forward"](x, one[0])[0] == ops.rms_norm_forward(x, one[0])[0]).all()
+    for forward, args in (
+        ("rope", (x[..., :7], one, one)),
+        ("rope", (x, np.ones((4, 4), np.float32), np.ones((4, 4), np.float32))),
+        ("grouped_query", (x, x[:, :2], x[:, :2])),
+        ("grouped_query", (x, x, x[:, :, :4])),
+        ("grouped_query", (x, x[..., :7], x)),
+        ("rms_norm", (x, np.ones(7, np.float32))),
+        ("swiglu", (x, x[..., :7])),
+    ):
+        with pytest.raises(ValueError):
+            TABLE[f"{forward}_forward"](*args)
+    _, saved = TABLE["swiglu_forward"](x, x)
+    with pytest.raises(ValueError):
+        TABLE["swiglu_backward"](x[:, :, :4], saved)
 
 
 def test_a_planted_mistake_would_be_seen() -> None:

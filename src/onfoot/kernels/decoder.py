@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onfoot.kernels import activation, attention, layer_norm, linear, rms_norm, rope, swiglu
+from onfoot.kernels import activation, layer_norm, linear, rms_norm, swiglu
 from onfoot.kernels.activation import activation_call
 from onfoot.kernels.attention_head import forward_floats, head_forward
 from onfoot.kernels.buffers import empty, scratch
@@ -236,9 +236,8 @@ KERNELS = (
     *linear.KERNELS,
     *layer_norm.KERNELS,
     *rms_norm.KERNELS,
-    *attention.KERNELS,
     *activation.KERNELS,
-    *rope.KERNELS,
     *swiglu.KERNELS,
+    head_forward,
     _attention,
 )

@@ -165,7 +165,7 @@ def _pass(
 
 @kernel("f4[:,::1]")
 def _sum(parts: np.ndarray, thread: int, threads: int) -> None:
-    """The sum of all rows, in the first."""
+    """The sum of all rows, in the first; `sum_rows` would write one more."""
     a, e = share(parts.shape[1], GRAIN, thread, threads)
     for k in range(1, parts.shape[0]):
         total, part = parts[0, a:e], parts[k, a:e]

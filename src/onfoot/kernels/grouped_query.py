@@ -21,7 +21,8 @@ def grouped_query_forward(
     keep: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """y = ρ v for each query head, (B, H, Tq, Dv); query head h reads the keys and values of head h // (H / Hkv)."""
-    if keep is not None or q.ndim != 4 or not fits(q, k, v) or q.shape[1] % k.shape[1]:
+    together = q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
+    if keep is not None or not together or not fits(q, k, v) or q.shape[1] % k.shape[1]:
         return ops.grouped_query_forward(q, k, v, causal, start, keep)
     return forward(four_axes(q), four_axes(k), four_axes(v), causal, start, q.shape[:2])  # eq GQA.1
 

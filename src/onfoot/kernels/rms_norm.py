@@ -70,7 +70,7 @@ def _backward(
 
 def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tuple[np.ndarray, Any]:
     """y = (x/r) ∘ w with r = √(mean x² + eps), over the features of each token."""
-    if not fits(x, weight):
+    if not fits(x, weight) or weight.shape != x.shape[-1:]:
         return ops.rms_norm_forward(x, weight, eps)
     rows, weight = as_rows(x), contiguous(weight)
     y, inverse = empty(rows.shape), empty((rows.shape[0],))

@@ -63,6 +63,7 @@ def _for_each(cos: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 def rope_forward(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool = False) -> tuple[np.ndarray, Any]:
     """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
     plain = cos.ndim == 2 or (cos.ndim == 4 and cos.shape[1] == 1 and x.ndim == 4)
+    plain = plain and cos.shape == sin.shape and 2 * cos.shape[-1] == x.shape[-1]
     if interleaved or not plain or not fits(x, cos, sin):
         return ops.rope_forward(x, cos, sin, interleaved)
     return _turned(x, cos, sin, 1), Saved(cos, sin)

@@ -58,7 +58,7 @@ def swiglu_forward(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:
 
 def swiglu_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of gate and up."""
-    if not isinstance(saved, Saved) or not fits(dy):
+    if not isinstance(saved, Saved) or not fits(dy) or dy.shape != saved.gate.shape:
         return ops.swiglu_backward(dy, saved)
     dgate, dup = empty(dy.shape), empty(dy.shape)
     gate, up = saved
