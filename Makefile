@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup setup-test setup-browser setup-kernels train walk errata test test-all lint format clean
+.PHONY: help setup setup-test setup-browser setup-kernels train walk errata campaign test test-all lint format clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/ —/'
@@ -38,14 +38,17 @@ test: setup-test setup-browser setup-kernels ## the tests that every change must
 test-all: setup-test setup-browser setup-kernels ## the slower proofs as well
 	$(BIN)/pytest -n auto
 
+campaign: setup-test setup-kernels ## attacks that run for hours: NAME=fuzz runs one of them; see campaigns/
+	$(BIN)/python -m campaigns $(or $(NAME),all) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
 lint: setup-test ## ruff and mypy
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests campaigns
+	$(BIN)/ruff format --check src tests campaigns
 	$(BIN)/mypy
 
 format: setup-test
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests campaigns
+	$(BIN)/ruff format src tests campaigns
 
 errata: setup-test ## measure the errata again, and rewrite their figures
 	PYTHONPATH=tests $(BIN)/python -m errata
