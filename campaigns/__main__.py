@@ -9,12 +9,10 @@ import secrets
 import sys
 import time
 from importlib import import_module
-from pathlib import Path
 
 import onfoot
 from campaigns import CAMPAIGNS
-
-RESULTS = Path(__file__).parent / "results"
+from campaigns.page import RESULTS, update
 
 
 def main() -> int:
@@ -53,6 +51,7 @@ def run(name: str, count: int | None, seed: int | None) -> bool:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    update()
     for failure in outcome.failures[:20]:
         print(f"  FAILED {failure}")
     print(f"{name}: {len(outcome.failures)} failures; {outcome.figures}", flush=True)
