@@ -656,7 +656,7 @@ def test_a_network_without_positions_and_mask_is_permutation_equivariant() -> No
 
 
 def cache_bytes(model: Model, capacity: int) -> tuple[int, int]:
-    """Of a cache for so many tokens, after one of them: the bytes of its arrays, and of all that Python has allocated."""
+    """Of a cache for so many tokens, with one in it: the bytes of its arrays, and of all that was allocated for it."""
     run = model.new_run(keep_saved=False)
     tracemalloc.start()
     cache = KVCache(capacity)
