@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Generator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several test processes share the cores
@@ -18,6 +19,15 @@ settings.register_profile("fresh", COMMON, derandomize=False)
 def pytest_configure(config: pytest.Config) -> None:
     """The same examples in each run, unless there is a seed for others."""
     settings.load_profile("same" if config.getoption("hypothesis_seed") is None else "fresh")
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest) -> int:
+    """A seed that nobody has seen before, unless the run has one. A failed test says which."""
+    given = request.config.getoption("hypothesis_seed")
+    seed = secrets.randbits(31) if given is None else int(given)
+    print(f"a fresh seed, {seed}; --hypothesis-seed={seed} repeats it")
+    return seed
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

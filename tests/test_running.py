@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def missing(): pytest.skip("no ranks")
 def test_whose_fixture_skips(missing): pass
 """
 MODULE = 'import pytest\npytest.importorskip("no_such_package_at_all")\ndef test_more(): pass\n'
+FRESH = "def test_that_fails(fresh): assert fresh < 0"
 RANDOM = """
 from hypothesis import given, strategies as st
 seen = []
@@ -85,6 +87,12 @@ def test_random_examples_are_the_same_each_time_unless_a_seed_is_given(tmp_path:
 
     same, seven = examples(), examples("--hypothesis-seed=7")
     assert examples() == same and examples("--hypothesis-seed=7") == seven != same
+
+
+def test_a_failed_test_says_its_fresh_seed_and_a_run_can_have_it_again(tmp_path: Path) -> None:
+    first, second = (re.search(r"fresh seed, (\d+);", pytest_on(tmp_path, FRESH).stdout) for _ in range(2))
+    assert first is not None and second is not None and first[1] != second[1]
+    assert f"fresh seed, {first[1]};" in pytest_on(tmp_path, FRESH, f"--hypothesis-seed={first[1]}").stdout
 
 
 def test_ci_says_that_it_is_ci() -> None:
