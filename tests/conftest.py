@@ -1,8 +1,58 @@
+"""What holds for every test: in CI nothing is skipped, and random examples have a seed that repeats them."""
+
+from __future__ import annotations
+
 import os
+import secrets
+from collections.abc import Generator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several test processes share the cores
 
+import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("onfoot", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.load_profile("onfoot")
+COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None, print_blob=True)
+settings.register_profile("same", COMMON, derandomize=True)
+settings.register_profile("fresh", COMMON, derandomize=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same examples in each run, unless there is a seed for others."""
+    settings.load_profile("same" if config.getoption("hypothesis_seed") is None else "fresh")
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest) -> int:
+    """A seed that nobody has seen before, unless the run has one. A failed test says which."""
+    given = request.config.getoption("hypothesis_seed")
+    seed = secrets.randbits(31) if given is None else int(given)
+    print(f"a fresh seed, {seed}; --hypothesis-seed={seed} repeats it")
+    return seed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    seed = config.getoption("hypothesis_seed")
+    if seed is not None:
+        terminalreporter.write_line(f"random examples of seed {seed}; --hypothesis-seed={seed} repeats them")
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport, reasons: list[str]) -> None:
+    """Makes a skip a failure where CI is set, except for what is marked as optional with a reason."""
+    if os.environ.get("CI") and report.skipped and not hasattr(report, "wasxfail") and not any(reasons):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was to be left out, and in CI nothing is: {why}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    refuse_skip(report, [reason for marker in item.iter_markers("optional") for reason in marker.args])
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    refuse_skip(report, [])  # a whole file: a missing package
+    return report

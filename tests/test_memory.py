@@ -53,6 +53,7 @@ print(peak_bytes())
 """
 
 
+@pytest.mark.optional("only Linux has /proc")
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak of a process is read from /proc")
 @pytest.mark.parametrize("name", JOBS)
 def test_the_peak_of_a_run_is_predicted_within_ten_percent(name: str) -> None:

@@ -7,6 +7,7 @@ oracles are PyTorch's own layers and autograd, finite differences, sums written 
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,10 @@ import onfoot
 import oracles
 from onfoot import ops
 from onfoot.arrays import to_numpy
+from onfoot.generate.cache import KVCache
+from onfoot.generate.loop import step
 from onfoot.models.model import Model
-from onfoot.models.params import lora_count
+from onfoot.models.params import lora_count, shapes
 from onfoot.ops import Head
 from onfoot.ops.attention import attention_weights, softmax
 from oracles import autograd
@@ -652,14 +655,23 @@ def test_a_network_without_positions_and_mask_is_permutation_equivariant() -> No
         assert same == (not causal and not with_positions)
 
 
-def test_cached_keys_and_values_grow_linearly_and_fill_72_mib_for_gpt2() -> None:
-    def numbers(config: onfoot.GPT2Config, n_tokens: int) -> int:
-        return n_tokens * config.n_layer * config.n_head * (config.key_width + config.value_width)
+def cache_bytes(model: Model, capacity: int) -> tuple[int, int]:
+    """Of a cache for so many tokens, with one in it: the bytes of its arrays, and of all that was allocated for it."""
+    run = model.new_run(keep_saved=False)
+    tracemalloc.start()
+    cache = KVCache(capacity)
+    step(model, run, np.zeros((1, 1), int), np.zeros(1, int), cache)
+    allocated = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return sum(x.nbytes for pair in cache.blocks for x in pair), allocated
 
-    model = random_model()
-    for n in (1, 4, 7):
-        blocks = model.trace(TOKENS[:1, :n], np.zeros((1, n), dtype=int)).blocks
-        assert sum(block.k.size + block.v.size for block in blocks) == numbers(model.config, n)
-    small = onfoot.preset("gpt2")
-    assert numbers(small, 1024) == 18_874_368
-    assert numbers(small, 1024) * 4 == 72 * 2**20
+
+def test_cached_keys_and_values_grow_linearly_and_fill_72_mib_for_gpt2() -> None:
+    small = onfoot.preset("gpt2", vocab_size=3)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes(small).items()}
+    model = Model(small, zeros, "float32", "numpy")
+    for capacity, mib in ((256, 18), (512, 36), (1024, 72)):
+        arrays, allocated = cache_bytes(model, capacity)
+        assert arrays == mib * 2**20
+        assert allocated == pytest.approx(arrays, rel=0.01)  # and nothing else is kept
+    assert arrays == 4 * 18_874_368

@@ -68,7 +68,12 @@ def value_bias_gradient(dout: Array) -> Array:
     return dout.sum(axis=-2)
 
 
-# E6, E7: the gradient of softmax, (25)
+# E6, E7, E10: the gradient of softmax, (25)
+
+
+def softmax_backward_of_pairs(drho: Array, rho: Array) -> Array:
+    """Each weight a function of its own score alone, as if a row had no sum."""
+    return drho * rho * (1 - rho)
 
 
 without_keepdims = core_with(softmax_backward_without_keepdims)
@@ -102,7 +107,7 @@ def key_bias_gradient_summed(q: Array, k: Array, v: Array, dout: Array) -> Array
     return dk.sum(axis=-2)
 
 
-# E14, E16: the KV cache
+# E14 to E16: the KV cache
 
 
 def cached_weights_without_scale(q_next: Array, k: Array) -> Array:
@@ -110,15 +115,15 @@ def cached_weights_without_scale(q_next: Array, k: Array) -> Array:
     return softmax(q_next @ t(k))
 
 
+def cached_output_with_a_row_for_each_token(q_next: Array, k: Array, v: Array) -> Array:
+    """y(t_next) in R^{(n_T+1)×d_h}, as printed: each value times its weight, and no sum."""
+    return t(attention_weights(q_next, k)) * v
+
+
 def chunk_without_offset(q: Array, k: Array, v: Array) -> Array:
     """The last queries against all keys, under the mask of a sequence that begins with them."""
     mask = np.arange(k.shape[-2]) <= np.arange(q.shape[-2])[:, None]
     return softmax(scaled_scores(q, k), mask) @ v
-
-
-def step_multiplications(n_tokens: int, d_rho: int, d_h: int) -> int:
-    """One row of q kᵗ and one row of ρ v, over n_tokens keys and values."""
-    return n_tokens * (d_rho + d_h)
 
 
 # E17, E18

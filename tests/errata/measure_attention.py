@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -16,11 +17,12 @@ from errata.oracle import (
     draw,
     full_attention,
     full_weights,
+    multiplications,
     outcome,
     score_gradients,
 )
 from errata.registry import Line, erratum
-from errata.rotation import key_gradient_under_rotation, rotated_attention
+from errata.rotation import key_gradient_under_rotation, rotate, rotated_attention
 from onfoot.check.mistakes.attention import (
     softmax_backward_over_tokens,
     softmax_backward_with_hadamard,
@@ -95,6 +97,9 @@ def e9() -> list[Line]:
 @erratum("E10", "A", "§3.1, after eq 11", "one layer and two-token relations")
 def e10() -> list[Line]:
     q, k, _, _ = attention_data()
+    exchanged = k.copy()
+    (exchanged[..., 1, :],) = draw(10, k[..., 1, :].shape)
+    before, after = full_weights(q, k)[..., 2, 0], full_weights(q, exchanged)[..., 2, 0]
 
     def weight_31(k: torch.Tensor) -> torch.Tensor:
         return (torch.as_tensor(q) @ k.mT / math.sqrt(k.shape[-1])).softmax(-1)[..., 2, 0]
@@ -103,14 +108,21 @@ def e10() -> list[Line]:
     rho = attention_weights(q, k, causal=False)
     pick = np.zeros_like(rho)
     pick[..., 2, 0] = 1
-    dscaled = softmax_backward(pick, rho)  # −ρ_31 ρ_32 at the place 3, 2
-    right = (t(dscaled) @ q / math.sqrt(q.shape[-1]))[..., 1, :]
+
+    def of_key_2(softmax_backward: SoftmaxBackward) -> np.ndarray:
+        return (t(softmax_backward(pick, rho)) @ q / math.sqrt(q.shape[-1]))[..., 1, :]
+
     return [
         Line(
-            "∂ρ_31/∂k_2, taken to be 0",
-            relative_error(np.zeros_like(reference), reference),
-            relative_error(right, reference),
-        )
+            "ρ_31 after token 2 was exchanged, taken to be what it was",
+            relative_error(before, after),
+            relative_error(attention_weights(q, exchanged)[..., 2, 0], after),
+        ),
+        Line(
+            "∂ρ_31/∂k_2, as if ρ_31 came from the score of tokens 3 and 1 alone",
+            relative_error(of_key_2(literal.softmax_backward_of_pairs), reference),
+            relative_error(of_key_2(softmax_backward), reference),  # −ρ_31 ρ_32 at the place 3, 2
+        ),
     ]
 
 
@@ -145,13 +157,18 @@ def e12() -> list[Line]:
         return rotated_attention(qt, kt + b_k[..., None, :], vt)
 
     reference = autograd(of_bias, [np.zeros((2, 3, 6))], dout)[0]
-    right = key_gradient_under_rotation(q, k, v, dout).sum(axis=-2)
+    still, moved = (of_bias(torch.full((2, 3, 6), b_k, dtype=torch.float64)).numpy() for b_k in (0.0, 1.0))
     return [
         Line(
-            "∂b_k with RoPE, taken to be 0",
-            relative_error(np.zeros_like(reference), reference),
-            relative_error(right, reference),
-        )
+            "∂b_k with RoPE, by eq 29",
+            relative_error(literal.key_bias_gradient_summed(rotate(q), rotate(k), v, dout), reference),
+            relative_error(key_gradient_under_rotation(q, k, v, dout).sum(axis=-2), reference),
+        ),
+        Line(
+            "y with RoPE and b_k = 1, taken to be that of b_k = 0",
+            relative_error(still, moved),
+            relative_error(attention_forward(rotate(q), rotate(k + 1), v)[0], moved),
+        ),
     ]
 
 
@@ -203,24 +220,34 @@ def e14() -> list[Line]:
 @erratum("E15", "S", "§3, KV cache", "the shape of the cached step's output")
 def e15() -> list[Line]:
     n, d_rho, d_h = 7, 5, 4
-    q, k, v = draw(15, (1, d_rho), (n + 1, d_rho), (n + 1, d_h))
+    q, k, v = draw(15, (n + 1, d_rho), (n + 1, d_rho), (n + 1, d_h))
+    y = full_attention(*(x[None, None] for x in (q, k, v)))[0, 0, -1]
+    as_printed = literal.cached_output_with_a_row_for_each_token(q[-1:], k, v)
+    right = attention_forward(q[-1:], k, v)[0][0]
     return [
-        Line("y(t_next) for n_T = 7, d_h = 4", str((n + 1, d_h)), outcome(lambda: attention_forward(q, k, v)[0][0]))
+        Line("y(t_next) for n_T = 7, d_h = 4", str(as_printed.shape), str(right.shape)),
+        Line(
+            "y(t_next), the last row of the printed shape", relative_error(as_printed[-1], y), relative_error(right, y)
+        ),
     ]
+
+
+@cache
+def step_multiplications(held: int) -> int:
+    """One token's row of q kᵗ and of ρ v, over so many cached keys and values of width 64."""
+    return multiplications(attention_forward, (1, 64), (held, 64), (held, 64))
 
 
 @erratum("E16", "A", "§3, KV cache", "linear a token, quadratic in all")
 def e16() -> list[Line]:
-    def generate(n: int) -> int:
-        return sum(literal.step_multiplications(held, 64, 64) for held in range(1, n + 1))
-
+    costs = [step_multiplications(held) for held in range(1, 129)]
     q, k, v, _ = attention_data()
     y, chunk = full_attention(q, k, v)[..., 4:, :], q[..., 4:, :]
     return [
         Line(
-            "multiplications to generate 1,024 tokens over those for 512",
-            f"×{literal.step_multiplications(1024, 64, 64) / literal.step_multiplications(512, 64, 64):.2g}",
-            f"×{generate(1024) / generate(512):.2g}",
+            "multiplications to generate 128 tokens over those for 64",
+            f"×{costs[127] / costs[63]:.2g}",
+            f"×{sum(costs) / sum(costs[:64]):.2g}",
         ),
         Line(
             "y of a chunk of 3 behind 4 cached tokens, mask without offset",

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from errata import norm_lora_network as literal
-from errata.oracle import attention, attention_data, draw, outcome
+from errata.oracle import attention, attention_data, draw, multiplications, outcome
 from errata.registry import Line, erratum
 from onfoot.check.mistakes.gelu import gelu_mixed_backward
 from onfoot.check.mistakes.layer_norm import weight_gradient_diag_builds
@@ -101,7 +101,7 @@ def e30() -> list[Line]:
 @erratum("E31", "W", "§7, §6, eq 44", "the count and the cost of LoRA")
 def e31() -> list[Line]:
     gpt2 = {"d": 768, "n_vocab": 50257, "n_blocks": 12, "rank": 16}
-    logits = {"n_tokens": 1024, "n_in": 768, "n_out": 50257, "rank": 16}
+    logits = (1024, 50257), (768, 16), (16, 50257)  # dy, down, up
     return [
         Line(
             "parameters of LoRA on every layer of GPT-2, r = 16",
@@ -110,8 +110,8 @@ def e31() -> list[Line]:
         ),
         Line(
             "multiplications of eq 44 at the logits, 1,024 tokens",
-            literal.multiplications_as_printed(**logits),
-            literal.multiplications_low_rank_first(**logits),
+            multiplications(lambda *x: literal.lora_input_gradient_without_frozen_path(*x, alpha=1.0), *logits),
+            multiplications(lambda *x: literal.lora_input_gradient_low_rank_first(*x, alpha=1.0), *logits),
         ),
     ]
 

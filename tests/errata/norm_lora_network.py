@@ -70,14 +70,9 @@ def lora_parameters(d: int, n_vocab: int, n_blocks: int, rank: int) -> int:
     return sum(rank * (n_in + n_out) for n_in, n_out in block * n_blocks + [(d, n_vocab)])
 
 
-def multiplications_as_printed(n_tokens: int, n_in: int, n_out: int, rank: int) -> int:
-    """Δ (d u)ᵗ: the product d u first."""
-    return n_in * rank * n_out + n_tokens * n_out * n_in
-
-
-def multiplications_low_rank_first(n_tokens: int, n_in: int, n_out: int, rank: int) -> int:
-    """(Δ uᵗ) dᵗ."""
-    return n_tokens * n_out * rank + n_tokens * rank * n_in
+def lora_input_gradient_low_rank_first(dy: Array, down: Array, up: Array, alpha: float) -> Array:
+    """α (Δ_12 uᵗ) dᵗ: the same numbers, and never a matrix as large as the frozen one."""
+    return alpha * (dy @ up.T) @ down.T
 
 
 # E32

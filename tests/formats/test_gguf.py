@@ -92,9 +92,10 @@ def test_every_type_gives_transformers_logits(tmp_path: Path, type_: str, kind: 
     with torch.no_grad():
         expected = theirs(torch.tensor(TOKENS)).logits.numpy()
     assert_close(read.logits(TOKENS), expected, 1e-5)
-    for name, value in theirs.state_dict().items():
-        if name in read.params:
-            assert (read.params[name] == value.numpy()).all(), name
+    state = theirs.state_dict()
+    assert set(read.params) <= set(state)
+    for name, value in read.params.items():
+        assert (value == state[name].numpy()).all(), name
     assert_close(read.logits(TOKENS), model.logits(TOKENS), {"F32": 0.0, "F16": 1e-2, "BF16": 5e-2}.get(type_, 1.0))
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
@@ -18,9 +18,9 @@ BPE = bpe_tokenizer(iter([TEXT]), 300)
 
 @given(st.text())
 def test_bytes_and_bpe_give_any_text_back(text: str) -> None:
+    assume(BYTES.end not in text and BPE.end not in text)
     for tokenizer in (BYTES, BPE):
-        if tokenizer.end not in text:
-            assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_one_token_a_byte() -> None:

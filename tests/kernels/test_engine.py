@@ -224,6 +224,7 @@ def test_generation_in_eight_bits_goes_through_the_same_kernel_as_its_floats(tmp
     assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 40
 
 
+@pytest.mark.optional("only Linux has /proc")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the process's peak from /proc")
 def test_a_folder_never_lies_in_memory_beside_its_model(tmp_path: Path) -> None:
     config = onfoot.GPT2Config(n_layer=8, n_head=8, n_embd=512, n_positions=32, vocab_size=20_000)

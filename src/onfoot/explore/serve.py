@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from onfoot.explore.connections import Patient
 from onfoot.explore.server import application
 
 if TYPE_CHECKING:
@@ -30,15 +31,16 @@ def listen(port: int) -> socket.socket:
     return listening
 
 
-def new_server(explorer: Explorer, port: int) -> uvicorn.Server:
+def new_server(explorer: Explorer, port: int, protocol: type[Patient] = Patient) -> uvicorn.Server:
     """A server for the page at that port."""
     config = uvicorn.Config(
         application(explorer, port),
+        http=protocol,
         log_level="warning",
         server_header=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=64,
+        limit_concurrency=2 * Patient.most_waiting,
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)
