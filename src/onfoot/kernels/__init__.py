@@ -79,7 +79,8 @@ def found() -> Kernels:
     try:
         code = import_module("onfoot.kernels.library").load().code
     except Exception as error:  # whatever a machine may lack, there is a way to compute
-        return Kernels({}, f"{error}; they need Numba: pip install numba" if isinstance(error, ImportError) else str(error))
+        way_out = "; they need Numba: pip install numba" if isinstance(error, ModuleNotFoundError) else ""
+        return Kernels({}, f"{error}{way_out}")
     out: dict[str, Callable[..., Any]] = {}
     for file in sorted({*PAIRS, *SINGLES}):
         if file in code.refused:
@@ -96,13 +97,15 @@ def found() -> Kernels:
         if reason not in code.refused:
             others = ", ".join(repr(other) for other, base in sorted(code.refused.items()) if base == file)
             also = f" and for {others}, which build on them" if others else ""
-            say(f"the kernels of {file!r} disagree with their formula on this CPU ({reason}): NumPy takes over for them{also}")
+            wrong = f"the kernels of {file!r} disagree with their formula on this CPU ({reason})"
+            say(f"{wrong}: NumPy takes over for them{also}")
     return Kernels(out, "" if out else "none of them is right on this CPU", code.slower)
 
 
 def names(file: str) -> list[str]:
     """What an engine has from a file."""
-    return [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")] + [*SINGLES.get(file, ())]
+    halves = [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")]
+    return [*halves, *SINGLES.get(file, ())]
 
 
 def table() -> dict[str, Callable[..., Any]]:

@@ -23,6 +23,7 @@ from numba.core.registry import cpu_target
 from onfoot.kernels import PAIRS, SINGLES, cpu
 from onfoot.kernels.jit import ALL, OPTIONS, Kernel, arrayobj, cgutils, types
 from onfoot.kernels.library import C_CONTIGUOUS, DATA, DTYPE, DTYPE_NUMBER, FLAGS, NDIM, SHAPE, STRIDES
+from onfoot.kernels.private import write_own
 
 BYTE, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 ANYWHERE = 4096  # an address for symbols that are found when the code is loaded; nothing is run here
@@ -194,7 +195,7 @@ def main() -> None:
         except FileExistsError:
             continue
         try:
-            (folder / f"{kernel.name}.o").write_bytes(compiled(kernel))
+            write_own(folder / f"{kernel.name}.o", compiled(kernel))
         except (OSError, MemoryError):
             raise
         except Exception as error:

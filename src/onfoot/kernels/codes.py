@@ -47,7 +47,9 @@ def _float(build: Any, scale: Any, block: Any) -> Any:
 def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any) -> Any:
     """Σ over blocks of scale · Σ x code; `widened(codes, j)` are the j-th floats of a block of `size` bytes."""
     x, codes, scale, blocks = args
-    fma = cgutils.get_or_insert_function(build.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fmuladd.v{WIDTH}f32")
+    fma = cgutils.get_or_insert_function(
+        build.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fmuladd.v{WIDTH}f32"
+    )
     total = cgutils.alloca_once_value(build, ZERO)
     with cgutils.for_range(build, blocks) as loop:
         at_x = build.add(x, build.mul(loop.index, _const(BLOCK * BYTES)))

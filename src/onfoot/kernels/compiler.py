@@ -1,4 +1,4 @@
-"""Compiles the kernels and proves them, in processes of their own: what may crash there, and Numba, stay out of this one."""
+"""Compiles the kernels and proves them, in processes of their own: Numba and what may crash stay out of this one."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from onfoot.kernels.private import check_folder, read_own
+from onfoot.kernels.private import check_folder, read_own, write_own
 
 MANIFEST = "manifest"
 
@@ -40,5 +40,5 @@ def write(folder: Path, code: Code) -> None:
     objects = {name: hashlib.sha256(data).hexdigest() for name, data in code.objects.items()}
     text = json.dumps({**code._asdict(), "objects": objects}, indent=1)
     part = folder / f"{MANIFEST}.part"
-    part.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8", newline="\n")
+    write_own(part, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode())
     part.replace(folder / MANIFEST)

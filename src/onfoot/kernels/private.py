@@ -53,6 +53,12 @@ def read_own(path: Path) -> bytes:
         return file.read()
 
 
+def write_own(path: Path, data: bytes) -> None:
+    """Writes a file that no other user may write to, whatever the umask."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+
+
 def _check_owner(path: Path, found: os.stat_result) -> None:
     if not hasattr(os, "geteuid"):  # Windows: a user's folders are private by themselves
         return

@@ -73,7 +73,7 @@ def self_attention(table: Table, rng: np.random.Generator) -> Found:
     qkv, up = normal(rng, 2, n, 3 * heads * width), normal(rng, 2, n, heads * width)
     y, saved = table["self_attention_forward"](qkv, heads, width, True, None, None)
     parts = exact(qkv).reshape(2, n, 3, heads, width).transpose(2, 0, 3, 1, 4)  # (3, B, H, T, D)
-    truth, s_truth = ops.attention_forward(*parts, True, None, None)
+    truth, s_truth = ops.attention_forward(*parts)
     grads = ops.attention_backward(exact(up).reshape(2, n, heads, width).swapaxes(1, 2), s_truth)
     yield "self_attention: y", y, truth.swapaxes(1, 2).reshape(y.shape)
     right = np.stack(grads).transpose(1, 3, 0, 2, 4).reshape(qkv.shape)
@@ -180,7 +180,7 @@ def update(table: Table, rng: np.random.Generator) -> Found:
     yield "sum_first: y", table["sum_first"](np.stack([p, g, v])), right[0] + right[3] + right[2]
     yield "sum_of_squares: y", table["sum_of_squares"](g), np.sum(right[3] ** 2)
     table["adamw_updates"]([(p, m, v, g, 0.1)], 1e-2, (0.9, 0.95), 1e-8, 3, 0.5)
-    ops.adamw_updates([(*right, 0.1)], 1e-2, (0.9, 0.95), 1e-8, 3, 0.5)  # type: ignore[list-item]
+    ops.adamw_updates([(*right, 0.1)], 1e-2, (0.9, 0.95), 1e-8, 3, 0.5)
     for name, a, b in zip(("p", "m", "v"), (p, m, v), right, strict=False):
         yield f"adamw_updates: {name}", a, b
 
@@ -268,9 +268,12 @@ def builds_on() -> dict[str, set[str]]:
     """File -> the files of kernels that it imports, directly or not."""
     direct: dict[str, set[str]] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        found = [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ImportFrom)]
-        inside = {alias.name for node in found if node.module == "onfoot.kernels" for alias in node.names}
-        inside |= {node.module.rpartition(".")[2] for node in found if (node.module or "").startswith("onfoot.kernels.")}
+        inside = set()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module == "onfoot.kernels":
+                inside |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onfoot.kernels."):
+                inside.add(str(node.module).rpartition(".")[2])
         direct[path.stem] = inside
     reached = {file: set(inside) for file, inside in direct.items()}
     for _ in direct:
