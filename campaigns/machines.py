@@ -32,12 +32,7 @@ TARGETS = {  # name -> the CPU and its features, as LLVM has them
 COUNT = len(TARGETS)
 ROOT = Path(__file__).parents[1]
 NOT_OF_NUMBERS = ("test_engine.py", "test_library.py", "test_targets.py")  # the same whatever the CPU
-ON_ARM = (
-    "test_kernel_gradients.py",
-    "test_fused.py",
-    "test_quantized.py",
-    "test_self_proof.py",
-)  # these need no PyTorch
+ON_ARM = ("test_fused.py", "test_kernel_gradients.py", "test_quantized.py", "test_self_proof.py")  # without PyTorch
 HOURS = 6  # after which a target counts as one whose tests do not end
 
 # Compiles the kernels of some files only, and proves them; the arguments are a folder and the files.
@@ -56,8 +51,8 @@ for kernel in jit.ALL:
         (work / f"{kernel.name}.error").write_text("left out")
 built = compiler.compile_all(work)
 manifest.write(work, built)
-print("kernels", len(built.objects), "slower", compiler.prove(work, built).slower)
-print("refused", {**{name: e for name, e in built.errors.items() if name in wanted}, **compiler.prove(work, built).refused})
+errors = {name: error for name, error in built.errors.items() if name in wanted}
+print(len(built.objects), "kernels, refused", {**errors, **compiler.prove(work, built).refused})
 """
 
 
@@ -130,4 +125,4 @@ def prove_some(name: str, files: Sequence[str]) -> str:
             python = str(emulated_arm.python(Path(made) / "arm"))
         env = environment(name, Path(made) / "cache")
         done = subprocess.run([python, "-c", SOME, str(work), *files], env=env, capture_output=True, text=True)
-    return done.stdout if done.returncode == 0 else f"status {done.returncode}: {done.stderr[-500:]}"
+    return done.stdout.strip() if done.returncode == 0 else f"status {done.returncode}: {done.stderr[-500:]}"
