@@ -4,7 +4,7 @@ BIN := .venv/bin
 # SEED=7 gives the tests other random examples, the same ones again for the same number; SEED=random draws a number
 seed = $(if $(SEED),--hypothesis-seed=$(if $(filter random,$(SEED)),$(shell $(PYTHON) -c "print(__import__('secrets').randbits(31))"),$(SEED)))
 
-.PHONY: help setup setup-test setup-browser setup-kernels train walk errata campaign test test-all lint format clean
+.PHONY: help setup setup-test setup-browser setup-kernels train walk errata campaign test test-all test-versions lint format clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/ —/'
@@ -27,7 +27,7 @@ setup-browser:   ## Debian's Chromium for the tests of `onfoot explore`, where i
 	@sh tests/explore/install_chromium.sh
 
 setup-kernels: setup-test  ## compiles the kernels, so that no test has to wait for it
-	$(BIN)/python -c "from onfoot import kernels; kernels.table()"
+	$(BIN)/python -c "from onfoot.engine import get_engine; get_engine('numba')"
 
 train: setup     ## train a small GPT on the text every Python carries
 	$(BIN)/onfoot train
@@ -41,6 +41,9 @@ test: setup-test setup-browser setup-kernels ## the tests that every change must
 test-all: SEED = random
 test-all: setup-test setup-browser setup-kernels ## the slower proofs as well, and each time with other random examples
 	$(BIN)/pytest -n auto $(seed)
+
+test-versions:   ## the kernels on the lowest and the newest Numba that is supported, in environments of their own
+	PYTHON=$(PYTHON) sh tests/kernels/versions.sh
 
 campaign: setup-test setup-kernels ## attacks that run for hours: NAME=fuzz runs one of them; see campaigns/
 	$(BIN)/python -m campaigns $(or $(NAME),all) $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))

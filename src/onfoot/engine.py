@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,9 @@ class Engine:
         table: Mapping[str, Callable[..., Any]],
         asarray: Callable[..., Array],
         copy: Callable[..., np.ndarray] = np.array,
+        reason: str = "asked for by name",
     ) -> None:
-        self.name = name
+        self.name, self.reason = name, reason  # "numba", "auto: kernels for this CPU"
         self.table = {**UPDATES, **table}
         self._asarray, self._copy = asarray, copy
 
@@ -79,18 +81,30 @@ class Engine:
 
 
 def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:
-    """The engine of that name; "auto" is "numba" for float32 where it is installed, and otherwise "numpy"."""
-    if name == "numpy" or (name == "auto" and dtype != "float32"):
+    """The engine of that name, or a ValueError; "auto" is "numba" for float32 where kernels gain, otherwise "numpy".
+
+    `engine.reason` tells why it is the one it is.
+    """
+    if name == "numpy":
         return Engine("numpy", OPS, np.asarray)
+    if name == "auto" and dtype != "float32":
+        return Engine("numpy", OPS, np.asarray, reason=f"auto: the formulas for {dtype}")
     if name in ("auto", "numba"):
         from onfoot import kernels
 
-        table = kernels.table()
-        if not table:
-            return Engine("numpy", OPS, np.asarray)
+        table, missing, slower = kernels.found()
+        if name == "numba" and missing:
+            raise ValueError(f'no kernels for the engine "numba" ({missing}); engine="auto" takes NumPy instead')
+        if name == "auto" and missing:
+            _say_once(f"no kernels here ({missing}): the slower NumPy engine takes over")
+            return Engine("numpy", OPS, np.asarray, reason=f"auto: no kernels here ({missing})")
+        if name == "auto" and slower > 1:
+            reason = f"auto: kernels take {slower:.1f} times as long as NumPy on this CPU"
+            return Engine("numpy", OPS, np.asarray, reason=reason)
         from onfoot.kernels import buffers
 
-        return Engine("numba", {**OPS, **table}, np.asarray, buffers.copy)
+        reason = "auto: kernels for this CPU" if name == "auto" else "asked for by name"
+        return Engine("numba", {**OPS, **table}, np.asarray, buffers.copy, reason)
     if name == "torch":
         try:
             import torch
@@ -98,6 +112,13 @@ def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:
             raise ValueError('the engine "torch" needs PyTorch: pip install "onfoot[torch]"') from None
         return Engine("torch", OPS, torch.from_numpy)
     raise ValueError(f"unknown engine {name!r}; known are auto, {', '.join(ENGINES)}")
+
+
+@lru_cache
+def _say_once(message: str) -> None:
+    from onfoot.kernels import say
+
+    say(message)
 
 
 def check_dtype(dtype: str) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import machine_code
 import numpy as np
 import pytest
+from machine_code import USE, in_cache
 
 import onfoot
 from onfoot.engine import get_engine
-from onfoot.kernels import linear
+from onfoot.kernels import library, linear
 from onfoot.train import finetune, pretrain
 from onfoot.train.log import Log
 from onfoot.train.options import FinetuneOptions, TrainOptions
@@ -68,23 +69,6 @@ def test_a_kernel_refuses_an_array_that_is_not_what_it_takes(wrong: np.ndarray) 
         linear._sum_rows(np.zeros((4, 3), np.float32), right[::-1])
 
 
-@pytest.mark.slow
-def test_kernels_for_another_cpu_are_as_right(tmp_path: Path) -> None:
-    """Compiled for any x86-64 or ARM CPU: narrower vectors, another register tile."""
-    env = {"NUMBA_CPU_NAME": "generic", "XDG_CACHE_HOME": str(tmp_path)}
-    here = Path(__file__).parent
-    files = [str(here / name) for name in ("test_kernel_gradients.py", "test_fused.py", "test_quantized.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **env},
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert list(tmp_path.glob("onfoot/kernels-*/product.multiply.o"))
-
-
 def test_without_numba_numpy_takes_over_with_one_line() -> None:
     code = (
         "import sys; sys.modules['numba'] = None\n"
@@ -115,30 +99,51 @@ def test_a_kernel_that_does_not_compile_is_left_to_numpy_with_one_line() -> None
 
 def test_a_routine_that_does_not_compile_takes_only_its_callers_with_it(tmp_path: Path) -> None:
     """The machine code of the others asks for it when it is loaded, and must not end the process."""
-    from onfoot.kernels import library
-
-    library.load()
-    shutil.copytree(library.cache_folder(), tmp_path / "onfoot" / library.cache_folder().name)
-    (code,) = tmp_path.glob("onfoot/*/attention_head.head_backward.o")
-    code.unlink()
-    code.with_suffix(".error").write_text("NotImplementedError: it needs something\nand more")
-    script = (
-        "import onfoot, numpy as np\n"
-        "c = onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=4, vocab_size=5)\n"
-        "m, n = onfoot.create(c), onfoot.create(c, engine='numpy'); t = np.array([[1, 2, 3]])\n"
-        "print(m.engine.name, abs(m.loss_and_grads(t)[0] - n.loss(t)) < 1e-6, m.engine.has('self_attention_forward'))"
-    )
-    done = python(script, XDG_CACHE_HOME=str(tmp_path))
+    code = library.code()
+    objects = {name: data for name, data in code.objects.items() if name != "attention_head.head_backward"}
+    error = {"attention_head.head_backward": "NotImplementedError: it needs something"}
+    in_cache(tmp_path, code._replace(objects=objects, errors=error))
+    done = machine_code.python(USE + "print(ours.engine.has('self_attention_forward'))", tmp_path)
     assert done.stdout.split() == ["numba", "True", "False"], done.stderr
     assert "'attention' do not compile here (NotImplementedError: it needs something)" in done.stderr
 
 
-def test_the_first_run_says_that_it_compiles_and_the_next_does_not(tmp_path: Path) -> None:
-    """With a folder of its own; one small kernel stands for all."""
-    code = "from onfoot.kernels import update; update._add.prepare()"
-    first, second = (python(code, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
-    assert "compiling the kernels for this CPU" in first.stderr
-    assert second.stderr == "" and second.returncode == 0
+@pytest.mark.parametrize("hidden", ["numba", "llvmlite"])
+def test_an_engine_asked_for_by_name_is_that_engine_or_an_error(hidden: str) -> None:
+    """Only "auto" may be another, and says so."""
+    code = (
+        f"import sys; sys.modules[{hidden!r}] = None\n"
+        "from onfoot.engine import get_engine\n"
+        "try: get_engine('numba')\n"
+        "except ValueError as error: print(error)\n"
+        "print(get_engine('auto').reason); get_engine('auto')"
+    )
+    done = python(code)
+    error, reason = done.stdout.splitlines()
+    assert error.startswith('no kernels for the engine "numba" (') and "pip install numba" in error
+    assert error.endswith('; engine="auto" takes NumPy instead') and hidden in error
+    assert reason.startswith("auto: no kernels here (") and hidden in reason
+    assert done.stderr.count("the slower NumPy engine takes over") == 1 == len(done.stderr.splitlines())
+
+
+def test_an_engine_says_why_it_is_the_one_it_is() -> None:
+    assert get_engine("auto").reason == "auto: kernels for this CPU"
+    assert get_engine("auto", "float64").reason == "auto: the formulas for float64"
+    assert {get_engine(name).reason for name in ("numba", "numpy", "torch")} == {"asked for by name"}
+    assert [get_engine(name).name for name in ("numba", "numpy", "torch")] == ["numba", "numpy", "torch"]
+
+
+@pytest.mark.parametrize(("slower", "chosen"), [(2.345, "numpy"), (0.9, "numba"), (0.0, "numba")])
+def test_auto_takes_numpy_where_kernels_are_slower(tmp_path: Path, slower: float, chosen: str) -> None:
+    in_cache(tmp_path, library.code()._replace(slower=slower))
+    code = (
+        "from onfoot.engine import get_engine; print(get_engine('numba').name, get_engine('auto').name); "
+        "print(get_engine('auto').reason)"
+    )
+    names, reason = machine_code.python(code, tmp_path).stdout.splitlines()
+    assert names.split() == ["numba", chosen]
+    slow = "auto: kernels take 2.3 times as long as NumPy on this CPU"
+    assert reason == (slow if chosen == "numpy" else "auto: kernels for this CPU")
 
 
 def losses(run: Path) -> np.ndarray:

@@ -442,13 +442,13 @@ def test_what_cannot_begin_is_refused_once_and_leaves_nothing_behind(tmp_path: P
 
 @ranks_needed
 def test_the_ranks_share_the_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    if threads.openblas() is None:
-        pytest.skip("needs NumPy with OpenBLAS")
     for name in threads.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     code = (
-        "from onfoot.train import threads; from onfoot.train.parallel import world; "
-        'set_, get = threads.openblas(); set_(3); world(); import sys; sys.stdout.write(f"{get()}\\n")'
+        "import numpy, sys, threadpoolctl; from onfoot.train.parallel import world; "
+        "threadpoolctl.threadpool_limits(3, user_api='blas'); world(); "
+        "blas = [pool['num_threads'] for pool in threadpoolctl.threadpool_info() if pool['user_api'] == 'blas']; "
+        'sys.stdout.write(f"{max(blas)}\\n")'
     )
     result = mpiexec(2, "-c", code)
     assert result.returncode == 0, result.stderr

@@ -4,7 +4,8 @@
 float32; anything else goes to the formulas of `ops`.
 
 The files: `jit` (how a kernel is written and called), `build` (compiles them, the only place that needs Numba),
-`library` (keeps and loads machine code), `pool` (threads), `cpu` and `simd` (vectors), `buffers` (memory), `shapes`;
+`library` (loads machine code), `compiler` and `proof` (make it and compare it with the formulas), `manifest`, `private`
+and `symbols` (keep it safe), `pool` (threads), `cpu` and `simd` (vectors), `buffers` (memory), `shapes`;
 the others are the kernels.
 """
 
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 # file -> the pairs in it, and what else an engine has from it
 PAIRS: Mapping[str, tuple[str, ...]] = {
@@ -61,19 +62,29 @@ def done_in_one(sequences: int, tokens: int, vocabulary: int, table: int, block:
     return balanced and small
 
 
-@lru_cache(maxsize=1)
-def table() -> dict[str, Callable[..., Any]]:
-    """Name -> function, for everything that has a kernel and compiles here; empty where Numba does not work at all.
+class Kernels(NamedTuple):
+    """What an engine lays over `ops`."""
 
-    A file's kernels are compiled together, so that the halves of a pair are never of two kinds.
+    table: dict[str, Callable[..., Any]]  # name -> function, for everything that has a kernel and is right here
+    missing: str = ""  # why there are none at all
+    slower: float = 0.0  # how many times as long as NumPy a step takes, where that was in doubt
+
+
+@lru_cache(maxsize=1)
+def found() -> Kernels:
+    """The kernels for this CPU, which are compiled first if need be.
+
+    A file's kernels are taken together, so that the halves of a pair are never of two kinds.
     """
     try:
-        import_module("onfoot.kernels.library").load()
+        code = import_module("onfoot.kernels.library").load().code
     except Exception as error:  # whatever a machine may lack, there is a way to compute
-        say(f"no kernels here ({error}): the slower NumPy engine takes over; they need Numba: pip install numba")
-        return {}
+        way_out = "; they need Numba: pip install numba" if isinstance(error, ModuleNotFoundError) else ""
+        return Kernels({}, f"{error}{way_out}")
     out: dict[str, Callable[..., Any]] = {}
     for file in sorted({*PAIRS, *SINGLES}):
+        if file in code.refused:
+            continue
         try:
             module = import_module(f"onfoot.kernels.{file}")
             for kernel in module.KERNELS:
@@ -81,6 +92,22 @@ def table() -> dict[str, Callable[..., Any]]:
         except Exception as error:
             say(f"the kernels of {file!r} do not compile here ({error}); NumPy takes over for them")
             continue
-        names = [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")]
-        out |= {name: getattr(module, name) for name in (*names, *SINGLES.get(file, ()))}
-    return out
+        out |= {name: getattr(module, name) for name in names(file)}
+    for file, reason in code.refused.items():
+        if reason not in code.refused:
+            others = ", ".join(repr(other) for other, base in sorted(code.refused.items()) if base == file)
+            also = f" and for {others}, which build on them" if others else ""
+            wrong = f"the kernels of {file!r} disagree with their formula on this CPU ({reason})"
+            say(f"{wrong}: NumPy takes over for them{also}")
+    return Kernels(out, "" if out else "none of them is right on this CPU", code.slower)
+
+
+def names(file: str) -> list[str]:
+    """What an engine has from a file."""
+    halves = [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")]
+    return [*halves, *SINGLES.get(file, ())]
+
+
+def table() -> dict[str, Callable[..., Any]]:
+    """Name -> function, for everything that has a kernel; empty where there are none."""
+    return found().table

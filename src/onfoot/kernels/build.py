@@ -1,6 +1,7 @@
-"""Compiles the kernels into a folder: `python -m onfoot.kernels.build FOLDER`, run by `library` in its own process.
+"""Compiles the kernels into a folder; run by `compiler` in a process of its own.
 
-Several such processes share the work: each takes the next kernel that nobody has taken.
+Several such processes share the work: each takes the next kernel that nobody has taken. A kernel that does not compile
+is noted; what may pass (a full disk, no memory) ends the process, and nothing is remembered.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numba.core.registry import cpu_target
 from onfoot.kernels import PAIRS, SINGLES, cpu
 from onfoot.kernels.jit import ALL, OPTIONS, Kernel, arrayobj, cgutils, types
 from onfoot.kernels.library import C_CONTIGUOUS, DATA, DTYPE, DTYPE_NUMBER, FLAGS, NDIM, SHAPE, STRIDES
+from onfoot.kernels.private import write_own
 
 BYTE, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 ANYWHERE = 4096  # an address for symbols that are found when the code is loaded; nothing is run here
@@ -178,7 +180,8 @@ def _array(context: Any, build: Any, kind: Any, array: Any) -> Any:
     return made._getvalue()
 
 
-def main(folder: Path) -> None:
+def main() -> None:
+    folder = Path(sys.argv[1])
     settings: Any = numba.config
     settings.CPU_NAME, settings.CPU_FEATURES = cpu.NAME, cpu.FEATURES
     assert cpu_target.target_context.codegen().magic_tuple()[1:] == (cpu.NAME, cpu.FEATURES)
@@ -192,10 +195,8 @@ def main(folder: Path) -> None:
         except FileExistsError:
             continue
         try:
-            (folder / f"{kernel.name}.o").write_bytes(compiled(kernel))
+            write_own(folder / f"{kernel.name}.o", compiled(kernel))
+        except (OSError, MemoryError):
+            raise
         except Exception as error:
-            (folder / f"{kernel.name}.error").write_text(f"{type(error).__name__}: {error}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+            (folder / f"{kernel.name}.error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")

@@ -47,7 +47,9 @@ def _float(build: Any, scale: Any, block: Any) -> Any:
 def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any) -> Any:
     """Σ over blocks of scale · Σ x code; `widened(codes, j)` are the j-th floats of a block of `size` bytes."""
     x, codes, scale, blocks = args
-    fma = cgutils.get_or_insert_function(build.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fma.v{WIDTH}f32")
+    fma = cgutils.get_or_insert_function(
+        build.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fmuladd.v{WIDTH}f32"
+    )
     total = cgutils.alloca_once_value(build, ZERO)
     with cgutils.for_range(build, blocks) as loop:
         at_x = build.add(x, build.mul(loop.index, _const(BLOCK * BYTES)))
@@ -69,7 +71,7 @@ def dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         x, x_row, codes, scale, blocks, out = args
         kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-        fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fma.v{WIDTH}f32")
+        fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
         rows = [build.add(x, build.mul(x_row, _const(i))) for i in range(ROWS)]
         totals = [cgutils.alloca_once_value(build, ZERO) for _ in rows]
         with cgutils.for_range(build, blocks) as loop:

@@ -23,12 +23,14 @@ def _vector(features: str) -> tuple[int, int, int]:
         return 16, 8, 3  # 24 of 32 registers hold the tile
     if "+avx2" in features and "+fma" in features:
         return 8, 6, 2  # 12 of 16
-    if "+neon" in features:
+    if ARM64:
         return 4, 8, 3  # 24 of 32
     return 4, 6, 2
 
 
+ARM64 = binding.get_process_triple().startswith(("aarch64", "arm64"))  # all have NEON, whether or not they report it
 NAME, FEATURES = target()
-HALF_FLOATS = any(feature in FEATURES for feature in ("+f16c", "+fullfp16", "+fp16"))  # widens 16-bit floats by itself
+HALF_FLOATS = ARM64 or "+f16c" in FEATURES  # whether the CPU widens 16-bit floats by itself
+MULTIPLIES_AND_ADDS = ARM64 or "+fma" in FEATURES  # in one instruction: where it cannot, NumPy may be faster
 # Floats in a vector, and the register tile of a product: rows, and columns in vectors.
 WIDTH, TILE_ROWS, TILE_VECTORS = _vector(FEATURES)

@@ -1,110 +1,141 @@
-"""The machine code of the kernels: compiled once for this CPU, kept on disk, loaded without Numba."""
+"""The machine code of the kernels: compiled once for this CPU, proven, kept on disk, loaded without Numba.
+
+A folder holds one object file per kernel and, written last, a manifest with their checksums. What does not agree with
+its manifest is compiled again. A failure that may pass (a full disk, a compiler that was killed) leaves no folder.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import getpass
 import hashlib
 import importlib.metadata
 import os
-import subprocess
-import sys
+import platform
 import tempfile
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import binding
 
-from onfoot import quantized
-from onfoot.kernels import cpu, pool, say
+from onfoot.kernels import compiler, cpu, manifest, pool, private, say, symbols
+from onfoot.kernels.manifest import Code
 
 HEAD = object.__basicsize__  # bytes before an object's own fields
 # Where NumPy's C interface puts an array's fields (`PyArrayObject_fields`), and a dtype's number.
 DATA, NDIM, SHAPE, STRIDES, DTYPE, FLAGS, DTYPE_NUMBER = (HEAD + at for at in (0, 8, 16, 24, 40, 48, 12))
 C_CONTIGUOUS = 1
-BUILDERS = 4  # processes at most; each takes the next kernel that nobody has
+PACKAGE = Path(__file__).parents[1]
+SOURCES = ("kernels/*.py", "ops/*.py", "arrays.py", "quantized.py")  # what is compiled in, constants included
 
 
-def cache_folder() -> Path:
-    """A folder for this very source, compiler and CPU."""
+class Library(NamedTuple):
+    """Machine code in memory."""
+
+    engine: Any  # LLVM's loader
+    code: Code
+    errors: dict[str, str]  # kernel -> why it cannot be called here
+
+
+def sources() -> list[Path]:
+    """The files that machine code depends on."""
+    return [path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern))]
+
+
+def folder_name() -> str:
+    """A name for this very source, compiler and CPU."""
     digest = hashlib.sha256()
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(quantized.__file__)):
-        digest.update(path.read_bytes())
-    for fact in (cpu.NAME, cpu.FEATURES, importlib.metadata.version("numba"), HEAD, binding.get_process_triple()):
-        digest.update(str(fact).encode())
-    name = f"kernels-{digest.hexdigest()[:16]}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    with contextlib.suppress(OSError):
-        (home / "onfoot").mkdir(parents=True, exist_ok=True)
-    if os.access(home / "onfoot", os.W_OK):
-        return home / "onfoot" / name
-    return Path(tempfile.gettempdir()) / f"onfoot-{getpass.getuser()}" / name  # a home that cannot be written
+    for path in sources():
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite")]
+    triple = binding.get_process_triple()
+    for fact in (cpu.NAME, cpu.FEATURES, *versions, platform.python_version(), HEAD, triple):
+        digest.update(f"{fact}\n".encode())
+    return f"kernels-{digest.hexdigest()[:16]}"
 
 
-def build(folder: Path) -> None:
-    """Compiles all kernels into a folder, several at a time; it appears whole or not at all."""
-    say("compiling the kernels for this CPU; this happens once and takes about half a minute")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
-        command = [sys.executable, "-m", "onfoot.kernels.build", work]
-        env = {**os.environ, "ONFOOT_COMPILING": "1", "NUMBA_NUM_THREADS": "1"}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), env.get("PYTHONPATH")]))
-        running = [
-            subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for _ in range(min(os.cpu_count() or 1, BUILDERS))
-        ]
-        errors = [process.communicate()[1] for process in running]
-        for process, error in zip(running, errors, strict=True):
-            if process.returncode:
-                raise ImportError((error.strip().splitlines() or ["the compiler ended"])[-1])
-        with contextlib.suppress(OSError):  # another process was first
-            Path(work).rename(folder)
-            Path(work).mkdir()  # for the end of this block
+_folder: Path | None = None
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process compiles, the others wait, where the system can make them."""
+def use(folder: Path) -> None:
+    """Lets this process take its machine code from a folder that is not yet in its place."""
+    global _folder
+    _folder = folder
+
+
+@lru_cache(maxsize=1)
+def code() -> Code:
+    """All machine code, which is compiled first if need be; an ImportError or OSError if it cannot be."""
+    if _folder is not None:
+        return manifest.read(_folder)
+    name = folder_name()
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        home = private.cache_home()
+    except OSError as error:
+        say(f"{error.strerror or error}{_place(error)}: the kernels are compiled for this process only")
+        with tempfile.TemporaryDirectory(prefix="onfoot-") as fresh:
+            return compiler.build(Path(fresh) / name)
+    folder = home / name
+    found, _ = _whole(folder)
+    if found is None:
+        from filelock import FileLock
+
+        with FileLock(folder.with_suffix(".lock"), mode=0o600):  # one process compiles, the others wait
+            found, problem = _whole(folder)
+            if found is None:
+                if problem:
+                    say(f"the machine code in {folder} is damaged ({problem}): it is compiled again")
+                found = compiler.build(folder)
+            private.remove_old(home)
+    private.mark_as_used(folder)
+    return found
+
+
+def _place(error: OSError) -> str:
+    return f": {error.filename}" if error.strerror and error.filename else ""
+
+
+def _whole(folder: Path) -> tuple[Code | None, str]:
+    """What a folder holds, or what is wrong with it; neither where there is none."""
+    if not os.path.lexists(folder):
+        return None, ""
+    try:
+        return manifest.read(folder), ""
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        return None, str(error)
 
 
 @lru_cache(maxsize=1)
-def _folder() -> Path:
-    folder = cache_folder()
-    if not folder.is_dir():
-        with _alone(folder):
-            if not folder.is_dir():
-                build(folder)
-    return folder
-
-
-@lru_cache(maxsize=1)
-def load() -> Any:
-    """LLVM's loader with all machine code in it, which is compiled first if need be; an ImportError if it cannot be."""
+def load() -> Library:
+    """LLVM's loader with all machine code in it; an ImportError or OSError if there cannot be any."""
     _check_layout()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    binding.add_symbol("numba_parallel_for", pool.layer().parallel_for)  # without Numba, nothing is to be had
+    parallel_for = pool.layer().parallel_for  # without Numba, there is none
+    found = code()
     machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    for path in _folder().glob("*.error"):  # a file's kernels are used together or not at all: these are never called
-        binding.add_symbol(f"onfoot.{path.stem}", pool.layer().parallel_for)
-    for path in sorted(_folder().glob("*.o")):
-        engine.add_object_file(binding.ObjectFileRef.from_data(path.read_bytes()))
+    binding.add_symbol("numba_parallel_for", parallel_for)
+    errors = {**found.errors, **missing_symbols(found)}
+    for name in errors:  # a file's kernels are used together or not at all: these are never called
+        binding.add_symbol(f"onfoot.{name}", parallel_for)
+    for name, data in sorted(found.objects.items()):
+        if name not in errors:
+            engine.add_object_file(binding.ObjectFileRef.from_data(data))
     engine.finalize_object()
-    return engine
+    return Library(engine, found, errors)
+
+
+def missing_symbols(found: Code) -> dict[str, str]:
+    """Kernel -> a symbol that it needs and that is nowhere: LLVM would end the process."""
+    ours = {f"onfoot.{name}" for name in (*found.objects, *found.errors)}
+    missing = {}
+    for name, data in found.objects.items():
+        for symbol in symbols.undefined(data):
+            if symbol not in ours and not binding.address_of_symbol(symbol):
+                missing[name] = f"it needs {symbol}, which is not here"
+    return missing
 
 
 def _check_layout() -> None:
@@ -127,8 +158,8 @@ def _check_layout() -> None:
 
 
 def address(name: str, symbol: str) -> int:
-    """Where a kernel's code begins; an ImportError if it did not compile here."""
-    failed = _folder() / f"{name}.error"
-    if failed.is_file():
-        raise ImportError(failed.read_text().splitlines()[0])
-    return int(load().get_function_address(symbol))
+    """Where a kernel's code begins; an ImportError if it cannot be called here."""
+    library = load()
+    if name in library.errors:
+        raise ImportError(library.errors[name])
+    return int(library.engine.get_function_address(symbol))

@@ -18,9 +18,12 @@ LAYERS = ("omppool", "tbbpool", "workqueue")  # the cheapest fork and join first
 
 
 def _numba() -> Path:
-    found = importlib.util.find_spec("numba")
+    try:
+        found = importlib.util.find_spec("numba")
+    except ValueError:  # there is a module of that name, which nobody has loaded
+        found = None
     if found is None or not found.submodule_search_locations:
-        raise ImportError("No module named 'numba'")
+        raise ModuleNotFoundError("No module named 'numba'")
     return Path(found.submodule_search_locations[0])
 
 

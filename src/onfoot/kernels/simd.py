@@ -273,7 +273,7 @@ def _build_tile(
     skip_row: Any,
 ) -> None:
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fma.v{WIDTH}f32")
+    fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
     undefined = ir.Constant(VECTOR, ir.Undefined)
     first_lane = ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH)
     c_rows = [build.add(c, build.mul(c_row, _const(i))) for i in range(TILE_ROWS)]

@@ -1,0 +1,104 @@
+"""Compiles the kernels and proves them, in processes of their own: Numba and what may crash stay out of this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from onfoot.kernels import manifest, private, say
+from onfoot.kernels.manifest import Code
+
+BUILDERS = 4  # processes at most; each takes the next kernel that nobody has
+PROOF_SECONDS = 600  # after which a kernel counts as one that does not end
+IMPORTS = Path(__file__).parents[2]  # where onfoot is imported from
+
+
+def build(folder: Path) -> Code:
+    """Compiles all kernels into a folder and proves them; it appears whole or not at all."""
+    say("compiling the kernels for this CPU; this happens once and takes about half a minute")
+    with tempfile.TemporaryDirectory(prefix="work-", dir=folder.parent) as made:
+        work = Path(made)
+        built = compile_all(work)
+        manifest.write(work, built)
+        built = prove(work, built)
+        manifest.write(work, built)
+        private.remove(folder)
+        with contextlib.suppress(OSError):  # what is in memory works; the next process tries again
+            work.rename(folder)
+            work.mkdir()  # for the end of this block
+    return built
+
+
+def compile_all(work: Path) -> Code:
+    """Compiles all kernels, several at a time."""
+    running = [start("build", work) for _ in range(min(os.cpu_count() or 1, BUILDERS))]
+    try:
+        errors = [process.communicate()[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()  # those that an interrupt has left
+            process.wait()
+    for process, error in zip(running, errors, strict=True):
+        if process.returncode:
+            raise ImportError(how_it_ended("the compiler", process.returncode, error))
+    code = Code({}, {}, {}, 0.0)
+    for taken in sorted(work.glob("*.taken")):
+        if taken.with_suffix(".error").exists():
+            code.errors[taken.stem] = taken.with_suffix(".error").read_text(encoding="utf-8").partition("\n")[0]
+        else:
+            code.objects[taken.stem] = taken.with_suffix(".o").read_bytes()
+        taken.unlink()
+    return code
+
+
+def prove(work: Path, built: Code) -> Code:
+    """The same code with the verdict of `proof`, found in processes of its own: a kernel that crashes ends only one."""
+    while True:
+        process = start("proof", work)
+        try:
+            said, error = process.communicate(timeout=PROOF_SECONDS)
+            ended = how_it_ended("its proof", process.returncode, error)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            (said, error), ended = process.communicate(), "its proof did not end"
+        finally:
+            process.kill()
+            process.wait()
+        lines = said.splitlines()
+        if process.returncode == 0:
+            verdict = json.loads(lines[-1])
+            return built._replace(refused=verdict["refused"], slower=verdict["slower"])
+        if not lines or lines[-1] in built.refused:
+            raise ImportError(ended)
+        built.refused[lines[-1]] = ended  # the file it was at: the next one leaves it out
+        manifest.write(work, built)
+
+
+def start(module: str, work: Path) -> subprocess.Popen[str]:
+    """Runs `build` or `proof` in a process that imports what this one does, and nothing from the working directory."""
+    command = f"import sys; sys.path[:] = filter(None, sys.path); from onfoot.kernels import {module} as m; m.main()"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORTS), os.environ.get("PYTHONPATH")]))}
+    if module == "build":
+        env |= {"ONFOOT_COMPILING": "1", "NUMBA_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", command, str(work)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def how_it_ended(what: str, status: int, error: str) -> str:
+    """A process's last words, or the signal that ended it."""
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"{what} was ended by {signal.Signals(-status).name}"
+    return (error.strip().splitlines() or [f"{what} ended with status {status}"])[-1]

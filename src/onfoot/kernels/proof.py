@@ -1,0 +1,330 @@
+"""Whether the kernels agree with their formulas on this CPU: run once, after they are compiled, before they are used.
+
+Each file's pairs are compared with `ops` in float64, on shapes that fit no vector, for a random upstream gradient; what
+does a whole model's work is compared with that model on NumPy. Run by `compiler` in a process of its own: a kernel
+that crashes ends that one, and the last line it printed is the file it was at.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onfoot import kernels, ops
+from onfoot.ops.cross_entropy import IGNORE
+from onfoot.quantized import KINDS, quantize
+
+CLOSE = 1e-4  # relative to each array's own norm; kernels that are right are within 2e-6
+Table = Mapping[str, Callable[..., Any]]
+Found = Iterator[tuple[str, Any, Any]]  # a name, what a kernel computed, and what the formula says
+ROWS = (1, 37)  # few, and more than a register tile
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Random numbers in float32."""
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def exact(x: Any) -> Any:
+    """The same numbers in float64."""
+    return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype == np.float32 else x
+
+
+def pair(table: Table, rng: np.random.Generator, name: str, args: tuple[Any, ...], grads: str) -> Found:
+    """A pair's output and its gradients, which `grads` names."""
+    y, saved = table[f"{name}_forward"](*args)
+    truth, s_truth = getattr(ops, f"{name}_forward")(*map(exact, args))
+    up = rng.standard_normal(np.shape(truth))
+    yield f"{name}: y", y, truth
+    ours = table[f"{name}_backward"](up.astype(np.float32) if up.shape else float(up), saved)
+    right = getattr(ops, f"{name}_backward")(up.astype(np.float32).astype(np.float64) if up.shape else up, s_truth)
+    one = len(grads.split()) == 1
+    for grad, a, b in zip(grads.split(), [ours] if one else ours, [right] if one else right, strict=True):
+        yield f"{name}: {grad}", a, b
+
+
+def activation(table: Table, rng: np.random.Generator) -> Found:
+    for name in ("gelu_erf", "gelu_tanh", "relu"):
+        yield from pair(table, rng, name, (3 * normal(rng, 5, 203),), "dx")
+
+
+def attention(table: Table, rng: np.random.Generator) -> Found:
+    for n, causal, packed in ((1, True, False), (83, True, False), (37, False, False), (37, True, True)):
+        q, k, v = normal(rng, 2, 3, n, 19), normal(rng, 2, 3, n + 11, 19), normal(rng, 2, 3, n + 11, 23)
+        start = rng.integers(0, np.arange(n) + 1, (2, 1, n)) if packed else None
+        yield from pair(table, rng, "attention", (q, k, v, causal, start), "dq dk dv")
+
+
+def grouped_query(table: Table, rng: np.random.Generator) -> Found:
+    for n in ROWS:
+        q, k, v = normal(rng, 2, 6, n, 19), normal(rng, 2, 2, n + 11, 19), normal(rng, 2, 2, n + 11, 23)
+        yield from pair(table, rng, "grouped_query", (q, k, v, True, None), "dq dk dv")
+
+
+def self_attention(table: Table, rng: np.random.Generator) -> Found:
+    n, heads, width = 37, 3, 19
+    qkv, up = normal(rng, 2, n, 3 * heads * width), normal(rng, 2, n, heads * width)
+    y, saved = table["self_attention_forward"](qkv, heads, width, True, None, None)
+    parts = exact(qkv).reshape(2, n, 3, heads, width).transpose(2, 0, 3, 1, 4)  # (3, B, H, T, D)
+    truth, s_truth = ops.attention_forward(*parts)
+    grads = ops.attention_backward(exact(up).reshape(2, n, heads, width).swapaxes(1, 2), s_truth)
+    yield "self_attention: y", y, truth.swapaxes(1, 2).reshape(y.shape)
+    right = np.stack(grads).transpose(1, 3, 0, 2, 4).reshape(qkv.shape)
+    yield "self_attention: dqkv", table["self_attention_backward"](up, saved), right
+
+
+def cross_entropy(table: Table, rng: np.random.Generator) -> Found:
+    yield from pair(table, rng, "cross_entropy", (4 * normal(rng, 37, 203), targets(rng, 37, 203), 7.0), "dlogits")
+
+
+def targets(rng: np.random.Generator, n: int, vocabulary: int) -> np.ndarray:
+    """Tokens, of which some do not count."""
+    made = rng.integers(0, vocabulary, n)
+    made[1::4] = IGNORE
+    return made
+
+
+def embedding(table: Table, rng: np.random.Generator) -> Found:
+    ids, weight, held = rng.integers(0, 5, (3, 7)), normal(rng, 5, 67), normal(rng, 5, 67)
+    yield from pair(table, rng, "embedding", (ids, weight), "dweight")
+    up, before = normal(rng, 3, 7, 67), exact(held)
+    table["embedding_add_backward"](up, table["embedding_forward"](ids, weight)[1], held)
+    right = before + ops.embedding_backward(exact(up), ops.embedding_forward(ids, exact(weight))[1])
+    yield "embedding_add_backward: dweight", held, right
+
+
+def layer_norm(table: Table, rng: np.random.Generator) -> Found:
+    for n in ROWS:
+        args = 3 * normal(rng, n, 203) + 2, normal(rng, 203), normal(rng, 203), 1e-5
+        yield from pair(table, rng, "layer_norm", args, "dx dweight dbias")
+        up, past = normal(rng, n, 203), normal(rng, n, 203)
+        ours = table["layer_norm_skip_backward"](up, table["layer_norm_forward"](*args)[1], past)
+        dx, *right = ops.layer_norm_backward(exact(up), ops.layer_norm_forward(*map(exact, args))[1])
+        for grad, a, b in zip(("dx", "dweight", "dbias"), ours, (exact(past) + dx, *right), strict=True):
+            yield f"layer_norm_skip_backward: {grad}", a, b
+
+
+def rms_norm(table: Table, rng: np.random.Generator) -> Found:
+    for n in ROWS:
+        yield from pair(table, rng, "rms_norm", (3 * normal(rng, n, 203) + 2, normal(rng, 203), 1e-6), "dx dweight")
+
+
+def linear(table: Table, rng: np.random.Generator) -> Found:
+    for n, depth, columns in ((1, 67, 101), (37, 67, 101), (75, 401, 53)):
+        x, weight, bias, skip = normal(rng, n, depth), normal(rng, depth, columns), normal(rng, columns), None
+        for w in (weight, np.ascontiguousarray(weight.T).T):
+            yield from pair(table, rng, "linear", (x, w, bias), "dx dweight dbias")
+            yield from pair(table, rng, "frozen_linear", (x, w, bias), "dx")
+        skip = normal(rng, n, columns)
+        right = exact(skip) + ops.linear_forward(exact(x), exact(weight), exact(bias))[0]
+        for name in ("linear_skip", "frozen_linear_skip"):
+            yield f"{name}: y", table[name](x, weight, bias, skip)[0], right
+    for kind in KINDS:
+        blocks = quantize(normal(rng, 67, 96), kind)
+        for n in (1, 3, 37):
+            x, up = normal(rng, n, 96), normal(rng, n, 67)
+            y, saved = table["frozen_linear_forward"](x, blocks.T, None)
+            floats = np.asarray(blocks, np.float64)
+            yield f"frozen_linear in {kind}: y", y, exact(x) @ floats.T
+            yield f"frozen_linear in {kind}: dx", table["frozen_linear_backward"](up, saved), exact(up) @ floats
+
+
+def lora(table: Table, rng: np.random.Generator) -> Found:
+    for n in ROWS:
+        x, weight, bias = normal(rng, n, 67), normal(rng, 67, 101), normal(rng, 101)
+        args = x, weight, bias, normal(rng, 67, 5), normal(rng, 5, 101), 0.5
+        yield from pair(table, rng, "lora_linear", args, "dx ddown dup")
+        skip = normal(rng, n, 101)
+        y, _ = table["lora_linear_skip"](x, weight, bias, skip, *args[3:])
+        yield "lora_linear_skip: y", y, exact(skip) + ops.lora_linear_forward(*map(exact, args))[0]
+
+
+def logits_loss(table: Table, rng: np.random.Generator) -> Found:
+    x, weight, bias, wanted = normal(rng, 2, 19, 43), normal(rng, 203, 43), normal(rng, 203), targets(rng, 38, 203)
+    args = x, weight, bias, wanted.reshape(2, 19), 7.0
+    logits, s_head = ops.linear_forward(exact(x), exact(weight).T, exact(bias))
+    loss, s_loss = ops.cross_entropy_forward(logits, args[3], 7.0)
+    dx, dweight, dbias = ops.linear_backward(ops.cross_entropy_backward(0.3, s_loss), s_head)
+    ours, saved = table["logits_loss_forward"](*args)
+    frozen, s_frozen = table["frozen_logits_loss_forward"](*args)
+    yield "logits_loss: loss", ours, loss
+    yield "frozen_logits_loss: loss", frozen, loss
+    yield "logits_loss_value: loss", table["logits_loss_value"](*args), loss
+    grads = table["logits_loss_backward"](0.3, saved)
+    for name, a, b in zip(("dx", "dweight", "dbias"), grads, (dx, dweight.T, dbias), strict=True):
+        yield f"logits_loss: {name}", a, b
+    yield "frozen_logits_loss: dx", table["frozen_logits_loss_backward"](0.3, s_frozen), dx
+
+
+def rope(table: Table, rng: np.random.Generator) -> Found:
+    angle = 9 * normal(rng, 37, 13)
+    x = normal(rng, 2, 37, 3, 26).swapaxes(1, 2)
+    yield from pair(table, rng, "rope", (x, np.cos(angle), np.sin(angle)), "dx")
+
+
+def swiglu(table: Table, rng: np.random.Generator) -> Found:
+    yield from pair(table, rng, "swiglu", (4 * normal(rng, 5, 203), normal(rng, 5, 203)), "dgate dup")
+
+
+def update(table: Table, rng: np.random.Generator) -> Found:
+    p, m, g, v = normal(rng, 1003), normal(rng, 1003), normal(rng, 1003), rng.random(1003, np.float32)
+    right = [exact(x) for x in (p, m, v, g)]
+    yield "add: y", table["add"](p, g), right[0] + right[3]
+    yield "sum_first: y", table["sum_first"](np.stack([p, g, v])), right[0] + right[3] + right[2]
+    yield "sum_of_squares: y", table["sum_of_squares"](g), np.sum(right[3] ** 2)
+    table["adamw_updates"]([(p, m, v, g, 0.1)], 1e-2, (0.9, 0.95), 1e-8, 3, 0.5)
+    ops.adamw_updates([(*right, 0.1)], 1e-2, (0.9, 0.95), 1e-8, 3, 0.5)
+    for name, a, b in zip(("p", "m", "v"), (p, m, v), right, strict=False):
+        yield f"adamw_updates: {name}", a, b
+
+
+def gpt2_pass(table: Table, rng: np.random.Generator) -> Found:
+    ours, truth = _models(table, "gpt2")
+    tokens = rng.integers(0, 33, (6, 37))  # sequences that any few threads share evenly
+    (loss, grads), (right, right_grads) = ours.loss_and_grads(tokens), truth.loss_and_grads(tokens)
+    yield "gpt2_pass: loss", loss, right
+    for name, grad in right_grads.items():
+        yield f"gpt2_pass: d {name}", grads[name], grad
+
+
+def decoder(table: Table, rng: np.random.Generator) -> Found:
+    from onfoot.generate.cache import KVCache
+    from onfoot.generate.loop import step
+
+    for family in ("gpt2", "llama"):
+        ours, truth = _models(table, family)
+        tokens, begins = rng.integers(0, 33, (3, 9)), np.array([0, 0, 2])
+        cache, run = KVCache(9), ours.new_run(keep_saved=False)
+        step(ours, run, tokens[:, :4], begins, cache)
+        for end in range(5, 10):
+            logits = step(ours, run, tokens[:, end - 1 : end], begins, cache)
+            for row, begin in enumerate(begins):
+                right = truth.logits(tokens[row : row + 1, begin:end])[0, -1]
+                yield f"{family}_decoder: logits", logits[row], right
+
+
+def _models(table: Table, family: str) -> tuple[Any, Any]:
+    """A small model on the kernels, and the same in float64 on NumPy."""
+    import onfoot
+    from onfoot.engine import OPS, Engine
+
+    config: Any = onfoot.GPT2Config(n_layer=2, n_head=3, n_embd=33, n_positions=40, vocab_size=33)
+    if family == "llama":
+        config = onfoot.LlamaConfig(
+            vocab_size=33, hidden_size=40, intermediate_size=67, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=40, tie_word_embeddings=True,
+        )  # fmt: skip
+    truth = onfoot.create(config, 0, dtype="float64", engine="numpy")
+    rng = np.random.default_rng(1)
+    for p in truth.params.values():  # away from their first values, and exact in float32
+        p[...] = (p + rng.normal(0, 0.1, p.shape)).astype(np.float32)
+    engine = Engine("numba", {**OPS, **table}, np.asarray)
+    return onfoot.Model(config, truth.params, "float32", engine), truth
+
+
+PROOFS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # simple ones first
+    "activation": activation,
+    "attention": attention,
+    "cross_entropy": cross_entropy,
+    "embedding": embedding,
+    "grouped_query": grouped_query,
+    "layer_norm": layer_norm,
+    "linear": linear,
+    "logits_loss": logits_loss,
+    "lora": lora,
+    "rms_norm": rms_norm,
+    "rope": rope,
+    "self_attention": self_attention,
+    "swiglu": swiglu,
+    "update": update,
+    "gpt2_pass": gpt2_pass,
+    "decoder": decoder,
+}
+
+
+def disagreement(table: Table, file: str) -> str:
+    """What a file's kernels have wrong, such as "layer_norm: dx: 3e-02"; empty where they are right."""
+    try:
+        for name, ours, truth in PROOFS[file](table, np.random.default_rng(0)):
+            ours, truth = np.asarray(ours, np.float64), np.asarray(truth, np.float64)
+            if ours.shape != truth.shape:
+                return f"{name}: shape {ours.shape}, not {truth.shape}"
+            off = np.linalg.norm(ours - truth) / max(float(np.linalg.norm(truth)), 1e-12)
+            if not off <= CLOSE:  # nor NaN
+                return f"{name}: {off:.0e}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ""
+
+
+def builds_on() -> dict[str, set[str]]:
+    """File -> the files of kernels that it imports, directly or not."""
+    direct: dict[str, set[str]] = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        inside = set()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module == "onfoot.kernels":
+                inside |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("onfoot.kernels."):
+                inside.add(str(node.module).rpartition(".")[2])
+        direct[path.stem] = inside
+    reached = {file: set(inside) for file, inside in direct.items()}
+    for _ in direct:
+        for inside in reached.values():
+            inside |= {far for near in [*inside] for far in direct.get(near, ())}
+    return reached
+
+
+def with_dependents(refused: dict[str, str]) -> dict[str, str]:
+    """The refused files, and those that build on them, each with the one it builds on."""
+    out = dict(refused)
+    for file, inside in builds_on().items():
+        if file in PROOFS and file not in refused and inside & refused.keys():
+            out[file] = min(inside & refused.keys())
+    return out
+
+
+def slower(table: Table) -> float:
+    """How many times as long as NumPy a training step takes, where the CPU leaves that in doubt; otherwise 0."""
+    import onfoot
+    from onfoot.engine import OPS, Engine
+    from onfoot.kernels import cpu
+
+    if cpu.MULTIPLIES_AND_ADDS:
+        return 0.0
+    config = onfoot.GPT2Config(n_layer=1, n_head=4, n_embd=256, n_positions=64, vocab_size=512)
+    tokens, seconds = np.random.default_rng(0).integers(0, 512, (4, 64)), list[float]()
+    params = onfoot.create(config, 0, engine="numpy").params
+    for engine in (Engine("numba", {**OPS, **table}, np.asarray), Engine("numpy", OPS, np.asarray)):
+        model, times = onfoot.Model(config, params, "float32", engine), []
+        for _ in range(5):
+            begun = time.perf_counter()
+            model.loss_and_grads(tokens)
+            times.append(time.perf_counter() - begun)
+        seconds.append(min(times))
+    return round(seconds[0] / seconds[1], 2)
+
+
+def main() -> None:
+    from onfoot.kernels import library, pool
+
+    library.use(Path(sys.argv[1]))
+    found = kernels.found()
+    if found.missing:
+        raise SystemExit(found.missing)
+    refused = dict(library.code().refused)
+    pool.set_threads(min(pool.threads(), 2))  # which any pass is shared between evenly
+    for file in PROOFS:
+        if all(name in found.table for name in kernels.names(file)):
+            print(file, flush=True)
+            wrong = disagreement(found.table, file)
+            if wrong:
+                refused[file] = wrong
+    print(json.dumps({"refused": with_dependents(refused), "slower": slower(found.table)}))

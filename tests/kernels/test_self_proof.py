@@ -1,0 +1,134 @@
+"""Kernels prove themselves: what disagrees with its formula on this CPU is refused, and NumPy takes over."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from machine_code import USE, in_cache, python, write
+
+from onfoot import kernels
+from onfoot.kernels import compiler, library, proof
+
+pytest.importorskip("numba")
+TABLE = kernels.table()
+FILES = {name: file for file in proof.PROOFS for name in kernels.names(file)}
+CHECKS = ("gpt2_pass_suits",)  # answers yes or no
+
+
+def slightly_off(result: Any) -> Any:
+    """The same result with every float a thousandth too large."""
+    if isinstance(result, np.ndarray) and result.dtype == np.float32:
+        return result * np.float32(1.001)
+    if isinstance(result, np.floating | float):
+        return result * 1.001
+    if isinstance(result, dict):
+        return {name: slightly_off(value) for name, value in result.items()}
+    if type(result) in (tuple, list):
+        return type(result)(map(slightly_off, result))
+    if callable(result):  # a decoder: what is scaled as a whole, the norm behind it would undo
+        return lambda x, length: result(x, length) * (1 + np.float32(0.01) * (np.arange(x.shape[-1]) % 2))
+    return result  # what a pair saved
+
+
+def test_kernels_that_are_right_are_not_refused() -> None:
+    assert {file: wrong for file in proof.PROOFS if (wrong := proof.disagreement(TABLE, file))} == {}
+    assert library.code().refused == {}
+
+
+def test_every_kernel_is_called_in_its_files_proof() -> None:
+    called: set[str] = set()
+
+    def noted(name: str) -> Callable[..., Any]:
+        return lambda *args, **others: (called.add(name), TABLE[name](*args, **others))[1]
+
+    watched = {name: noted(name) for name in TABLE}
+    for file in proof.PROOFS:
+        called.clear()
+        assert proof.disagreement(watched, file) == ""
+        assert {*kernels.names(file)} <= called
+    assert {*FILES} == {*TABLE} and {*proof.PROOFS} == {*kernels.PAIRS, *kernels.SINGLES}
+
+
+@pytest.mark.parametrize("name", sorted({*FILES} - {*CHECKS}))
+def test_a_kernel_that_is_slightly_wrong_is_refused(name: str) -> None:
+    def wrong(*args: Any, **others: Any) -> Any:
+        if name in ("adamw_updates", "embedding_add_backward"):  # these write into what they are given
+            TABLE[name](*args, **others)
+            written = args[0][0][0] if name == "adamw_updates" else args[2]
+            written *= np.float32(1.001)
+            return None
+        return slightly_off(TABLE[name](*args, **others))
+
+    said = proof.disagreement({**TABLE, name: wrong}, FILES[name])
+    assert said.partition(":")[0] in (name, name.rpartition("_")[0]), said
+    assert 1e-4 < float(said.rpartition(": ")[2]) < 1e-2
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_no_number_is_refused(value: float) -> None:
+    def wrong(*args: Any) -> Any:
+        y, saved = TABLE["layer_norm_forward"](*args)
+        y[-1, -1] = value
+        return y, saved
+
+    assert proof.disagreement({**TABLE, "layer_norm_forward": wrong}, "layer_norm").startswith("layer_norm: y: ")
+
+
+def test_a_kernel_that_raises_is_refused() -> None:
+    def wrong(*args: Any) -> Any:
+        raise RuntimeError("no such instruction\nand more")
+
+    assert proof.disagreement({**TABLE, "rope_forward": wrong}, "rope") == "RuntimeError: no such instruction"
+
+
+def test_what_builds_on_a_refused_file_is_refused_with_it() -> None:
+    refused = proof.with_dependents({"linear": "linear: dx: 3e-02"})
+    assert refused.keys() == {"linear", "decoder", "gpt2_pass", "logits_loss", "lora", "rms_norm", "update"}
+    assert {refused[file] for file in refused if file != "linear"} == {"linear"}
+    assert proof.with_dependents({"swiglu": "x"}) == {"swiglu": "x", "decoder": "swiglu"}
+    assert proof.with_dependents({}) == {}
+
+
+def test_a_refused_file_is_left_to_numpy_with_one_line(tmp_path: Path) -> None:
+    in_cache(tmp_path, library.code()._replace(refused=proof.with_dependents({"layer_norm": "layer_norm: dx: 3e-02"})))
+    code = USE + (
+        "print(ours.engine.layer_norm_forward is truth.engine.layer_norm_forward, ours.engine.has('gpt2_pass'), "
+        "ours.engine.has('self_attention_forward'))"
+    )
+    done = python(code, tmp_path)
+    assert done.stdout.split() == ["numba", "True", "True", "False", "True"]
+    assert done.stderr == (
+        "onfoot: the kernels of 'layer_norm' disagree with their formula on this CPU (layer_norm: dx: 3e-02): NumPy "
+        "takes over for them and for 'decoder', 'gpt2_pass', 'rms_norm', which build on them\n"
+    )
+
+
+def test_a_formula_that_kernels_do_not_follow_refuses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof as it runs after compiling, in a package whose formula was changed and whose machine code was not."""
+    shutil.copytree(library.PACKAGE, tmp_path / "onfoot", ignore=shutil.ignore_patterns("__pycache__", "static"))
+    formula = tmp_path / "onfoot" / "ops" / "rms_norm.py"
+    changed = formula.read_text().replace("def rms_norm_backward(", "def rms_norm_backward_of_before(")
+    formula.write_text(
+        changed + "\n\ndef rms_norm_backward(dy, saved):\n"
+        "    dx, dweight = rms_norm_backward_of_before(dy, saved)\n    return dx * 1.01, dweight\n"
+    )
+    monkeypatch.setattr(compiler, "IMPORTS", tmp_path)
+    folder = write(tmp_path / "work")
+    proven = compiler.prove(folder, library.code()._replace(refused={}))
+    assert proven.refused == {"rms_norm": "rms_norm: dx: 1e-02", "decoder": "rms_norm"}
+
+
+def test_a_proof_that_cannot_begin_is_an_error_and_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(module: str, work: Path) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(["sh", "-c", "echo MemoryError >&2; exit 1"], text=True, **pipes)
+
+    monkeypatch.setattr(compiler, "start", start)
+    with pytest.raises(ImportError, match="MemoryError"):
+        compiler.prove(tmp_path, library.code())
