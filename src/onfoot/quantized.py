@@ -34,7 +34,18 @@ class QuantizedWeight(Quantized):
         self.codes = codes  # (out, blocks, 32) int8, or (out, blocks, 16) bytes: entries 0-15 low, 16-31 high
         self.scale = scale  # (out, blocks) float16
         self.least = least  # (out, blocks) float16: Q4_1's smallest value
+        self._check()
         self.shape = (codes.shape[0], codes.shape[1] * BLOCK)
+
+    def _check(self) -> None:
+        """Refuses codes and scales that are not of the same blocks."""
+        bytes_, kind = (BLOCK, np.int8) if self.kind == "Q8_0" else (BLOCK // 2, np.uint8)
+        if self.codes.shape[2:] != (bytes_,) or self.codes.dtype != kind:
+            raise ValueError(f"{self.kind} codes of shape {self.codes.shape} and {self.codes.dtype}: not its blocks")
+        for scale in [self.scale, self.least] if self.kind == "Q4_1" else [self.scale]:
+            if scale is None or scale.shape != self.codes.shape[:2] or scale.dtype != np.float16:
+                found = None if scale is None else (scale.shape, str(scale.dtype))
+                raise ValueError(f"{self.kind} codes of shape {self.codes.shape} do not go with scales {found}")
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> QuantizedWeight:
         """The same weight with other arrays for its codes and scales."""

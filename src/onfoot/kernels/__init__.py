@@ -11,6 +11,7 @@ the others are the kernels.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
@@ -47,6 +48,8 @@ SINGLES: Mapping[str, tuple[str, ...]] = {
     "update": ("adamw_updates", "add", "sum_first", "sum_of_squares"),
 }
 
+_loading = threading.Lock()
+
 
 def say(message: str) -> None:
     """One line for the user, on the error stream."""
@@ -61,12 +64,17 @@ def done_in_one(sequences: int, tokens: int, vocabulary: int, table: int, block:
     return balanced and small
 
 
-@lru_cache(maxsize=1)
 def table() -> dict[str, Callable[..., Any]]:
     """Name -> function, for everything that has a kernel and compiles here; empty where Numba does not work at all.
 
     A file's kernels are compiled together, so that the halves of a pair are never of two kinds.
     """
+    with _loading:  # machine code is loaded once, whichever threads ask for it
+        return _table()
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Callable[..., Any]]:
     try:
         import_module("onfoot.kernels.library").load()
     except Exception as error:  # whatever a machine may lack, there is a way to compute
