@@ -25,6 +25,7 @@ from campaigns.guard import guard_kernels, guarded
 from onfoot.kernels import pool
 
 COUNT = 20_000
+INVALID = "a parameter changed in place"  # by itself, without anything else changed
 REFUSALS = (ValueError, TypeError, IndexError)
 CLOSE = 1e-4  # of the norm: this is about the wrong numbers, not about rounding
 Rng = np.random.Generator
@@ -101,7 +102,8 @@ SHAPES: dict[str, Callable[[Rng, np.ndarray], Any]] = {
     "nothing": lambda rng, x: None,
 }
 KINDS: dict[str, Callable[[Rng, np.ndarray], Any]] = {
-    **{kind: (lambda rng, x, kind=kind: x.astype(kind)) for kind in ("f8", "f2", ">f4", "i4", "u8", "c8", "O", "?")},
+    **{kind: (lambda rng, x, kind=kind: x.astype(kind)) for kind in ("f8", "f2", ">f4", "i4", "c8", "O", "?")},
+    "u8": lambda rng, x: np.abs(x).astype("u8"),
     "broadcast": lambda rng, x: np.broadcast_to(x[:1], x.shape),
     "broadcast columns": lambda rng, x: np.broadcast_to(x[..., :1], x.shape),
     "Fortran order": lambda rng, x: np.asfortranarray(x),
@@ -184,6 +186,7 @@ def verdict(ours: Any, right: Any, close: float) -> str:
         return f"shapes {[x.shape for x in ours]}; the formula's are {[x.shape for x in right]}"
     for a, b in zip(ours, right, strict=True):
         a, b = (np.asarray(x, np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b))
+        a, b = np.where(np.isnan(a) & np.isnan(b), 0, a), np.where(np.isnan(a) & np.isnan(b), 0, b)
         if close < np.inf and not np.linalg.norm(a - b) <= close * max(float(np.linalg.norm(b)), 1e-3):
             return f"off by {np.linalg.norm(a - b):.3g} of {np.linalg.norm(b):.3g}"
     return "="
@@ -211,7 +214,12 @@ def attempt(seed: int, index: int, say: Callable[[str], None] = lambda line: Non
     ours = answer(call.ours, call.args)
     close = {"not finite": np.inf, "f2": 2e-2}.get(what.rpartition(": ")[2], CLOSE)
     found = verdict(ours, answer(call.formula, theirs), close)
-    if what == "nothing changed" and not found:
+    if (
+        what == "nothing changed"
+        and not found
+        and not call.name.startswith(INVALID)
+        and "another call" not in call.name
+    ):
         found = f"a valid call was refused: {ours}"
     return f"{call.name}: {what}", found
 

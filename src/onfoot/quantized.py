@@ -94,9 +94,10 @@ class QuantizedWeight(Quantized):
 
     def __rmatmul__(self, dy: np.ndarray) -> np.ndarray:
         """dy w: (..., out) -> (..., in), the sum over chunks of rows."""
-        out = np.zeros((*dy.shape[:-1], self.shape[1]), dy.dtype)
+        kind = np.result_type(dy.dtype, np.float32)
+        out = np.zeros((*dy.shape[:-1], self.shape[1]), kind)
         for rows in self._chunks():
-            out += dy[..., rows] @ self.floats(rows, dy.dtype)
+            out += dy[..., rows] @ self.floats(rows, kind)
         return out
 
     def _chunks(self) -> list[slice]:
@@ -123,9 +124,10 @@ class Transposed(Quantized):
 
     def __rmatmul__(self, x: np.ndarray) -> np.ndarray:
         """x wᵗ: (..., in) -> (..., out), a few columns at a time."""
-        out = np.empty((*x.shape[:-1], self.shape[1]), x.dtype)
+        kind = np.result_type(x.dtype, np.float32)
+        out = np.empty((*x.shape[:-1], self.shape[1]), kind)
         for rows in self.T._chunks():
-            out[..., rows] = x @ self.T.floats(rows, x.dtype).T
+            out[..., rows] = x @ self.T.floats(rows, kind).T
         return out
 
 

@@ -73,19 +73,23 @@ def _backward(
 
 def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
     """The targets as one row of 64-bit integers, or an IndexError: a kernel would read beyond the logits."""
-    given = np.asarray(targets)
-    if given.dtype.kind not in "iu":
-        raise IndexError(f"targets of dtype {given.dtype}: integers are needed")
-    flat = np.ascontiguousarray(given, dtype=np.int64).reshape(-1)
+    if targets.dtype.kind not in "iu":
+        raise IndexError(f"targets of dtype {targets.dtype}: integers are needed")
+    flat = np.ascontiguousarray(targets, dtype=np.int64).reshape(-1)
     wrong = (flat.view(np.uint64) >= vocabulary) & (flat != IGNORE)  # as unsigned, what is below 0 is large
     if wrong.any():
         raise IndexError(f"target {flat[wrong][0]} is outside 0 ... {vocabulary - 1} and is not {IGNORE}")
     return flat
 
 
+def targets_fit(targets: Any, x: np.ndarray) -> bool:
+    """Whether there is a target for each row of x."""
+    return type(targets) is np.ndarray and x.ndim > 0 and targets.size * x.shape[-1] == x.size
+
+
 def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: float) -> tuple[np.float32, Any]:
     """L = Σ (log Σ exp a − a[target]) / divisor, over the tokens that have a target."""
-    if not fits(logits) or not logits.ndim or np.size(targets) * logits.shape[-1] != logits.size:
+    if not fits(logits) or not targets_fit(targets, logits):
         return formula(ops.cross_entropy_forward, logits, targets, divisor)
     flat = as_rows(logits)  # (N, V)
     target = checked_targets(targets, flat.shape[1])

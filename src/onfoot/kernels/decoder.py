@@ -161,8 +161,9 @@ def _fit(layers: Sequence[Sequence[Layer]], cache: Cache) -> bool:
     flat = [x for pair in cache for x in pair] + [bias for _, bias in all_layers if bias is not None]
     weights = [weight for weight, _ in all_layers]
     dense = [x for x in weights if isinstance(x, np.ndarray)]
-    contiguous = all(x.flags.c_contiguous for x in flat) and all(x.flags.forc for x in dense)
-    return contiguous and fits(*flat) and all(map(fits_weight, weights))
+    if not fits(*flat) or not all(map(fits_weight, weights)):
+        return False
+    return all(x.flags.c_contiguous for x in flat) and all(x.flags.forc for x in dense)
 
 
 def _taken(layers: Sequence[Sequence[Layer]], cache: Cache, wanted: Sequence[tuple[int, ...]]) -> list[list[Layer]]:

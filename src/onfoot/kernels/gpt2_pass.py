@@ -179,7 +179,7 @@ def _sum(parts: np.ndarray, thread: int, threads: int) -> None:
 
 def gpt2_pass_suits(tokens: np.ndarray, params: Sequence[np.ndarray]) -> bool:
     """Whether the model is small enough for this, and the sequences many enough for all threads."""
-    if tokens.ndim != 2 or params[TOKENS].ndim != 2:
+    if tokens.ndim != 2 or tokens.dtype != np.int64 or params[TOKENS].ndim != 2:
         return False
     (sequences, n), vocabulary = tokens.shape, params[TOKENS].shape[0]
     sizes = [p.size for p in params]
@@ -188,6 +188,8 @@ def gpt2_pass_suits(tokens: np.ndarray, params: Sequence[np.ndarray]) -> bool:
         done_in_one(sequences, n, vocabulary, sizes[TOKENS], block, sum(sizes), threads())
         and fits(*params)
         and all(p.flags.c_contiguous for p in params)
+        and n <= params[POSITIONS].shape[0]
+        and tokens.view(np.uint64).max() < vocabulary
     )
 
 

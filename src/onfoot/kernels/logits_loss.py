@@ -14,7 +14,7 @@ import numpy as np
 
 from onfoot.kernels import LOGITS, cross_entropy, linear
 from onfoot.kernels.buffers import empty
-from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp
+from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp, targets_fit
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.linear import affine, sum_rows, through, together
@@ -121,7 +121,7 @@ def _run(
 
 def _together(x: np.ndarray, weight: Any, bias: Any, targets: Any) -> bool:
     """Whether the kernels take these arrays, and there is a target for each row."""
-    return together(x, weight.T, bias) and np.size(targets) * x.shape[-1] == x.size
+    return together(x, weight.T, bias) and targets_fit(targets, x)
 
 
 def _composed(logits: tuple[np.ndarray, Any], targets: np.ndarray, divisor: float) -> tuple[Any, Composed]:

@@ -27,10 +27,12 @@ def formula(function: Callable[..., Any], *args: Any) -> Any:
     """What the formula in `ops` makes of arrays that the kernels do not take; what it refuses, with their shapes."""
     try:
         return function(*args)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        why = (str(error).splitlines() or [""])[0]
         given = [one for arg in args for one in (arg if isinstance(arg, tuple) else (arg,))]
         shapes = ", ".join(str(tuple(one.shape)) for one in given if hasattr(one, "shape"))
-        raise ValueError(f"{function.__name__}: shapes {shapes} do not go together ({error})") from None
+        raise kind(f"{function.__name__}: shapes {shapes} do not go together ({why})") from None
 
 
 def upstream(dy: Any, shape: tuple[int, ...]) -> np.ndarray:
