@@ -34,7 +34,18 @@ class QuantizedWeight(Quantized):
         self.codes = codes  # (out, blocks, 32) int8, or (out, blocks, 16) bytes: entries 0-15 low, 16-31 high
         self.scale = scale  # (out, blocks) float16
         self.least = least  # (out, blocks) float16: Q4_1's smallest value
+        self._check()
         self.shape = (codes.shape[0], codes.shape[1] * BLOCK)
+
+    def _check(self) -> None:
+        """Refuses codes and scales that are not of the same blocks."""
+        bytes_, kind = (BLOCK, np.int8) if self.kind == "Q8_0" else (BLOCK // 2, np.uint8)
+        if self.codes.shape[2:] != (bytes_,) or self.codes.dtype != kind:
+            raise ValueError(f"{self.kind} codes of shape {self.codes.shape} and {self.codes.dtype}: not its blocks")
+        for scale in [self.scale, self.least] if self.kind == "Q4_1" else [self.scale]:
+            if scale is None or scale.shape != self.codes.shape[:2] or scale.dtype != np.float16:
+                found = None if scale is None else (scale.shape, str(scale.dtype))
+                raise ValueError(f"{self.kind} codes of shape {self.codes.shape} do not go with scales {found}")
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> QuantizedWeight:
         """The same weight with other arrays for its codes and scales."""
@@ -83,9 +94,10 @@ class QuantizedWeight(Quantized):
 
     def __rmatmul__(self, dy: np.ndarray) -> np.ndarray:
         """dy w: (..., out) -> (..., in), the sum over chunks of rows."""
-        out = np.zeros((*dy.shape[:-1], self.shape[1]), dy.dtype)
+        kind = np.result_type(dy.dtype, np.float32)
+        out = np.zeros((*dy.shape[:-1], self.shape[1]), kind)
         for rows in self._chunks():
-            out += dy[..., rows] @ self.floats(rows, dy.dtype)
+            out += dy[..., rows] @ self.floats(rows, kind)
         return out
 
     def _chunks(self) -> list[slice]:
@@ -112,9 +124,10 @@ class Transposed(Quantized):
 
     def __rmatmul__(self, x: np.ndarray) -> np.ndarray:
         """x wᵗ: (..., in) -> (..., out), a few columns at a time."""
-        out = np.empty((*x.shape[:-1], self.shape[1]), x.dtype)
+        kind = np.result_type(x.dtype, np.float32)
+        out = np.empty((*x.shape[:-1], self.shape[1]), kind)
         for rows in self.T._chunks():
-            out[..., rows] = x @ self.T.floats(rows, x.dtype).T
+            out[..., rows] = x @ self.T.floats(rows, kind).T
         return out
 
 

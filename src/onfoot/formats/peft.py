@@ -124,6 +124,10 @@ def restore_adapter(model: Model, folder: Path) -> None:
             block = up[companion.columns or slice(None), part].copy()
             model.params[adapter.up(name)] = model.engine.floats(block, model.dtype)
             row = part.stop
+        if row != down.shape[0]:
+            raise ValueError(
+                f"{folder}: {layer}.lora_A.weight has {down.shape[0]} rows; the ranks of this adapter ask for {row}"
+            )
 
 
 def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> None:

@@ -12,6 +12,7 @@ the others are the kernels.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
@@ -48,6 +49,8 @@ SINGLES: Mapping[str, tuple[str, ...]] = {
     "update": ("adamw_updates", "add", "sum_first", "sum_of_squares"),
 }
 
+_loading = threading.Lock()
+
 
 def say(message: str) -> None:
     """One line for the user, on the error stream."""
@@ -70,12 +73,17 @@ class Kernels(NamedTuple):
     slower: float = 0.0  # how many times as long as NumPy a step takes, where that was in doubt
 
 
-@lru_cache(maxsize=1)
 def found() -> Kernels:
     """The kernels for this CPU, which are compiled first if need be.
 
     A file's kernels are taken together, so that the halves of a pair are never of two kinds.
     """
+    with _loading:  # machine code is loaded once, whichever threads ask for it
+        return _found()
+
+
+@lru_cache(maxsize=1)
+def _found() -> Kernels:
     try:
         code = import_module("onfoot.kernels.library").load().code
     except Exception as error:  # whatever a machine may lack, there is a way to compute

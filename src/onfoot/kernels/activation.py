@@ -10,7 +10,7 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, erf, exp
 from onfoot.kernels.jit import Call, Kernel, inner, kernel
-from onfoot.kernels.shapes import contiguous, fits, share
+from onfoot.kernels.shapes import contiguous, fits, formula, share
 from onfoot.ops.activation import CUBIC, ROOT_2_OVER_PI
 
 GRAIN = 1024  # elements
@@ -71,14 +71,14 @@ def relu_slope(x: float) -> float:
 def _pair(name: str, function: Any, slope: Any) -> tuple[Kernel, Kernel]:
     """The kernels of one activation."""
 
-    @kernel("f4[::1], f4[::1]", f"{name}_forward")
+    @kernel("f4[::1], f4[::1]", "n, n", f"{name}_forward")
     def forward(x: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
         a, e = share(x.size, GRAIN, thread, threads)
         part_x, part_y = x[a:e], y[a:e]
         for i in range(e - a):
             part_y[i] = function(part_x[i])
 
-    @kernel("f4[::1], f4[::1], f4[::1]", f"{name}_backward")
+    @kernel("f4[::1], f4[::1], f4[::1]", "n, n, n", f"{name}_backward")
     def backward(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, thread: int, threads: int) -> None:
         a, e = share(x.size, GRAIN, thread, threads)
         part_dy, part_x, part_dx = dy[a:e], x[a:e], dx[a:e]
@@ -112,6 +112,8 @@ def _forward(name: str, x: np.ndarray) -> tuple[np.ndarray, Saved]:
 
 
 def _backward(name: str, dy: np.ndarray, saved: Saved) -> np.ndarray:
+    if not fits(dy, saved.x) or dy.shape != saved.x.shape:
+        return formula(getattr(ops, f"{name}_backward"), dy, saved)
     dx = empty(dy.shape)
     _KERNELS[name][1](contiguous(dy).reshape(-1), saved.x.reshape(-1), dx.reshape(-1))
     return dx
@@ -124,7 +126,7 @@ def gelu_tanh_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
 
 def gelu_tanh_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """dx = dy ∘ [ (1 + tanh u)/2 + x/2 (1 − tanh² u) u' ]."""
-    return _backward("gelu_tanh", dy, saved) if fits(dy, saved.x) else ops.gelu_tanh_backward(dy, saved)
+    return _backward("gelu_tanh", dy, saved)
 
 
 def gelu_erf_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -134,7 +136,7 @@ def gelu_erf_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
 
 def gelu_erf_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """dx = dy ∘ [ Φ(x) + x φ(x) ]."""
-    return _backward("gelu_erf", dy, saved) if fits(dy, saved.x) else ops.gelu_erf_backward(dy, saved)
+    return _backward("gelu_erf", dy, saved)
 
 
 def relu_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -144,4 +146,4 @@ def relu_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
 
 def relu_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """dx = dy where x > 0."""
-    return _backward("relu", dy, saved) if fits(dy, saved.x) else ops.relu_backward(dy, saved)
+    return _backward("relu", dy, saved)

@@ -21,7 +21,7 @@ from onfoot.kernels.attention_head import (
 )
 from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.jit import kernel
-from onfoot.kernels.shapes import fits, share, threads
+from onfoot.kernels.shapes import fits, formula, share, threads, upstream
 from onfoot.kernels.simd import address
 
 FLOAT = 4  # bytes
@@ -38,7 +38,10 @@ class Saved(NamedTuple):
     lead: tuple[int, ...]  # the leading axes as they came
 
 
-@kernel("f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, f4[:,:]")
+@kernel(
+    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, f4[:,:]",
+    "b h q d, b g k d, b g k e, b h q e, b h q, b h q?, , threads .",
+)
 def _forward(
     q: np.ndarray,
     k: np.ndarray,
@@ -78,7 +81,8 @@ def _forward(
 
 @kernel(
     "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, "
-    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:]"
+    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:]",
+    "b h q e, b h q d, b g k d, b g k e, b h q e, b h q, b h q?, , b h q d, b g k d, b g k e, threads .",
 )
 def _backward(
     dy: np.ndarray,
@@ -135,7 +139,7 @@ _NO_START = np.empty((0, 0, 0), np.int64)
 
 def four_axes(x: np.ndarray) -> np.ndarray:
     """(..., T, D) -> (B, H, T, D), with a contiguous last axis."""
-    if x.strides[-1] != x.itemsize or not x.flags.writeable or x.dtype != np.float32:
+    if x.strides[-1] != x.itemsize or not x.flags.behaved or x.dtype != np.float32:
         x = np.array(x, dtype=np.float32, order="C")
     if x.ndim < 4:
         return x.reshape((1,) * (4 - x.ndim) + x.shape)
@@ -156,12 +160,23 @@ def attention_forward(
     keep: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """y = ρ v, each token's weighted average of the values it may see. With dropout, the formulas of `ops` are used."""
+    together = fits(q, k, v) and q.ndim > 1 and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+    together = together and q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2]
+    if keep is not None or not together or not fits_start(start, q):
+        return formula(ops.attention_forward, q, k, v, causal, start, keep)
     lead = q.shape[:-2]
-    if keep is not None or not fits(q, k, v) or not lead == k.shape[:-2] == v.shape[:-2]:
-        return ops.attention_forward(q, k, v, causal, start, keep)
     q4, k4, v4 = four_axes(q), four_axes(k), four_axes(v)
     y, saved = forward(q4, k4, v4, causal, start, lead)
     return y.reshape(*lead, *y.shape[2:]), saved
+
+
+def fits_start(start: Any, q: np.ndarray) -> bool:
+    """Whether `start` is an integer, or nothing, for each query (..., Tq)."""
+    if start is None:
+        return True
+    if type(start) is not np.ndarray or start.dtype.kind not in "iu" or start.ndim >= q.ndim:
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(start.shape), reversed(q.shape[:-1]), strict=False))
 
 
 def forward(
@@ -172,11 +187,12 @@ def forward(
     n_k, d_v = v.shape[2:]
     starts = _NO_START
     if start is not None:
-        starts = np.array(np.broadcast_to(start, (*lead, n_q)), dtype=np.int64, order="C").reshape(batch, heads, n_q)
+        within = np.clip(start, 0, k.shape[2])  # before 64 bits: a huge unsigned one must not become negative
+        starts = np.array(np.broadcast_to(within, (*lead, n_q)), dtype=np.int64, order="C").reshape(batch, heads, n_q)
     y, lse = heads_beside(batch, heads, n_q, d_v), empty((batch, heads, n_q))
     work = scratch(threads(), forward_floats(n_k, d_k, d_v))
-    _forward(q, k, v, y, lse, starts, causal, work)
-    return y, Saved(q, k, v, y, lse, starts, causal, lead)
+    _forward(q, k, v, y, lse, starts, bool(causal), work)
+    return y, Saved(q, k, v, y, lse, starts, bool(causal), lead)
 
 
 def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -184,7 +200,7 @@ def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarr
     if not isinstance(saved, Saved):
         return ops.attention_backward(dy, saved)
     dq, dk, dv = (heads_beside(*x.shape) for x in saved[:3])
-    backward(four_axes(dy), saved, dq, dk, dv)
+    backward(four_axes(upstream(dy, (*saved.lead, *saved.y.shape[2:]))), saved, dq, dk, dv)
     if len(saved.lead) != 2:
         dq, dk, dv = (x.reshape(*saved.lead, *x.shape[2:]) for x in (dq, dk, dv))
     return dq, dk, dv

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,8 +76,9 @@ class Pool:
 
     def _take_back(self, places: dict[int, list[int]]) -> None:
         for size, starts in list(places.items()):
-            while starts:
-                self._release(starts.pop(), size)
+            with contextlib.suppress(IndexError):  # empty: another thread may have taken the last one
+                while True:
+                    self._release(starts.pop(), size)
 
     def _release(self, start: int, size: int) -> None:
         """Adds a free place, joined with its free neighbours."""
@@ -129,6 +130,10 @@ class Pool:
 
 pool = Pool()
 empty = pool.empty
+if hasattr(os, "register_at_fork"):  # a child begins between two changes, never within one
+    os.register_at_fork(
+        before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release
+    )
 
 
 def copy(x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -138,13 +143,33 @@ def copy(x: np.ndarray, dtype: Any) -> np.ndarray:
     return made
 
 
-_scratch: dict[int, np.ndarray] = {}
+class _Scratch(threading.local):
+    """Working memory of one thread of Python's, by the number of threads that its kernels run on."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, np.ndarray] = {}
+
+
+_scratch = _Scratch()
 
 
 def scratch(threads: int, floats: int) -> np.ndarray:
-    """Working memory for each thread, (threads, at least `floats`); its contents do not outlive a kernel's call."""
-    held = _scratch.get(threads)
+    """Working memory for each of a kernel's threads, (threads, at least `floats`), of the Python thread that asks.
+
+    What a kernel leaves there is valid until the same Python thread calls for another.
+    """
+    held = _scratch.held.get(threads)
     if held is None or held.shape[1] < floats:
-        _scratch.pop(threads, None)
-        held = _scratch[threads] = empty((threads, -(-floats // GRAIN) * GRAIN))  # every thread's begins a cache line
+        _scratch.held.pop(threads, None)
+        held = _scratch.held[threads] = empty((threads, -(-floats // GRAIN) * GRAIN))  # each begins a cache line
     return held
+
+
+@contextlib.contextmanager
+def own_scratch() -> Iterator[None]:
+    """Working memory that nobody else has, for calls that are listed now and made later, from whatever thread."""
+    before, _scratch.held = _scratch.held, {}
+    try:
+        yield
+    finally:
+        _scratch.held = before

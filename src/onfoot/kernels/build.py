@@ -22,13 +22,13 @@ from numba.core.registry import cpu_target
 
 from onfoot.kernels import PAIRS, SINGLES, cpu
 from onfoot.kernels.jit import ALL, OPTIONS, Kernel, arrayobj, cgutils, types
-from onfoot.kernels.library import C_CONTIGUOUS, DATA, DTYPE, DTYPE_NUMBER, FLAGS, NDIM, SHAPE, STRIDES
+from onfoot.kernels.library import ALIGNED, C_CONTIGUOUS, DATA, DTYPE, DTYPE_NUMBER, FLAGS, NDIM, SHAPE, STRIDES
 from onfoot.kernels.private import write_own
 
 BYTE, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 ANYWHERE = 4096  # an address for symbols that are found when the code is loaded; nothing is run here
 # What machine code may ask for beyond itself: the C library's, and what `library` provides.
-KNOWN = {"memset", "memcpy", "memmove", "logf", "expf", "sqrtf", "log", "numba_parallel_for"}
+KNOWN = {"memset", "memcpy", "memmove", "logf", "expf", "sqrtf", "sqrt", "log", "numba_parallel_for"}
 
 
 def compiled(kernel: Kernel) -> bytes:
@@ -90,7 +90,7 @@ def _kernel_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: A
             values.append(build.icmp_signed("!=", value, ir.Constant(I64, 0)))
         else:
             values.append(value)
-    threads = entry.args[-1]
+    threads = _checked_sizes(build, kernel, entry.args)
     frame_type = ir.LiteralStructType([value.type for value in [*values, threads]])
     frame = build.alloca(frame_type)
     for i, value in enumerate([*values, threads]):
@@ -112,6 +112,29 @@ def _kernel_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: A
             none, single = ir.Constant(I64, 0), ir.Constant(I64, 1)
             build.call(run, [*four, arguments, none, single, build.trunc(threads, I32)])
     build.ret(ir.Constant(I32, 0))
+
+
+def _checked_sizes(build: Any, kernel: Kernel, arguments: Any) -> Any:
+    """Returns the number of threads; or, from the entry, minus the number of an array whose sizes do not agree."""
+    threads = arguments[-1]
+    known: dict[str, Any] = {}
+    for number, (axes, array) in enumerate(zip(kernel.sizes, arguments, strict=False), start=1):
+        wrong = ir.Constant(ir.IntType(1), 0)
+        names = axes.removesuffix("?").split()
+        shape = _field(build, array, SHAPE, I64.as_pointer()) if names else None
+        sizes = [build.load(build.gep(shape, [ir.Constant(I64, i)])) for i in range(len(names))]
+        for name, size in zip(names, sizes, strict=True):
+            if name == "threads":
+                threads = build.select(build.icmp_signed("<", size, threads), size, threads)
+            elif name != "." and name in known:
+                wrong = build.or_(wrong, build.icmp_signed("!=", size, known[name]))
+            elif name != "." and not axes.endswith("?"):
+                known[name] = size
+        if axes.endswith("?"):
+            wrong = build.and_(wrong, build.icmp_signed("!=", sizes[0], ir.Constant(I64, 0)))
+        with build.if_then(wrong, likely=False):
+            build.ret(ir.Constant(I32, -number))
+    return threads
 
 
 def _thread_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: Any, frame_type: Any) -> Any:
@@ -140,7 +163,7 @@ def _field(build: Any, at: Any, offset: int, kind: Any) -> Any:
 
 
 def _is_wrong(build: Any, kind: Any, array: Any) -> Any:
-    """Whether an array has another dtype, number of axes or order than it should."""
+    """Whether an array has another dtype, number of axes or order than it should, or lies across its numbers' grid."""
 
     def differs(value: Any, wanted: int) -> Any:
         return build.icmp_signed("!=", value, ir.Constant(I32, wanted))
@@ -153,10 +176,9 @@ def _is_wrong(build: Any, kind: Any, array: Any) -> Any:
     for one in same:
         other = build.and_(other, differs(number, one))
     wrong = build.or_(wrong, other)
-    if kind.layout == "C":
-        flags = build.and_(_field(build, array, FLAGS, I32), ir.Constant(I32, C_CONTIGUOUS))
-        wrong = build.or_(wrong, differs(flags, C_CONTIGUOUS))
-    return wrong
+    wanted_flags = ALIGNED | (C_CONTIGUOUS if kind.layout == "C" else 0)
+    flags = build.and_(_field(build, array, FLAGS, I32), ir.Constant(I32, wanted_flags))
+    return build.or_(wrong, differs(flags, wanted_flags))
 
 
 def _array(context: Any, build: Any, kind: Any, array: Any) -> Any:

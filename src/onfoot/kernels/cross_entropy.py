@@ -10,16 +10,17 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import as_rows, fits, share
+from onfoot.kernels.shapes import as_rows, fits, formula, share
 from onfoot.kernels.simd import address, greatest
 from onfoot.ops.cross_entropy import IGNORE
 
 
 class Saved(NamedTuple):
-    logits: np.ndarray  # (..., V)
+    logits: np.ndarray  # (N, V)
     lse: np.ndarray  # (N,), log Σ exp(logits)
     targets: np.ndarray  # (N,)
     divisor: float
+    shape: tuple[int, ...]  # of the logits
 
 
 @inner
@@ -43,7 +44,7 @@ def softmax_minus_target(row: np.ndarray, lse: float, target: int, scale: float,
     out[target] -= scale  # eq CE.2
 
 
-@kernel("f4[:,::1], i8[::1], f4[::1], f8[::1]")
+@kernel("f4[:,::1], i8[::1], f4[::1], f8[::1]", "n v, n, n, n")
 def _forward(
     logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, losses: np.ndarray, thread: int, threads: int
 ) -> None:
@@ -55,7 +56,7 @@ def _forward(
             losses[i] = np.float64(lse[i]) - np.float64(logits[i, targets[i]])  # eq CE.1
 
 
-@kernel("f4[:,::1], f4[::1], i8[::1], f4, f4[:,::1]")
+@kernel("f4[:,::1], f4[::1], i8[::1], f4, f4[:,::1]", "n v, n, n, , n v")
 def _backward(
     logits: np.ndarray,
     lse: np.ndarray,
@@ -72,6 +73,8 @@ def _backward(
 
 def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
     """The targets as one row of 64-bit integers, or an IndexError: a kernel would read beyond the logits."""
+    if targets.dtype.kind not in "iu":
+        raise IndexError(f"targets of dtype {targets.dtype}: integers are needed")
     flat = np.ascontiguousarray(targets, dtype=np.int64).reshape(-1)
     wrong = (flat.view(np.uint64) >= vocabulary) & (flat != IGNORE)  # as unsigned, what is below 0 is large
     if wrong.any():
@@ -79,25 +82,30 @@ def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
     return flat
 
 
+def targets_fit(targets: Any, x: np.ndarray) -> bool:
+    """Whether there is a target for each row of x."""
+    return type(targets) is np.ndarray and x.ndim > 0 and targets.size * x.shape[-1] == x.size
+
+
 def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: float) -> tuple[np.float32, Any]:
     """L = Σ (log Σ exp a − a[target]) / divisor, over the tokens that have a target."""
-    if not fits(logits):
-        return ops.cross_entropy_forward(logits, targets, divisor)
+    if not fits(logits) or not targets_fit(targets, logits):
+        return formula(ops.cross_entropy_forward, logits, targets, divisor)
     flat = as_rows(logits)  # (N, V)
     target = checked_targets(targets, flat.shape[1])
     lse, losses = empty(target.shape), np.empty(target.shape)
     _forward(flat, target, lse, losses)
-    return np.float32(losses.sum() / divisor), Saved(logits, lse, target, divisor)
+    return np.float32(losses.sum() / divisor), Saved(flat, lse, target, divisor, logits.shape)
 
 
 def cross_entropy_backward(dloss: float, saved: Any) -> np.ndarray:
     """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in the rows that do not count."""
     if not isinstance(saved, Saved):
         return ops.cross_entropy_backward(dloss, saved)
-    logits, lse, target, divisor = saved
+    logits, lse, target, divisor, shape = saved
     dlogits = empty(logits.shape)
-    _backward(as_rows(logits), lse, target, float(dloss) / divisor, as_rows(dlogits))
-    return dlogits
+    _backward(logits, lse, target, float(dloss) / divisor, dlogits)
+    return dlogits.reshape(shape)
 
 
 KERNELS = (_forward, _backward)

@@ -15,7 +15,7 @@ import numpy as np
 from onfoot.kernels import activation, layer_norm, linear, rms_norm, swiglu
 from onfoot.kernels.activation import activation_call
 from onfoot.kernels.attention_head import forward_floats, head_forward
-from onfoot.kernels.buffers import empty, scratch
+from onfoot.kernels.buffers import empty, own_scratch, scratch
 from onfoot.kernels.jit import Call, kernel
 from onfoot.kernels.layer_norm import layer_norm_call
 from onfoot.kernels.linear import affine_calls, fits_weight
@@ -25,6 +25,7 @@ from onfoot.kernels.rope import turn
 from onfoot.kernels.shapes import as_rows, fits, round_up, share, threads
 from onfoot.kernels.simd import address, floats
 from onfoot.kernels.swiglu import swiglu_call
+from onfoot.quantized import Transposed
 
 Layer = tuple[Any, Any]  # weight, (in, out) where it is linear, and bias or None
 Cache = Sequence[tuple[np.ndarray, np.ndarray]]  # each block's keys and values, (B, Hkv, room, D)
@@ -32,7 +33,8 @@ Cache = Sequence[tuple[np.ndarray, np.ndarray]]  # each block's keys and values,
 
 @kernel(
     "f4[:,:], f4[:,:], f4[:,:], f4[:,::1], f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[::1], f4[:,::1], "
-    "f4[:,:]"
+    "f4[:,:]",
+    "b ., b ., b ., . ., . ., b g r d, b g r e, ., b, b ., threads .",
 )
 def _attention(
     q: np.ndarray,
@@ -111,6 +113,9 @@ class Decoder:
     def __init__(self, width: int, cache: Cache, start: np.ndarray | None, make: Callable[[State], list[Call]]) -> None:
         batch = cache[0][0].shape[0]
         first = np.zeros(batch, np.int64) if start is None else np.array(start, np.int64).reshape(batch)
+        if first.min() < 0:
+            raise ValueError(f"a sequence cannot begin at {first.min()}: 0 or above is needed")
+        self._first = max(0, int(first.max()))  # before it, no token can be decoded: it would stand before its sequence
         self._state = State(empty((batch, width)), np.zeros(1, np.int64), first, cache)
         self._make, self._threads = make, 0
         self._calls: list[Call] = []
@@ -119,11 +124,15 @@ class Decoder:
         """a_1 -> the last a_10, (B, 1, C), valid until the next call; `length` tokens stand in the cache."""
         state = self._state
         room = state.cache[0][0].shape[2]
-        if not 0 <= length < room:
+        if not self._first <= length < room:
             raise IndexError(f"a token behind {length} others: the cache has room for {room}; make one with more")
+        rows = as_rows(x)
+        if rows.shape != state.x.shape:
+            raise ValueError(f"tokens of shape {x.shape} for a cache of {state.x.shape[0]} sequences of this width")
         if self._threads != threads():
-            self._threads, self._calls = threads(), self._make(state)
-        state.x[...] = as_rows(x)
+            with own_scratch():
+                self._threads, self._calls = threads(), self._make(state)
+        state.x[...] = rows
         state.length[0] = length
         for call, args in self._calls:
             call(*args)
@@ -152,8 +161,22 @@ def _fit(layers: Sequence[Sequence[Layer]], cache: Cache) -> bool:
     flat = [x for pair in cache for x in pair] + [bias for _, bias in all_layers if bias is not None]
     weights = [weight for weight, _ in all_layers]
     dense = [x for x in weights if isinstance(x, np.ndarray)]
-    contiguous = all(x.flags.c_contiguous for x in flat) and all(x.flags.forc for x in dense)
-    return contiguous and fits(*flat) and all(map(fits_weight, weights))
+    if not fits(*flat) or not all(map(fits_weight, weights)):
+        return False
+    return all(x.flags.c_contiguous for x in flat) and all(x.flags.forc for x in dense)
+
+
+def _taken(layers: Sequence[Sequence[Layer]], cache: Cache, wanted: Sequence[tuple[int, ...]]) -> list[list[Layer]]:
+    """The layers as views that nobody else can reshape, each of its size; `wanted` are the weights' of a block."""
+    own = [[(w if isinstance(w, Transposed) else w.view(), b if b is None else b.view()) for w, b in x] for x in layers]
+    room = cache[0][0].shape[:3]
+    for block, (keys, values) in zip(own, cache, strict=True):
+        sizes = tuple(tuple(weight.shape) for weight, _ in block)
+        if sizes != tuple(wanted) or any(b is not None and b.shape != w.shape[-1:] for w, b in block):
+            raise ValueError(f"weights of shapes {sizes} in a block of a decoder; {tuple(wanted)} are needed")
+        if keys.shape != cache[0][0].shape or values.shape[:3] != room or values.shape != cache[0][1].shape:
+            raise ValueError(f"keys {keys.shape} and values {values.shape} in a cache of {cache[0][0].shape}")
+    return own
 
 
 def gpt2_decoder(
@@ -166,6 +189,9 @@ def gpt2_decoder(
     if not _fit(layers, cache):
         return None
     (_, heads, _, d_k), d_v = cache[0][0].shape, cache[0][1].shape[3]
+    c, f = layers[0][0][0].size, layers[0][4][0].shape[-1]
+    wide = heads * (2 * d_k + d_v)
+    layers = _taken(layers, cache, [(c,), (c, wide), (heads * d_v, c), (c,), (c, f), (f, c)])
 
     def list_calls(state: State) -> list[Call]:
         x, batch, c = state.x, *state.x.shape
@@ -203,8 +229,15 @@ def llama_decoder(
 
     A block's layers are the first norm, q, k, v, o, the second norm, gate, up and down.
     """
-    if not _fit(layers, cache) or not fits(cos, sin):
+    if not _fit(layers, cache) or not fits(cos, sin) or not (cos.flags.c_contiguous and sin.flags.c_contiguous):
         return None
+    (_, shared, room, d_k), d_v = cache[0][0].shape, cache[0][1].shape[3]
+    c, f, wide = layers[0][0][0].size, layers[0][6][0].shape[-1], layers[0][1][0].shape[-1]
+    narrow, out_of = [(c, shared * d_k), (c, shared * d_v)], (wide // d_k * d_v, c)
+    layers = _taken(layers, cache, [(c,), (c, wide), *narrow, out_of, (c,), (c, f), (c, f), (f, c)])
+    if wide % (shared * d_k) or cos.shape != sin.shape or cos.shape[0] < room or 2 * cos.shape[1] != d_k:
+        raise ValueError(f"queries of width {wide} and angles {cos.shape}, {sin.shape} for a cache of {(room, d_k)}")
+    cos, sin = cos.view(), sin.view()
     _, queries, keys, values, out, _, gating, _, _ = layers[0]
 
     def list_calls(state: State) -> list[Call]:

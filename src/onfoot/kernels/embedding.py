@@ -13,7 +13,7 @@ import numpy as np
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import kernel
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share
+from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share
 
 
 class Saved(NamedTuple):
@@ -21,7 +21,7 @@ class Saved(NamedTuple):
     n_rows: int
 
 
-@kernel("i8[::1], f4[:,::1], f4[:,::1]")
+@kernel("i8[::1], f4[:,::1], f4[:,::1]", "n, v c, n c")
 def _gather(ids: np.ndarray, weight: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     a, e = share(ids.size, 1, thread, threads)
     for i in range(a, e):
@@ -30,7 +30,7 @@ def _gather(ids: np.ndarray, weight: np.ndarray, y: np.ndarray, thread: int, thr
             out[j] = row[j]  # eq 2
 
 
-@kernel("f4[:,::1], i8[::1], f4[:,::1], b1")
+@kernel("f4[:,::1], i8[::1], f4[:,::1], b1", "n c, n, v c")
 def _scatter(dy: np.ndarray, ids: np.ndarray, total: np.ndarray, fresh: bool, thread: int, threads: int) -> None:
     a, e = share(dy.shape[1], 16, thread, threads)
     if fresh:
@@ -41,19 +41,31 @@ def _scatter(dy: np.ndarray, ids: np.ndarray, total: np.ndarray, fresh: bool, th
             row[j] += up[j]  # eq 3
 
 
+def _names_rows(ids: Any, n_rows: int) -> bool:
+    """Whether the kernels take these ids: 64-bit integers, each of which names a row."""
+    whole = type(ids) is np.ndarray and ids.dtype == np.int64 and ids.size > 0
+    return whole and bool(ids.view(np.uint64).max() < n_rows)  # as unsigned, what is below 0 is large
+
+
 def embedding_forward(ids: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = ohe(ids) w: the row of `weight` that each id names."""
-    if not fits(weight) or ids.dtype != np.int64 or not ids.size or ids.view(np.uint64).max() >= weight.shape[0]:
-        return ops.embedding_forward(ids, weight)
+    if not fits(weight) or weight.ndim != 2 or not _names_rows(ids, weight.shape[0]):
+        return formula(ops.embedding_forward, ids, weight)
     y = empty((*ids.shape, weight.shape[1]))
     _gather(contiguous(ids).reshape(-1), contiguous(weight), as_rows(y))
     return y, Saved(ids, weight.shape[0])
 
 
+def _takes(dy: Any, saved: Any) -> bool:
+    """Whether the kernels add up this gradient: a row for each id, which still names a row of the table."""
+    known = isinstance(saved, Saved) and fits(dy) and dy.ndim > 0 and dy.size == saved.ids.size * dy.shape[-1]
+    return known and _names_rows(saved.ids, saved.n_rows)
+
+
 def embedding_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """The gradient of weight. An id that occurs twice receives both its rows."""
-    if not isinstance(saved, Saved) or not fits(dy):
-        return ops.embedding_backward(dy, saved)
+    if not _takes(dy, saved):
+        return formula(ops.embedding_backward, dy, saved)
     total = empty((saved.n_rows, dy.shape[-1]))
     _scatter(as_rows(dy), contiguous(saved.ids).reshape(-1), total, True)
     return total
@@ -61,8 +73,10 @@ def embedding_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
 
 def embedding_add_backward(dy: np.ndarray, saved: Any, total: np.ndarray) -> None:
     """Adds the gradient of weight to `total`, in place: only the rows that were used are touched."""
-    if not isinstance(saved, Saved) or not fits(dy, total) or not total.flags.c_contiguous:
-        total += ops.embedding_backward(dy, saved)
+    if not (_takes(dy, saved) and fits(total) and total.shape == (saved.n_rows, dy.shape[-1]) and total.flags.carray):
+        if type(total) is not np.ndarray:
+            raise TypeError(f"gradients are added to an array, not to a {type(total).__name__}")
+        total += embedding_backward(dy, saved)
     else:
         _scatter(as_rows(dy), contiguous(saved.ids).reshape(-1), total, False)
 

@@ -30,12 +30,11 @@ def begin(bias: np.ndarray, skip: np.ndarray, i: int, first: int, out: np.ndarra
             out[j] += beside[j]
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[:,::1]")
-def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, threads: int) -> None:
+@inner
+def _part_by_rows(x: np.ndarray, weight: np.ndarray, sums: np.ndarray, part: int, parts: int) -> None:
     m, depth = x.shape
     n = weight.shape[1]
-    first, last = share(depth, GROUP, thread, threads)
-    sums = work[thread]
+    first, last = share(depth, GROUP, part, parts)
     sums[: m * n] = 0
     for k in range(first, last - GROUP + 1, GROUP):
         for j0 in range(0, n, STRIP):
@@ -55,20 +54,27 @@ def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, t
                 out[j] += x0 * row[j]
 
 
-@kernel("f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
+@kernel("f4[:,::1], f4[:,::1], f4[:,::1]", "m k, k n, . .")
+def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, threads: int) -> None:
+    """A row of `work` for each part of the weight; with fewer threads than parts, a thread does several."""
+    for part in range(thread, work.shape[0], threads):
+        _part_by_rows(x, weight, work[part], part, work.shape[0])
+
+
+@kernel("f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]", ". ., n?, m n?, m n")
 def _add_parts(work: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     m, n = y.shape
     a, e = share(n, 64, thread, threads)
     for i in range(m):
         out = y[i, a:e]
         begin(bias[a:e], skip, i, a, out)
-        for s in range(threads):
+        for s in range(work.shape[0]):
             part = work[s, i * n + a : i * n + e]
             for j in range(e - a):
                 out[j] += part[j]
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
+@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]", "m k, n k, n?, m n?, m n")
 def _by_dots(
     x: np.ndarray,
     weight: np.ndarray,

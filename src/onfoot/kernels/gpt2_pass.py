@@ -7,6 +7,7 @@ meet, and a second kernel adds that up. (So how a gradient is rounded depends on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -102,7 +103,10 @@ def logits_and_loss(
     multiply(v, c, mine, a12, FLOAT, v_row, 0, a11_rows, c_row, FLOAT, to_table, c_row, 0, 0, 0, r.spare)  # eq FC.3
 
 
-@kernel("i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], f8, f4, b1, f4[:,::1], f4[::1], f4[:,::1], f8[::1], f4[:,:]")
+@kernel(
+    "i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], f8, f4, b1, f4[:,::1], f4[::1], f4[:,::1], f8[::1], f4[:,:]",
+    "n, n, ., p, p, , , , . ., ., threads ., n, threads .",
+)
 def _pass(
     tokens: np.ndarray,
     targets: np.ndarray,
@@ -175,6 +179,8 @@ def _sum(parts: np.ndarray, thread: int, threads: int) -> None:
 
 def gpt2_pass_suits(tokens: np.ndarray, params: Sequence[np.ndarray]) -> bool:
     """Whether the model is small enough for this, and the sequences many enough for all threads."""
+    if tokens.ndim != 2 or tokens.dtype != np.int64 or params[TOKENS].ndim != 2:
+        return False
     (sequences, n), vocabulary = tokens.shape, params[TOKENS].shape[0]
     sizes = [p.size for p in params]
     block = sum(sizes[BLOCKS : BLOCKS + PER_BLOCK])
@@ -205,10 +211,18 @@ def gpt2_pass(
     f, blocks = params[BLOCKS + EXPAND].shape[1], (len(params) - BLOCKS) // PER_BLOCK
     (sequences, length), positions = tokens.shape, params[POSITIONS].shape[0]
     s = Sizes(sequences, length, vocabulary, positions, blocks, heads, c, qkv, a, f)
-    at, total = _begins(tuple([p.size for p in params]))
-    keeps, passes, works = memory(s, threads())
-    parts, losses = empty((threads(), total)), np.empty(tokens.size)
-    _pass(
+    shapes = tuple([p.shape for p in params])
+    _check(s, shapes)
+    if not fits(*params) or not all(p.flags.c_contiguous for p in params):
+        raise TypeError("gpt2_pass: parameters must be contiguous arrays of float32")
+    if tokens.dtype != np.int64 or tokens.view(np.uint64).max() >= vocabulary:
+        raise IndexError(f"gpt2_pass: tokens must be 64-bit integers in 0 ... {vocabulary - 1}")
+    at, total = _begins(shapes)
+    on = threads()
+    keeps, passes, works = memory(s, on)
+    parts, losses = empty((on, total)), np.empty(tokens.size)
+    _pass.on(
+        on,
         contiguous(tokens).reshape(-1),
         checked_targets(targets, vocabulary),
         np.array(s, np.int64),
@@ -221,18 +235,33 @@ def gpt2_pass(
         empty((passes,)),
         parts,
         losses,
-        scratch(threads(), works),
+        scratch(on, works),
     )
-    if threads() > 1:
+    if on > 1:
         _sum(parts)
     grads = [np.ndarray(p.shape, FLOAT32, parts, i) for i, p in zip((at * FLOAT).tolist(), params, strict=True)]
     return np.float32(losses.sum() / divisor), grads
 
 
 @lru_cache(maxsize=8)
-def _begins(sizes: tuple[int, ...]) -> tuple[np.ndarray, int]:
+def _check(s: Sizes, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Refuses parameters that do not go together, and more tokens than there are positions."""
+    block = [(s.c,)] * 2 + [(s.c, s.qkv), (s.qkv,), (s.a, s.c), (s.c,)] + [(s.c,)] * 2
+    block += [(s.c, s.f), (s.f,), (s.f, s.c), (s.c,)]
+    wanted = [(s.vocabulary, s.c), (s.positions, s.c), *s.blocks * block, (s.c,), (s.c,), (s.vocabulary, s.c)]
+    for i, (found, right) in enumerate(zip(shapes, wanted, strict=False)):
+        if found != right:
+            raise ValueError(f"gpt2_pass: parameter {i} has shape {found}; the others ask for {right}")
+    if len(shapes) not in (len(wanted), len(wanted) - 1):
+        raise ValueError(f"gpt2_pass: {len(shapes)} parameters for {s.blocks} blocks; {len(wanted)} are needed")
+    if s.tokens > s.positions or s.heads < 1 or s.a % s.heads or (s.qkv - s.a) % (2 * s.heads) or s.qkv <= s.a:
+        raise ValueError(f"gpt2_pass: sizes that do not go together: {s}")
+
+
+@lru_cache(maxsize=8)
+def _begins(shapes: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, int]:
     """Where the gradient of each parameter begins among all, and how many numbers they have, in whole lines."""
-    at = np.cumsum([0, *sizes], dtype=np.int64)
+    at = np.cumsum([0, *map(math.prod, shapes)], dtype=np.int64)
     return at[:-1], round_up(int(at[-1]), LINE)
 
 

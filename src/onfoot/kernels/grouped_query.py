@@ -8,8 +8,8 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.kernels import attention
-from onfoot.kernels.attention import Saved, attention_backward, forward, four_axes
-from onfoot.kernels.shapes import fits
+from onfoot.kernels.attention import Saved, attention_backward, fits_start, forward, four_axes
+from onfoot.kernels.shapes import fits, formula
 
 
 def grouped_query_forward(
@@ -21,9 +21,15 @@ def grouped_query_forward(
     keep: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """y = ρ v for each query head, (B, H, Tq, Dv); query head h reads the keys and values of head h // (H / Hkv)."""
-    together = q.ndim == k.ndim == v.ndim == 4 and k.shape[:3] == v.shape[:3] and q.shape[::3] == k.shape[::3]
-    if keep is not None or not together or not fits(q, k, v) or q.shape[1] % k.shape[1]:
-        return ops.grouped_query_forward(q, k, v, causal, start, keep)
+    together = (
+        fits(q, k, v)
+        and q.ndim == k.ndim == v.ndim == 4
+        and k.shape[:3] == v.shape[:3]
+        and q.shape[::3] == k.shape[::3]
+    )
+    known = start is None or (fits_start(start, q) and start.ndim > 1 and start.shape[-2] in (1, q.shape[1]))
+    if keep is not None or not together or not known or q.shape[1] % k.shape[1]:
+        return formula(ops.grouped_query_forward, q, k, v, causal, start, keep)
     return forward(four_axes(q), four_axes(k), four_axes(v), causal, start, q.shape[:2])  # eq GQA.1
 
 

@@ -55,10 +55,18 @@ ALL: list[Kernel] = []  # every kernel and routine, in the order in which they a
 class Kernel:
     """A compiled function, called on all threads with arrays and numbers, or by other kernels (a routine)."""
 
-    def __init__(self, function: Callable[..., None], signature: str, name: str = "", routine: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., None],
+        signature: str,
+        name: str = "",
+        routine: bool = False,
+        sizes: str = "",
+    ) -> None:
         file = function.__module__.rpartition(".")[2]
         self.name = f"{file}.{name or function.__name__.strip('_')}"
         self.function, self.signature, self.routine = function, signature, routine
+        self.sizes = sizes.split(", ") if sizes else []
         self.entry: Callable[..., int] = self._prepare_and_call
         ALL.append(self)
 
@@ -82,20 +90,38 @@ class Kernel:
     def __call__(self, *args: Any) -> None:
         wrong = self.entry(*args, pool.threads())
         if wrong:
-            x = args[wrong - 1]
-            raise TypeError(
-                f"{self.name}: argument {wrong} must be {self.kinds[wrong - 1]}, not {x.dtype} of shape {x.shape} "
-                f"and strides {x.strides}"
-            )
+            raise self._refusal(wrong, args)
+
+    def on(self, threads: int, *args: Any) -> None:
+        """The same on so many threads, where memory was laid out for that number."""
+        wrong = self.entry(*args, threads)
+        if wrong:
+            raise self._refusal(wrong, args)
+
+    def _refusal(self, wrong: int, args: tuple[Any, ...]) -> Exception:
+        """What is said of an array of the wrong kind, or (a number below 0) of sizes that do not agree."""
+        if wrong < 0:
+            shapes = ", ".join(str(x.shape) for x in args if hasattr(x, "shape"))
+            return ValueError(f"{self.name}: argument {-wrong} does not go with the others; the shapes are {shapes}")
+        x = args[wrong - 1]
+        return TypeError(
+            f"{self.name}: argument {wrong} must be {self.kinds[wrong - 1]}, aligned, not {x.dtype} of shape {x.shape} "
+            f"and strides {x.strides}"
+        )
 
     def _prepare_and_call(self, *args: Any) -> int:
         self.prepare()
         return self.entry(*args)
 
 
-def kernel(signature: str, name: str = "") -> Callable[[Callable[..., None]], Kernel]:
-    """A function called from Python, on every thread. Arrays are as in Numba: f4[:,::1] is contiguous, f4[:,:] any."""
-    return lambda function: Kernel(function, signature, name)
+def kernel(signature: str, sizes: str = "", name: str = "") -> Callable[[Callable[..., None]], Kernel]:
+    """A function called from Python, on every thread. Arrays are as in Numba: f4[:,::1] is contiguous, f4[:,:] any.
+
+    `sizes` names the axes of each array, "n c, c, n c": those of one name must be of one size, or the call is refused
+    before anything is read. "." is any size; an array with a "?" behind its axes may be empty. "threads" is memory
+    with a row for each thread: there are no more threads than rows.
+    """
+    return lambda function: Kernel(function, signature, name, sizes=sizes)
 
 
 def routine(arguments: int) -> Callable[[Callable[..., None]], Any]:

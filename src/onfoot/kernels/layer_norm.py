@@ -13,16 +13,30 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import Call, inner, kernel
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share
+from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, upstream
 
+TINY, HUGE = F(1e-30), F(1e37)  # between them, a sum of squares is a float32 like any other
 BLOCK = 16  # rows whose contributions to dweight and dbias are summed together, whatever the number of threads
 
 
 class Saved(NamedTuple):
-    x: np.ndarray
+    x: np.ndarray  # (N, C)
     mean: np.ndarray  # (N,)
     rstd: np.ndarray  # 1/σ, (N,)
     weight: np.ndarray
+    shape: tuple[int, ...]  # of x
+
+
+@inner
+def exact_mean_and_rstd(row: np.ndarray, eps: float) -> tuple[float, float]:
+    """The mean and 1/σ of a row of very large or very small numbers, in float64."""
+    total, squares = 0.0, 0.0
+    for j in range(row.size):
+        total += np.float64(row[j])
+    mu = total / row.size
+    for j in range(row.size):
+        squares += (np.float64(row[j]) - mu) * (np.float64(row[j]) - mu)
+    return F(mu), F(1 / np.sqrt(squares / row.size + eps))
 
 
 @inner
@@ -47,6 +61,8 @@ def norm(
         for j in range(c):
             squares += (row[j] - mu) * (row[j] - mu)
         r = F(1) / np.sqrt(squares / F(c) + F(eps))
+        if not TINY < squares < HUGE:  # what float32 has no squares of
+            mu, r = exact_mean_and_rstd(row, eps)
         mean[i], rstd[i] = mu, r
         for j in range(c):
             out[j] = (row[j] - mu) * r * weight[j] + bias[j]  # eq 36, 37, 38
@@ -102,7 +118,7 @@ def norm_backward(
                     out[j] += past[j]
 
 
-@kernel("f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[::1], f4[::1]")
+@kernel("f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[::1], f4[::1]", "n c, c, c, , n c, n, n")
 def _forward(
     x: np.ndarray,
     weight: np.ndarray,
@@ -118,7 +134,10 @@ def _forward(
     norm(x[a:e], weight, bias, eps, y[a:e], mean[a:e], rstd[a:e])
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[::1], f4[:,::1], f4[:,:,::1]")
+@kernel(
+    "f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[::1], f4[:,::1], f4[:,:,::1]",
+    "n c, n c?, n c, n, n, c, n c, . . c",
+)
 def _backward(
     dy: np.ndarray,
     dskip: np.ndarray,
@@ -151,7 +170,7 @@ def share_of_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, th
             db[j] += part_b[j]  # eq 42
 
 
-@kernel("f4[:,:,::1], f4[::1], f4[::1]")
+@kernel("f4[:,:,::1], f4[::1], f4[::1]", ". . c, c, c")
 def _sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
     share_of_parts(parts, dweight, dbias, thread, threads)
 
@@ -160,12 +179,12 @@ def layer_norm_forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float = 1e-5
 ) -> tuple[np.ndarray, Any]:
     """y = ā ∘ w + b with ā = (x − μ)/σ, over the features of each token."""
-    if not fits(x, weight, bias):
-        return ops.layer_norm_forward(x, weight, bias, eps)
+    if not fits(x, weight, bias) or not x.ndim or not x.shape[-1:] == weight.shape == bias.shape:
+        return formula(ops.layer_norm_forward, x, weight, bias, eps)
     rows, weight = as_rows(x), contiguous(weight)
     y, (mean, rstd) = empty(rows.shape), empty((2, rows.shape[0]))
     _forward(rows, weight, contiguous(bias), eps, y, mean, rstd)
-    return y.reshape(x.shape), Saved(rows, mean, rstd, weight)
+    return y.reshape(x.shape), Saved(rows, mean, rstd, weight, x.shape)
 
 
 def layer_norm_call(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float, y: np.ndarray) -> Call:
@@ -185,15 +204,16 @@ def layer_norm_skip_backward(
     dy: np.ndarray, saved: Any, dskip: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same, with `dskip`, what comes past the norm, added to the gradient of x."""
-    if not isinstance(saved, Saved) or not fits(dskip):
+    if not isinstance(saved, Saved) or not fits(dskip) or dskip.shape != saved.shape:
         dx, dweight, dbias = layer_norm_backward(dy, saved)
         return dskip + dx, dweight, dbias
     return _gradients(dy, saved, as_rows(dskip))
 
 
 def _gradients(dy: np.ndarray, saved: Saved, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    x, mean, rstd, weight = saved
-    dx, dweight, dbias = empty(dy.shape), empty(weight.shape), empty(weight.shape)
+    x, mean, rstd, weight, shape = saved
+    dy = upstream(dy, shape)
+    dx, dweight, dbias = empty(shape), empty(weight.shape), empty(weight.shape)
     parts = empty(((x.shape[0] + BLOCK - 1) // BLOCK, 2, x.shape[1]))
     _backward(as_rows(dy), dskip, x, mean, rstd, weight, as_rows(dx), parts)
     _sum_parts(parts, dweight, dbias)

@@ -25,7 +25,7 @@ from onfoot.kernels.manifest import Code
 HEAD = object.__basicsize__  # bytes before an object's own fields
 # Where NumPy's C interface puts an array's fields (`PyArrayObject_fields`), and a dtype's number.
 DATA, NDIM, SHAPE, STRIDES, DTYPE, FLAGS, DTYPE_NUMBER = (HEAD + at for at in (0, 8, 16, 24, 40, 48, 12))
-C_CONTIGUOUS = 1
+C_CONTIGUOUS, ALIGNED = 1, 0x100
 PACKAGE = Path(__file__).parents[1]
 SOURCES = ("kernels/*.py", "ops/*.py", "arrays.py", "quantized.py")  # what is compiled in, constants included
 

@@ -14,7 +14,7 @@ from onfoot.kernels.few_rows import FEW, few_rows_calls
 from onfoot.kernels.jit import Call, inner, kernel
 from onfoot.kernels.product import NO_ROW, NO_ROWS, product, share_of_product
 from onfoot.kernels.quantized import quantized_calls, quantized_through
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share, threads
+from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, threads, upstream
 from onfoot.quantized import Transposed
 
 
@@ -26,6 +26,7 @@ class Saved(NamedTuple):
 
 class FrozenSaved(NamedTuple):
     weight: np.ndarray
+    shape: tuple[int, ...]  # of x
 
 
 @inner
@@ -45,12 +46,15 @@ def share_of_sum(x: np.ndarray, total: np.ndarray, thread: int, threads: int) ->
             out[j] += row[j]
 
 
-@kernel("f4[:,::1], f4[::1]")
+@kernel("f4[:,::1], f4[::1]", "n c, c")
 def _sum_rows(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
     share_of_sum(x, total, thread, threads)
 
 
-@kernel("f4[:,::1], f4[:,:], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,:]")
+@kernel(
+    "f4[:,::1], f4[:,:], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,:]",
+    "n o, o i, n i, n a, n b, . b, o?, threads .",
+)
 def _backward(
     dy: np.ndarray,
     weight_t: np.ndarray,
@@ -79,6 +83,15 @@ def sum_rows(x: np.ndarray) -> np.ndarray:
     total = empty(x.shape[1:])
     _sum_rows(x, total)
     return total
+
+
+def together(x: Any, weight: Any, bias: Any, skip: Any = None) -> bool:
+    """Whether the kernels take a layer's arrays, and these go together; others are left to `ops`."""
+    if not fits(x) or not fits_weight(weight) or weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
+        return False
+    if bias is not None and (not fits(bias) or bias.shape != weight.shape[1:]):
+        return False
+    return skip is None or (fits(skip) and skip.shape == x.shape[:-1] + weight.shape[1:])
 
 
 def fits_weight(weight: Any) -> bool:
@@ -125,14 +138,14 @@ def through(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -> np.nd
 
 def linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
     """y = x w + b~, the bias broadcast over the tokens."""
-    if not (fits(x) and fits_weight(weight)) or not (bias is None or fits(bias)):
-        return ops.linear_forward(x, weight, bias)
+    if not together(x, weight, bias):
+        return formula(ops.linear_forward, x, weight, bias)
     return affine(x, weight, bias), Saved(x, weight, bias is not None)
 
 
 def linear_skip(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = skip + x w + b~: a layer whose output closes a skip. Its backward pass is the layer's own."""
-    if not (fits(x, skip) and fits_weight(weight)) or not (bias is None or fits(bias)):
+    if not together(x, weight, bias, skip):
         y, saved = linear_forward(x, weight, bias)
         return skip + y, saved
     return affine(x, weight, bias, skip=skip), Saved(x, weight, bias is not None)
@@ -143,6 +156,7 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
     if not isinstance(saved, Saved):
         return ops.linear_backward(dy, saved)
     x, weight, has_bias = saved
+    dy = upstream(dy, x.shape[:-1] + weight.shape[1:])
     left, right = as_rows(x), as_rows(dy)
     transposed = isinstance(weight, np.ndarray) and not weight.flags.c_contiguous  # a tied head: as it is stored
     if right.shape[0] <= FEW or isinstance(weight, Transposed):
@@ -160,26 +174,26 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
 
 def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
     """The same layer with weights that do not train: x need not be kept."""
-    if not (fits(x) and fits_weight(weight)) or not (bias is None or fits(bias)):
-        return ops.frozen_linear_forward(x, weight, bias)
-    return affine(x, weight, bias), FrozenSaved(weight)
+    if not together(x, weight, bias):
+        return formula(ops.frozen_linear_forward, x, weight, bias)
+    return affine(x, weight, bias), FrozenSaved(weight, x.shape)
 
 
 def frozen_linear_skip(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray
 ) -> tuple[np.ndarray, Any]:
     """The same beside a skip: y = skip + x w + b~."""
-    if not (fits(x, skip) and fits_weight(weight)) or not (bias is None or fits(bias)):
+    if not together(x, weight, bias, skip):
         y, saved = frozen_linear_forward(x, weight, bias)
         return skip + y, saved
-    return affine(x, weight, bias, skip=skip), FrozenSaved(weight)
+    return affine(x, weight, bias, skip=skip), FrozenSaved(weight, x.shape)
 
 
 def frozen_linear_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """The gradient of x alone: the error signal passes through a frozen layer."""
     if not isinstance(saved, FrozenSaved):
         return ops.frozen_linear_backward(dy, saved)
-    return through(dy, saved.weight)
+    return through(upstream(dy, saved.shape[:-1] + saved.weight.shape[1:]), saved.weight)
 
 
 KERNELS = (*products.KERNELS, *few_rows.KERNELS, *quantized.KERNELS, _sum_rows, _backward)

@@ -14,10 +14,10 @@ import numpy as np
 
 from onfoot.kernels import LOGITS, cross_entropy, linear
 from onfoot.kernels.buffers import empty
-from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp
+from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp, targets_fit
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.linear import affine, fits_weight, sum_rows, through
+from onfoot.kernels.linear import affine, sum_rows, through, together
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 from onfoot.kernels.simd import address, greatest
@@ -53,7 +53,7 @@ def loss_and_gradient(row: np.ndarray, target: int, scale: float) -> float:
     return np.float64(np.log(total) + top) - np.float64(hit)  # eq CE.1
 
 
-@kernel("f4[:,::1], i8[::1], f4, f8[::1], b1")
+@kernel("f4[:,::1], i8[::1], f4, f8[::1], b1", "n v, n, , n")
 def _losses(
     logits: np.ndarray, targets: np.ndarray, scale: float, losses: np.ndarray, grad: bool, thread: int, threads: int
 ) -> None:
@@ -83,7 +83,8 @@ def _run(
     rows, weight = as_rows(x), weight if isinstance(weight, QuantizedWeight) else contiguous(weight)
     vocabulary, width = weight.shape
     target = checked_targets(targets, vocabulary)
-    some = np.count_nonzero(target != IGNORE) < 0.9 * target.size
+    rows_in_all = target.size
+    some = np.count_nonzero(target != IGNORE) < 0.9 * rows_in_all
     if some:
         counted = np.flatnonzero(target != IGNORE)
         rows, target = rows[counted], target[counted]
@@ -112,10 +113,15 @@ def _run(
     if n == 0 and dweight is not None:
         dweight[:] = 0
     if some:
-        whole = np.zeros((targets.size, width), np.float32)
+        whole = np.zeros((rows_in_all, width), np.float32)
         whole[counted] = dx
         dx = whole
     return loss, Saved(dx.reshape(x.shape), dweight, dbias)
+
+
+def _together(x: np.ndarray, weight: Any, bias: Any, targets: Any) -> bool:
+    """Whether the kernels take these arrays, and there is a target for each row."""
+    return together(x, weight.T, bias) and targets_fit(targets, x)
 
 
 def _composed(logits: tuple[np.ndarray, Any], targets: np.ndarray, divisor: float) -> tuple[Any, Composed]:
@@ -128,7 +134,7 @@ def logits_loss_forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
 ) -> tuple[np.float32, Any]:
     """L = Σ (log Σ exp a − a[target]) / divisor with a = x wᵗ + b, over the tokens that have a target."""
-    if not fits(x, weight) or not (bias is None or fits(bias)):
+    if not fits(weight) or not _together(x, weight, bias, targets):
         return _composed(linear.linear_forward(x, weight.T, bias), targets, divisor)
     return _run(x, weight, bias, targets, divisor, trains=True)
 
@@ -148,7 +154,7 @@ def frozen_logits_loss_forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
 ) -> tuple[np.float32, Any]:
     """The same loss with a head that does not train."""
-    if not (fits(x) and fits_weight(weight.T)) or not (bias is None or fits(bias)):
+    if not _together(x, weight, bias, targets):
         return _composed(linear.frozen_linear_forward(x, weight.T, bias), targets, divisor)
     return _run(x, weight, bias, targets, divisor, trains=False)
 
@@ -164,7 +170,7 @@ def logits_loss_value(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
 ) -> np.float32:
     """The same loss where no backward pass follows."""
-    if not (fits(x) and fits_weight(weight.T)) or not (bias is None or fits(bias)):
+    if not _together(x, weight, bias, targets):
         return frozen_logits_loss_forward(x, weight, bias, targets, divisor)[0]
     return _run(x, weight, bias, targets, divisor, trains=False, grad=False)[0]
 

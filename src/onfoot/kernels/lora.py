@@ -11,9 +11,9 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.kernels import linear
-from onfoot.kernels.linear import affine, fits_weight, through
+from onfoot.kernels.linear import affine, through, together
 from onfoot.kernels.product import product
-from onfoot.kernels.shapes import as_rows, fits
+from onfoot.kernels.shapes import as_rows, fits, formula, upstream
 
 
 class Saved(NamedTuple):
@@ -24,6 +24,13 @@ class Saved(NamedTuple):
     up: np.ndarray
     scale: float
     low: np.ndarray  # α (x ∘ keep) d, (N, r)
+
+
+def _fit(x: np.ndarray, weight: Any, down: Any, up: Any, keep: Any) -> bool:
+    """Whether a companion goes with its layer, and a dropout pattern with the input."""
+    if not fits(down, up) or down.ndim != 2 or down.shape[0] != weight.shape[0]:
+        return False
+    return up.shape == (down.shape[1], weight.shape[1]) and (keep is None or (fits(keep) and keep.shape == x.shape))
 
 
 def lora_linear_forward(
@@ -37,8 +44,8 @@ def lora_linear_forward(
     skip: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
-    if not (fits(x, down, up) and fits_weight(weight)) or not (bias is None or fits(bias)):
-        y, saved = ops.lora_linear_forward(x, weight, bias, down, up, scale, keep)
+    if not (together(x, weight, bias, skip) and _fit(x, weight, down, up, keep)):
+        y, saved = formula(ops.lora_linear_forward, x, weight, bias, down, up, scale, keep)
         return y if skip is None else skip + y, saved
     y = affine(x, weight, bias, skip=skip)
     low = product(as_rows(x if keep is None else x * keep), down)  # (N, r)
@@ -66,6 +73,7 @@ def lora_linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.nda
     if not isinstance(saved, Saved):
         return ops.lora_linear_backward(dy, saved)
     x, weight, keep, down, up, scale, low = saved
+    dy = upstream(dy, x.shape[:-1] + weight.shape[1:])
     rows = as_rows(dy)
     dlow = product(rows, up.T)  # (N, r)
     dlow *= np.float32(scale)

@@ -45,6 +45,8 @@ def layer() -> Any:
                 reason = error
                 continue
             ctypes.CFUNCTYPE(None, ctypes.c_int)(module.launch_threads)(_most)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_one_thread)
             return module
     raise reason
 
@@ -59,6 +61,12 @@ def _asked() -> int:
 
 _threads = _asked()
 _most = max(_threads, os.cpu_count() or 1)
+
+
+def _one_thread() -> None:
+    """A forked child has none of its parent's threads, and GNU's OpenMP cannot start others: it computes on its own."""
+    global _threads, _most
+    _threads = _most = 1
 
 
 def threads() -> int:

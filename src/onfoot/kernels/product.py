@@ -334,7 +334,7 @@ def share_of_product(
     )
 
 
-@kernel("f4[:,:], f4[:,:], f4[:,:], f4[:], f4[:,:], b1, f4[:,:]")
+@kernel("f4[:,:], f4[:,:], f4[:,:], f4[:], f4[:,:], b1, f4[:,:]", "m k, k n, m n, n?, m n?, , threads .")
 def _product(
     a: np.ndarray,
     b: np.ndarray,

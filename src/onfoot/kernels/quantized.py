@@ -26,7 +26,10 @@ HALF = BLOCK // 2
 SEVERAL = 24  # rows, up to which codes of 8 bits are multiplied as they are
 
 
-@kernel(f"f4[:,::1], i1[:,:,::1], {SCALES}, f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]")
+@kernel(
+    f"f4[:,::1], i1[:,:,::1], {SCALES}, f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]",
+    "m ., o b ., o b, o?, m o?, threads ., m o",
+)
 def _dots8(
     x: np.ndarray,
     codes: np.ndarray,
@@ -58,7 +61,10 @@ def _dots8(
             out[j] += columns[j * together + i]
 
 
-@kernel("f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]")
+@kernel(
+    "f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]",
+    "m ., o b ., o b, o b, m b, o?, m o?, m o",
+)
 def _dots4(
     x: np.ndarray,
     codes: np.ndarray,
@@ -86,7 +92,7 @@ def _dots4(
             y[i, j] += total
 
 
-@kernel(f"i1[:,:,::1], {SCALES}, f4[:,::1]")
+@kernel(f"i1[:,:,::1], {SCALES}, f4[:,::1]", "o b ., o b, o .")
 def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
     first, last = share(codes.shape[0], 1, thread, threads)
     for j in range(first, last):
@@ -97,7 +103,7 @@ def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, 
                 to[k] = F(row[k]) * factor  # eq QUANT.1
 
 
-@kernel("u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1]")
+@kernel("u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1]", "o b ., o b, o b, o .")
 def _write4(
     codes: np.ndarray, scale: np.ndarray, least: np.ndarray, out: np.ndarray, thread: int, threads: int
 ) -> None:

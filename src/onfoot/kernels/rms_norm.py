@@ -10,19 +10,29 @@ from onfoot import ops
 from onfoot.kernels import linear
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import Call, kernel
-from onfoot.kernels.layer_norm import BLOCK
+from onfoot.kernels.jit import Call, inner, kernel
+from onfoot.kernels.layer_norm import BLOCK, HUGE, TINY
 from onfoot.kernels.linear import sum_rows
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share
+from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, upstream
 
 
 class Saved(NamedTuple):
     x: np.ndarray  # (N, C)
     inverse: np.ndarray  # 1/r, (N,)
     weight: np.ndarray
+    shape: tuple[int, ...]  # of x
 
 
-@kernel("f4[:,::1], f4[::1], f8, f4[:,::1], f4[::1]")
+@inner
+def exact_inverse(row: np.ndarray, eps: float) -> float:
+    """1/r of a row of very large or very small numbers, in float64."""
+    squares = 0.0
+    for j in range(row.size):
+        squares += np.float64(row[j]) * np.float64(row[j])
+    return F(1 / np.sqrt(squares / row.size + eps))
+
+
+@kernel("f4[:,::1], f4[::1], f8, f4[:,::1], f4[::1]", "n c, c, , n c, n")
 def _forward(
     x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray, inverse: np.ndarray, thread: int, threads: int
 ) -> None:
@@ -34,12 +44,14 @@ def _forward(
         for j in range(c):
             squares += row[j] * row[j]
         r = F(1) / np.sqrt(squares / F(c) + F(eps))  # eq RMS.1
+        if not TINY < squares < HUGE:  # what float32 has no squares of
+            r = exact_inverse(row, eps)
         inverse[i] = r
         for j in range(c):
             out[j] = row[j] * r * weight[j]  # eq RMS.2
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[:,::1], f4[:,::1]")
+@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[:,::1], f4[:,::1]", "n c, n c, n, c, n c, . c")
 def _backward(
     dy: np.ndarray,
     x: np.ndarray,
@@ -70,12 +82,12 @@ def _backward(
 
 def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tuple[np.ndarray, Any]:
     """y = (x/r) ∘ w with r = √(mean x² + eps), over the features of each token."""
-    if not fits(x, weight) or weight.shape != x.shape[-1:]:
-        return ops.rms_norm_forward(x, weight, eps)
+    if not fits(x, weight) or not x.ndim or weight.shape != x.shape[-1:]:
+        return formula(ops.rms_norm_forward, x, weight, eps)
     rows, weight = as_rows(x), contiguous(weight)
     y, inverse = empty(rows.shape), empty((rows.shape[0],))
     _forward(rows, weight, eps, y, inverse)
-    return y.reshape(x.shape), Saved(rows, inverse, weight)
+    return y.reshape(x.shape), Saved(rows, inverse, weight, x.shape)
 
 
 def rms_norm_call(x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray) -> Call:
@@ -85,10 +97,11 @@ def rms_norm_call(x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray) 
 
 def rms_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of x and weight."""
-    if not isinstance(saved, Saved) or not fits(dy):
+    if not isinstance(saved, Saved):
         return ops.rms_norm_backward(dy, saved)
-    x, inverse, weight = saved
-    dx, parts = empty(dy.shape), empty(((x.shape[0] + BLOCK - 1) // BLOCK, x.shape[1]))
+    x, inverse, weight, shape = saved
+    dy = upstream(dy, shape)
+    dx, parts = empty(shape), empty(((x.shape[0] + BLOCK - 1) // BLOCK, x.shape[1]))
     _backward(as_rows(dy), x, inverse, weight, as_rows(dx), parts)
     return dx, sum_rows(parts)
 

@@ -10,13 +10,14 @@ from onfoot import ops
 from onfoot.kernels.attention import four_axes, heads_beside
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import contiguous, fits, share
+from onfoot.kernels.shapes import contiguous, fits, formula, share
 from onfoot.kernels.simd import address, floats
 
 
 class Saved(NamedTuple):
     cos: np.ndarray
     sin: np.ndarray
+    interleaved: bool = False
 
 
 @inner
@@ -29,7 +30,7 @@ def turn(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.nda
         y[half + i] = a * s + b * c
 
 
-@kernel("f4[:,:,:,:], f4[:,:,:], f4[:,:,:], f4, f4[:,:,:,:]")
+@kernel("f4[:,:,:,:], f4[:,:,:], f4[:,:,:], f4, f4[:,:,:,:]", "b h t d, b t e, b t e, , b h t d")
 def _turn(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray, thread: int, threads: int
 ) -> None:
@@ -60,19 +61,26 @@ def _for_each(cos: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     return np.broadcast_to(contiguous(cos) if cos.ndim == 2 else contiguous(cos)[:, 0], shape)
 
 
+def _fit(x: Any, cos: Any, sin: Any) -> bool:
+    """Whether the kernel takes these: the angles of each token, the same for all heads."""
+    if not fits(x, cos, sin) or x.ndim < 2 or cos.shape != sin.shape or 2 * cos.shape[-1] != x.shape[-1]:
+        return False
+    if cos.ndim == 4:
+        return x.ndim == 4 and cos.shape[0] in (1, x.shape[0]) and cos.shape[1] == 1 and cos.shape[2] in (1, x.shape[2])
+    return cos.ndim == 2 and cos.shape[0] in (1, x.shape[-2])
+
+
 def rope_forward(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool = False) -> tuple[np.ndarray, Any]:
     """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
-    plain = cos.ndim == 2 or (cos.ndim == 4 and cos.shape[1] == 1 and x.ndim == 4)
-    plain = plain and cos.shape == sin.shape and 2 * cos.shape[-1] == x.shape[-1]
-    if interleaved or not plain or not fits(x, cos, sin):
-        return ops.rope_forward(x, cos, sin, interleaved)
+    if interleaved or not _fit(x, cos, sin):
+        return formula(ops.rope_forward, x, cos, sin, interleaved)
     return _turned(x, cos, sin, 1), Saved(cos, sin)
 
 
 def rope_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """The gradient of x: dy turned back."""
-    if not isinstance(saved, Saved) or not fits(dy):
-        return ops.rope_backward(dy, saved)
+    if not isinstance(saved, Saved) or not _fit(dy, saved.cos, saved.sin):
+        return formula(ops.rope_backward, dy, saved)
     return _turned(dy, saved.cos, saved.sin, -1)
 
 

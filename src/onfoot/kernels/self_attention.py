@@ -8,6 +8,7 @@ import numpy as np
 
 from onfoot.kernels import attention
 from onfoot.kernels.buffers import empty
+from onfoot.kernels.shapes import upstream
 
 
 class Saved(NamedTuple):
@@ -41,6 +42,9 @@ def self_attention_forward(
 def self_attention_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """The gradient of q | k | v."""
     heads, n_head, key_width = saved
+    if isinstance(heads, attention.Saved):
+        batch, count, tokens, d_v = heads.y.shape
+        dy = upstream(dy, (batch, tokens, count * d_v))
     b, t, width = dy.shape
     up = dy.reshape(b, t, n_head, width // n_head).swapaxes(1, 2)
     dqkv = empty((b, t, 2 * n_head * key_width + width), dy.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from onfoot.kernels.jit import inner
 from onfoot.kernels.pool import threads
 
-__all__ = ["FLOAT32", "as_rows", "contiguous", "fits", "round_up", "share", "threads"]
+__all__ = ["FLOAT32", "as_rows", "contiguous", "fits", "formula", "round_up", "share", "threads", "upstream"]
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -22,9 +23,35 @@ def fits(*arrays: Any) -> bool:
     return True
 
 
+def formula(function: Callable[..., Any], *args: Any) -> Any:
+    """What the formula in `ops` makes of arrays that the kernels do not take; what it refuses, with their shapes."""
+    try:
+        return function(*args)
+    except (ValueError, TypeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        why = (str(error).splitlines() or [""])[0]
+        given = [one for arg in args for one in (arg if isinstance(arg, tuple) else (arg,))]
+        shapes = ", ".join(str(tuple(one.shape)) for one in given if hasattr(one, "shape"))
+        raise kind(f"{function.__name__}: shapes {shapes} do not go together ({why})") from None
+
+
+def upstream(dy: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The gradient of an output of that shape, as contiguous float32; of any other shape it is refused."""
+    if type(dy) is not np.ndarray or dy.shape != shape:
+        raise ValueError(
+            f"an upstream gradient of shape {np.shape(dy)} for an output of shape {shape}: they must agree"
+        )
+    if dy.dtype is not FLOAT32:
+        if dy.dtype.kind not in "fiub":
+            raise TypeError(f"an upstream gradient of dtype {dy.dtype}: real numbers are needed")
+        dy = dy.astype(FLOAT32, copy=False)
+    return contiguous(dy)
+
+
 def contiguous(x: np.ndarray) -> np.ndarray:
     """`x`, copied only where its numbers do not lie in order."""
-    return x if x.flags.c_contiguous else np.array(x, order="C")
+    flags = x.flags
+    return x if flags.c_contiguous and flags.aligned else np.array(x, order="C")
 
 
 def as_rows(x: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import Call, kernel
-from onfoot.kernels.shapes import contiguous, fits, share
+from onfoot.kernels.shapes import contiguous, fits, formula, share
 
 GRAIN = 1024  # elements
 
@@ -20,7 +20,7 @@ class Saved(NamedTuple):
     up: np.ndarray
 
 
-@kernel("f4[::1], f4[::1], f4[::1]")
+@kernel("f4[::1], f4[::1], f4[::1]", "n, n, n")
 def _forward(gate: np.ndarray, up: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     a, e = share(gate.size, GRAIN, thread, threads)
     g, u, out = gate[a:e], up[a:e], y[a:e]
@@ -28,7 +28,7 @@ def _forward(gate: np.ndarray, up: np.ndarray, y: np.ndarray, thread: int, threa
         out[i] = g[i] / (F(1) + exp(-g[i])) * u[i]  # eq GLU.1
 
 
-@kernel("f4[::1], f4[::1], f4[::1], f4[::1], f4[::1]")
+@kernel("f4[::1], f4[::1], f4[::1], f4[::1], f4[::1]", "n, n, n, n, n")
 def _backward(
     dy: np.ndarray, gate: np.ndarray, up: np.ndarray, dgate: np.ndarray, dup: np.ndarray, thread: int, threads: int
 ) -> None:
@@ -49,7 +49,7 @@ def swiglu_call(gate: np.ndarray, up: np.ndarray, y: np.ndarray) -> Call:
 def swiglu_forward(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = SiLU(gate) ∘ up with SiLU(g) = g σ(g)."""
     if not fits(gate, up) or gate.shape != up.shape:
-        return ops.swiglu_forward(gate, up)
+        return formula(ops.swiglu_forward, gate, up)
     gate, up = contiguous(gate), contiguous(up)
     y = empty(gate.shape)
     _forward(gate.reshape(-1), up.reshape(-1), y.reshape(-1))
@@ -59,7 +59,7 @@ def swiglu_forward(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:
 def swiglu_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of gate and up."""
     if not isinstance(saved, Saved) or not fits(dy) or dy.shape != saved.gate.shape:
-        return ops.swiglu_backward(dy, saved)
+        return formula(ops.swiglu_backward, dy, saved)
     dgate, dup = empty(dy.shape), empty(dy.shape)
     gate, up = saved
     _backward(contiguous(dy).reshape(-1), gate.reshape(-1), up.reshape(-1), dgate.reshape(-1), dup.reshape(-1))

@@ -7,11 +7,10 @@ import math
 import numpy as np
 
 from onfoot.kernels.buffers import empty
-from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.library import DATA
 from onfoot.kernels.linear import sum_rows
-from onfoot.kernels.shapes import contiguous, fits, share
+from onfoot.kernels.shapes import contiguous, fits, formula, share
 from onfoot.kernels.simd import floats, integers
 from onfoot.ops import update as ops
 
@@ -25,12 +24,14 @@ def data(array: int) -> int:
     return integers(array + DATA, 1)[0]
 
 
-@kernel("i8[:,::1], f4[::1], f4, f4, f4, f4, f4, f4")
+@kernel("i8[:,::1], f4[::1], f4, f4, f4, f4, f4, f4, f4, f4", "k ., k")
 def _update(
     places: np.ndarray,
     keep: np.ndarray,
     beta1: float,
     beta2: float,
+    rest1: float,
+    rest2: float,
     spread: float,
     eps: float,
     step: float,
@@ -38,8 +39,10 @@ def _update(
     thread: int,
     threads: int,
 ) -> None:
-    """`places` has a row for each parameter: the arrays p, m, v and g (as objects), and how many numbers they have."""
-    rest1, rest2 = F(1) - beta1, F(1) - beta2
+    """`places` has a row for each parameter: the arrays p, m, v and g (as objects), and how many numbers they have.
+
+    rest1 and rest2 are 1 − β₁ and 1 − β₂, from float64: in float32 most digits of 1 − 0.999 are gone.
+    """
     for k in range(places.shape[0]):
         a, e = share(places[k, 4], GRAIN, thread, threads)
         n, at, kept = e - a, a * 4, keep[k]
@@ -53,7 +56,7 @@ def _update(
             pp[i] = kept * pp[i] - step * first / (np.sqrt(second) * spread + eps)  # eq ADAM.1, ADAM.4, ADAM.5
 
 
-@kernel("f4[::1], f4[::1], f4[::1]")
+@kernel("f4[::1], f4[::1], f4[::1]", "n, ., n")
 def _add(x: np.ndarray, y: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
     """y may be shorter: it is added again and again."""
     a, e = share(x.size, GRAIN, thread, threads)
@@ -80,7 +83,7 @@ def _squares(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """x + y, where y may lack the leading axes of x."""
     if not fits(x, y) or x.shape[x.ndim - y.ndim :] != y.shape:
-        return ops.add(x, y)
+        return formula(ops.add, x, y)
     total = empty(x.shape)
     _add(contiguous(x).reshape(-1), contiguous(y).reshape(-1), total.reshape(-1))
     return total
@@ -98,16 +101,21 @@ def adamw_updates(
 ) -> None:
     """One update of several parameters in place, in one pass; `scale` multiplies the gradients."""
     places: list[int] = []
-    keep, alive = [], []
+    keep, alive, others = [], [], []
     for one in updates:
         p, m, v, g, decay = one
-        if not fits(p, m, v, g) or not (p.flags.c_contiguous and m.flags.c_contiguous and v.flags.c_contiguous):
-            ops.adamw_updates([one], lr, betas, eps, steps, scale)
+        ready = fits(p, m, v, g) and p.flags.carray and m.flags.carray and v.flags.carray
+        if not ready or not p.shape == m.shape == v.shape == g.shape:
+            others.append(one)
             continue
         g = contiguous(g)
         alive.append(g)
         places += (id(p), id(m), id(v), id(g), p.size)
         keep.append(1 - lr * decay)
+    written = {place for i in range(3) for place in places[i::5]}
+    if len(written) < 3 * len(keep):  # one array in two places: one update after the other, as the formula has it
+        places, others = [], updates
+    ops.adamw_updates(others, lr, betas, eps, steps, scale)
     if not places:
         return
     beta1, beta2 = betas
@@ -116,9 +124,11 @@ def adamw_updates(
         np.array(keep, np.float32),
         beta1,
         beta2,
-        1 / math.sqrt(1 - beta2**steps),
+        1 - beta1,
+        1 - beta2,
+        1 / math.sqrt(ops.correction(beta2, steps)),
         eps,
-        lr / (1 - beta1**steps),
+        lr / ops.correction(beta1, steps),
         scale,
     )
 

@@ -142,8 +142,16 @@ def install(model: Model, adapter: Adapter, values: dict[str, np.ndarray]) -> No
         raise ValueError(f"adapter name {adapter.name!r}: it must not be empty or contain a dot")
     if model.merged is not None:
         raise ValueError(f"the adapter {model.merged!r} is merged into the weights; unmerge_adapter() first")
-    for parameter, value in values.items():
-        model.params[parameter] = model.engine.floats(value, model.dtype)
+    room: dict[str, tuple[int, ...]] = {}
+    for layer, companion in adapter.layers.items():
+        _, _, n_in, n_out = place(model, layer)
+        room |= {adapter.down(layer): (companion.r, n_in), adapter.up(layer): (n_out, companion.r)}
+    for parameter, shape in room.items():
+        if np.shape(values[parameter]) != shape:
+            raise ValueError(f"{parameter} has shape {np.shape(values[parameter])}; its layer asks for {shape}")
+    model.params.shapes |= room
+    for parameter in room:
+        model.params.own(parameter, values[parameter])
     model.adapters[adapter.name] = adapter
     activate(model, adapter.name)
 
@@ -174,7 +182,9 @@ def merge(model: Model) -> None:
     if HEAD in adapter.layers and model.config.tie_word_embeddings:
         # the token table must stay as it is: the head gets a weight of its own
         model.config = replace(model.config, tie_word_embeddings=False)
-        model.params[f"{HEAD}.weight"] = model.params[token_table(model.config)] + 0
+        table = model.params[token_table(model.config)]
+        model.params.shapes[f"{HEAD}.weight"] = tuple(table.shape)
+        model.params.own(f"{HEAD}.weight", table)
         model.tied_before_merge = True
     _add(model, adapter, 1.0)
     activate(model, None)
@@ -188,7 +198,7 @@ def unmerge(model: Model) -> None:
     adapter = model.adapters[model.merged]
     _add(model, adapter, -1.0)
     if model.tied_before_merge:
-        del model.params[f"{HEAD}.weight"]
+        model.params.remove(f"{HEAD}.weight")
         model.config = replace(model.config, tie_word_embeddings=True)
         model.tied_before_merge = False
     model.merged = None

@@ -17,6 +17,7 @@ from onfoot.models.families import network
 from onfoot.models.layout import Layout
 from onfoot.models.params import Once, default_targets, initialise, quantizable, shapes
 from onfoot.models.run import Note, Run, Take
+from onfoot.models.store import NOT_IN_TORCH, Params
 from onfoot.models.trace import Recorder, Trace, build_trace
 from onfoot.quantized import Quantized, quantize
 
@@ -25,14 +26,18 @@ if TYPE_CHECKING:
     from onfoot.train.optimizer import AdamW
 
 
-NOT_IN_TORCH = 'quantised weights need the engine "numba" or "numpy", not "torch"'
-
-
 class Model:
     """A transformer whose gradients are formulas.
 
-    `params` is a plain dict from Hugging Face's tensor names to the engine's arrays. Tokens and targets are integer
-    arrays (B, T); a target of −100 does not count, and no targets at all means each token's successor.
+    `params` is a dict from Hugging Face's tensor names to the engine's arrays, each of which keeps its shape. Tokens
+    and targets are integer arrays (B, T); a target of −100 does not count, and no targets at all means each token's
+    successor.
+
+    Several Python threads may use one model at the same time, and each gets what it would have got alone: `logits`,
+    `loss`, `loss_and_grads`, `trace` and `generate` only read it. What changes it is for one thread, while no other
+    uses it: steps of an optimizer, adapters, `quantize`, and new values in `params`. (Kernels take turns: threads of
+    Python do not make one another faster.) A process that is forked off may go on with the model; its kernels run on
+    one thread.
     """
 
     def __init__(
@@ -41,18 +46,11 @@ class Model:
         self.config: Any = config  # a Config; each family's own modules ask for its own fields
         self.dtype = check_dtype(dtype)
         self.engine = engine if isinstance(engine, Engine) else get_engine(engine, self.dtype)
-        self.params: dict[str, Array] = {}
-        for name, shape in shapes(config).items():
+        self._params = Params(self.engine, self.dtype, shapes(config))
+        for name in self.params.shapes:
             if name not in params:
                 raise ValueError(f"the parameter {name!r} is missing")
-            value = params[name]
-            blocks = isinstance(value, Quantized)
-            value = (
-                self.engine.own_blocks(value) if blocks else self.engine.own(value, dtype)
-            )  # training writes into it
-            if tuple(value.shape) != shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}; the configuration asks for {shape}")
-            self.params[name] = value
+            self.params.own(name, params[name])  # training writes into it
         unknown = sorted(set(params) - set(self.params))
         if unknown:
             raise ValueError(
@@ -66,9 +64,22 @@ class Model:
         self.merged: str | None = None  # the adapter that is in the weights now
         self.tied_before_merge = False
         self.recompute = False  # True: a block's activations are not kept, but computed again on the way back
-        if self.engine.name == "torch" and self.quantized:
-            raise ValueError(NOT_IN_TORCH)
         adapters.activate(self, None)
+
+    @property
+    def params(self) -> Params:
+        """The parameters by name."""
+        return self._params
+
+    @params.setter
+    def params(self, values: Mapping[str, Any]) -> None:
+        """Other arrays for all parameters; those of a copy of this model stay as they are."""
+        missing = sorted(set(self._params) - set(values))
+        if missing:
+            raise ValueError(f"the parameter {missing[0]!r} is missing")
+        made = Params(self.engine, self.dtype, self._params.shapes)
+        made.update(values)
+        self._params = made
 
     def add_lora(
         self,

@@ -21,6 +21,25 @@ def sum_first(x: Array) -> Array:
     return x.sum(axis=0)
 
 
+def correction(beta: float, steps: int) -> float:
+    """1 − βᵗ, without the cancellation that a β close to 1 would bring."""
+    return -math.expm1(steps * math.log(beta)) if beta else 1.0
+
+
+def _check(p: Array, m: Array, v: Array, g: Array, decay: float) -> None:
+    """Refuses arrays that do not go together, or that cannot be written."""
+    if not p.shape == m.shape == v.shape == g.shape:
+        raise ValueError(
+            f"a gradient of shape {tuple(g.shape)} and running means of shapes {tuple(m.shape)} and {tuple(v.shape)} "
+            f"for a parameter of shape {tuple(p.shape)}: they must all agree"
+        )
+    if any(isinstance(x, np.ndarray) and not x.flags.writeable for x in (p, m, v)):
+        raise ValueError(
+            f"a parameter of shape {tuple(p.shape)} cannot be updated: its memory, or that of its running means, is "
+            f"read-only; put a copy in its place"
+        )
+
+
 def adamw_update(
     p: Array,
     m: Array,
@@ -42,15 +61,17 @@ def adamw_update(
     v *= beta2
     v += (1 - beta2) * (g * g)  # eq ADAM.3
     spread = namespace(v).sqrt(v)
-    spread *= 1 / math.sqrt(1 - beta2**steps)  # eq ADAM.4
+    spread *= 1 / math.sqrt(correction(beta2, steps))  # eq ADAM.4
     spread += eps
-    p -= (lr / (1 - beta1**steps)) * m / spread  # eq ADAM.5
+    p -= (lr / correction(beta1, steps)) * m / spread  # eq ADAM.5
 
 
 def adamw_updates(
     updates: list[Update], lr: float, betas: tuple[float, float], eps: float, steps: int, scale: float = 1.0
 ) -> None:
-    """The same for several parameters, each with its p, m, v, g and decay."""
+    """The same for several parameters, each with its p, m, v, g and decay: all of them, or none if one is refused."""
+    for one in updates:
+        _check(*one)
     for p, m, v, g, decay in updates:
         adamw_update(p, m, v, g, lr, betas, eps, decay, steps, scale)
 
