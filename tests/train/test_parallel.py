@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +297,8 @@ def test_strangers_are_not_listened_to() -> None:
     rank = watch.connect(0)
     stranger = watch.connect(7, token="guess" * 8)
     stranger.settimeout(20)
-    assert stranger.recv(1) == b""
+    with suppress(ConnectionResetError):  # as the other end does not read what it has not asked for
+        assert stranger.recv(1) == b""
     watch.say(rank, bye=True, failed=False)
     rank.close()
     assert watch.said() == ""
