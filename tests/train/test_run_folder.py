@@ -230,7 +230,7 @@ def test_a_log_and_a_curve_do_not_follow_a_link_that_appears_later(tmp_path: Pat
     assert victim.read_text() == "precious" and not (run / "loss.png").is_symlink()  # the link itself is replaced
     (run / "log.jsonl").unlink()
     (run / "log.jsonl").symlink_to(victim)
-    with pytest.raises(ValueError, match="log.jsonl is a link"):
+    with pytest.raises(ValueError, match=r"log\.jsonl is a link"):
         Log(run / "log.jsonl").append(step=1)
     assert victim.read_text() == "precious"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import os
 import re
 import secrets
@@ -165,13 +166,14 @@ class Lookout:
         sys.stdout.close()
         self.watch(self.server.fileno())
         self.watch(self.life.fileno())
-        joined = False
-        while joined or self.life.fileno() in self.watched:
+        joined, end = False, math.inf
+        while joined or self.life.fileno() in self.watched or (self.callers and time.monotonic() < end):
             for descriptor in self.ready():
                 if descriptor == self.server.fileno():
                     self.accept()
                 elif descriptor == self.life.fileno():  # rank 0 is gone
                     self.forget(descriptor)
+                    end = time.monotonic() + PATIENCE
                 elif descriptor in self.callers and not self.read(self.callers[descriptor]):
                     self.close(descriptor)
             for descriptor, caller in list(self.callers.items()):

@@ -180,7 +180,7 @@ class World:
             apart = np.flatnonzero(mine.reshape(-1).view(bits) != first.reshape(-1).view(bits))
             if found is None and apart.size:
                 place = tuple(int(i) for i in np.unravel_index(apart[0], mine.shape))
-                found = f"{name}{list(place)} is {mine[place]!r} on {self.name}, and {first[place]!r} on rank 0"
+                found = f"{name}{list(place)} is {mine[place]} on {self.name}, and {first[place]} on rank 0"
         said = next((text for text in self.hear(found) if text is not None), "in what cannot be told")
         raise self.agreed(
             ValueError(
