@@ -148,6 +148,7 @@ def go_back(run: Path) -> tuple[Path | None, list[str]]:
         complaints = "; ".join(_complaint(*one) for one in damaged)
         raise ValueError(f"no checkpoint of {run} can be used; put one back, or begin a new run: {complaints}")
     said = set_aside(damaged)
+    sweep(run)
     if newest is not None:
         point_links(run, newest)
     return newest, said
@@ -181,13 +182,19 @@ def set_aside(damaged: list[tuple[Path, str]]) -> list[str]:
 
 
 def prune(run: Path, keep: int, newest: Path) -> None:
-    """Removes all but the newest `keep` checkpoints and the best one, and what an interrupted writing left behind."""
+    """Removes all but the newest `keep` checkpoints and the best one."""
     best = best_of(run, newest)
     for folder in checkpoints(run)[:-keep]:
         if folder not in (newest, best):
             _remove(folder)
-    for leftover in [*(run / "checkpoints").glob(".writing-*"), *(run / "checkpoints").glob(".removing-*")]:
-        shutil.rmtree(leftover, ignore_errors=True)
+    sweep(run)
+
+
+def sweep(run: Path) -> None:
+    """Removes what an interrupted writing or removing has left behind."""
+    for pattern in (".writing-*", ".removing-*"):
+        for leftover in (run / "checkpoints").glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def best_of(run: Path, newest: Path) -> Path:

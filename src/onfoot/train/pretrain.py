@@ -68,9 +68,9 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     """The tokenizer and the token stream of a run: made once, found again when it is resumed."""
     folder = run / "data"
     if (folder / "tokens.bin").is_file():
+        _check_others(folder)
         tokens = corpus.open_tokens(folder)
         corpus.check_tokens(folder)
-        _check_tokenizer(folder)
         return Tokenizer.load(folder), tokens
     texts = corpus.find_texts([Path(p) for p in options.texts]) if options.texts else [corpus.builtin_text()]
     if options.init is not None:
@@ -88,8 +88,8 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     return tokenizer, tokens
 
 
-def _check_tokenizer(folder: Path) -> None:
-    """Refuses a tokenizer that is not the one that the tokens were made with."""
+def _check_others(folder: Path) -> None:
+    """Refuses a tokenizer that is not the one that the tokens were made with, and what is said of them."""
     wrong = differs(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).is_file() else None
     if wrong:
         raise ValueError(f"{folder}: {wrong}; put back what was there, or begin a new run")
