@@ -36,7 +36,7 @@ JOBS = {
 
 PEAK = """
 import sys, numpy as np, onfoot
-from onfoot.bench.worker import peak_bytes
+from onfoot.bench.machine import peak_bytes
 from onfoot.train.optimizer import clip_scale
 from onfoot import GPT2Config, LlamaConfig
 c = eval(sys.argv[1])

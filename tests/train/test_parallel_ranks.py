@@ -108,7 +108,7 @@ def do_all_cases(folder: Path) -> None:
             assert unequal_targets(trainer)
         with patch("onfoot.train.loop.draw_losses"):  # it takes longer than the training
             trainer.train()
-        assert world().align(trainer.model.params.values()) == []
+        world().compare(trainer.model.params, "at the end")
         if changes.get("shard") and world().size > 1:
             assert isinstance(trainer.optimizer, ShardedAdamW)
             n, padding = trainer.model.n_trainable, world().size * len(trainer.optimizer.layout.lengths)
@@ -170,9 +170,7 @@ def do_small_things(folder: Path) -> None:
     assert ranks.hear(["é", ranks.rank]) == [["é", r] for r in range(ranks.size)]
     assert ranks.sum(ranks.rank, 1.5) == [sum(range(ranks.size)), 1.5 * ranks.size]
     assert ranks.any(ranks.rank == 1) and not ranks.any(False)
-    weights = [np.full((2, 3), 1.0), np.full(4, 2.0 + (ranks.rank == 1) * 1e-15)]
-    assert ranks.align(weights) == [name for name in ranks.hear(ranks.name) if name.startswith("rank 1 ")]
-    assert (weights[1] == 2.0).all() and ranks.align(weights) == []
+    ranks.compare({"same": np.full((2, 3), 1.0)}, "at once")
 
     config = onfoot.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
     model = onfoot.create(config, dtype="float64")
@@ -286,6 +284,7 @@ def without_dropout(run: Path) -> None:
     """From here on, nothing is dropped: what is dropped depends on the number of ranks."""
     for path in [run / "run.json", *run.glob("checkpoints/*/config.json")]:
         text = path.read_text()
+        text = re.sub(r',\s*"sha256": "\w+"', "", text)  # run.json is changed on purpose
         path.write_text(re.sub(r'"((?:\w+_p)?drop(?:out)?)": 0\.1', r'"\1": 0.0', text))
     for path in run.glob("checkpoints/*/trainer/manifest.json"):
         manifest, config = json.loads(path.read_text()), (path.parent.parent / "config.json").read_bytes()

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
+
+STATUS = Path("/proc/self/status")
 
 
 def sgemm_gflops(n: int = 1024, width: int = 3072, rounds: int = 5) -> float:
@@ -40,3 +48,16 @@ def describe() -> str:
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     versions = [f"Python {platform.python_version()}", f"NumPy {np.__version__}"]
     return f"{model}, {os.cpu_count()} cores, {platform.system()}; {', '.join(versions)}"
+
+
+def peak_bytes() -> int:
+    """This process's own peak of memory, or 0 where the system does not tell.
+
+    On Linux ru_maxrss would count what the parent held when it started this process. macOS gives bytes, others KiB.
+    """
+    if STATUS.is_file():
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    if resource is None:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -58,7 +58,7 @@ def rows(job: Job, results: list[Result], flops: float, bandwidth: float) -> lis
     ours = results[0]
     out: list[tuple[str, ...]] = []
     for result in results:
-        speed, memory = result.seconds / ours.seconds, ours.peak_bytes / result.peak_bytes
+        speed, memory = result.seconds / ours.seconds, ours.peak_bytes / max(result.peak_bytes, 1)
         against = ("", "") if result is ours else (f"{speed:.2f} ×", f"{memory:.2f} ×")
         out.append((job.about if result is ours else "", result.contender, f"{result.rate(job):,.1f} {job.unit}",
                     f"{share(job, result, flops, bandwidth):.0%}", f"{result.peak_bytes / 1e6:,.0f} MB",

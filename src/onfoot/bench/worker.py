@@ -6,14 +6,13 @@ A process of its own keeps thread pools and memory apart: the peak it reports is
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from onfoot.bench.jobs import Job, find
+from onfoot.bench.machine import peak_bytes
 
 
 def prepare(job: Job, contender: str, threads: int) -> Callable[[], float]:
@@ -46,15 +45,6 @@ def measure(job: Job, contender: str, threads: int) -> dict[str, Any]:
         result = step()
         times.append(time.perf_counter() - begin)
     return {"seconds": min(times), "peak_bytes": peak_bytes(), "result": result}
-
-
-def peak_bytes() -> int:
-    """This process's own peak. On Linux ru_maxrss would count what the parent held when it started this process."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ def go_on(context: typer.Context, run: Path, resume: Callable[[Path], tuple[Trai
     for complaint in complaints:
         show_text(complaint, "yellow")
     if trainer.state.step >= trainer.options.steps:
+        trainer.train()  # what is left to do: a curve that was not drawn to its end
         show_text(f"{run} is complete: all {trainer.options.steps:,} steps are done")
         return
     show_text(f"resuming {run} at step {trainer.state.step:,}")

@@ -212,6 +212,7 @@ def pass_in_one(
         return None
     eps = config.layer_norm_epsilon
     loss, grads = run.engine.gpt2_pass(tokens, targets, divisor, params, config.n_head, eps, config.causal)
+    run.hear(loss)
     run.add_all(names, grads)
     return float(loss)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +185,7 @@ class Model:
         segments: Any = None,
         dropout_seed: int | None = None,
         take: Take | None = None,
+        on_loss: Callable[[float], None] | None = None,
     ) -> tuple[float, dict[str, Array]]:
         """The loss and the gradient of every trainable parameter, by name.
 
@@ -192,9 +193,10 @@ class Model:
         whole step, and the parts' gradients add up exactly. `segments` (B, T) numbers packed examples: no token sees
         another example, positions begin anew. `dropout_seed` turns the configuration's dropout on, reproducibly.
         `take(name, gradient)` gets each gradient as soon as no path adds to it any more, and it is not returned.
+        `on_loss` gets the loss before that: what it raises, no gradient is made of.
         """
         run = self.new_run(dropout_seed=dropout_seed)
-        run.take = take
+        run.take, run.on_loss = take, on_loss
         loss, _ = self._forward_backward(run, tokens, targets, divisor, segments)
         return loss, run.grads
 
@@ -228,14 +230,16 @@ class Model:
         """One step of the optimizer on one batch; returns the loss before it.
 
         Each parameter is updated soon after its gradient is final, which is never before its old value was last used.
-        So only a few gradients exist at a time.
+        So only a few gradients exist at a time. A batch that is refused and a loss that is not finite are no steps and
+        change nothing; Ctrl-C acts before the first update or after the last.
         """
+        from onfoot.train.optimizer import finite
+
         optimizer.expect(self.trainable)
-        optimizer.begin_step()
-        loss, _ = self.loss_and_grads(
-            tokens, targets, segments=segments, dropout_seed=dropout_seed, take=optimizer.update
-        )
-        optimizer.end_step()
+        with optimizer.one_step():
+            loss, _ = self.loss_and_grads(
+                tokens, targets, segments=segments, dropout_seed=dropout_seed, take=optimizer.update, on_loss=finite
+            )
         return loss
 
     def generate(
@@ -332,6 +336,7 @@ class Model:
             return whole, layout
         a11, s_features = net.features_forward(run, config, ids, layout)
         loss, s_loss = net.loss_forward(run, config, a11, target_ids, divisor)
+        run.hear(loss)
         d11 = net.loss_backward(run, config, s_loss)
         del a11, s_loss  # they are not needed again
         net.features_backward(run, config, d11, s_features)

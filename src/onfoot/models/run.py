@@ -68,6 +68,7 @@ class Run:
         self.recompute = recompute
         self.grads: dict[str, Array] = {}
         self.take: Take | None = None
+        self.on_loss: Callable[[float], None] | None = None
         self._stored = stored_weights(config)
         self._found: dict[str, tuple[Array, Array | None]] = {}
         self._order = layer_order(config)  # the layers, numbered as the forward pass meets them
@@ -83,6 +84,11 @@ class Run:
     def go_to_the_bottom(self) -> None:
         """Lets the error signal go all the way down, whatever trains."""
         self._lowest = -1
+
+    def hear(self, loss: float) -> None:
+        """The loss, before the first gradient."""
+        if self.on_loss is not None:
+            self.on_loss(float(loss))
 
     def add(self, name: str, grad: Array | None, final: bool = True) -> None:
         """Adds to a parameter's gradient. A parameter used twice (tied weights) gets the sum of both paths.

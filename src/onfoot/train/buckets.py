@@ -3,7 +3,8 @@
 All trainable parameters lie one behind the other in a single vector, in the order in which the backward pass finishes
 them, and the vector is cut into buckets of equal length. As soon as a bucket is full, its sum over the ranks starts.
 MPI moves data only while it is called, so a thread of its own calls it again and again as long as sums are under way;
-NumPy computes meanwhile. What is not done when the backward pass ends is waited for.
+NumPy computes meanwhile. What is not done when the backward pass ends is waited for; where MPI is for one thread only,
+that is everything.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class RankSums(Sums):
         self._busy = threading.Event()
         self._error: BaseException | None = None
         self.begin()
-        threading.Thread(target=self._keep_moving, daemon=True).start()
+        if world.threads:
+            threading.Thread(target=self._keep_moving, daemon=True).start()
 
     def begin(self) -> None:
         with self._lock:

@@ -1,7 +1,8 @@
 """Checkpoints: Hugging Face folders with a trainer/ folder inside, written whole or not at all.
 
 A checkpoint is written under a temporary name, flushed to disk, and renamed; its manifest lists every file with its
-size and SHA-256. Whatever interrupts the writing, the checkpoints before it stay as they are.
+size and SHA-256. Whatever interrupts the writing, the checkpoints before it stay as they are. One that is found damaged
+is set aside under another name: it is not deleted, and not counted among those that are kept.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from onfoot.formats.huggingface import read_json
 from onfoot.formats.tensors import TensorFile, write_tensors
+from onfoot.train.files import flush
 
 if TYPE_CHECKING:
     from onfoot.train.optimizer import AdamW
 
 MANIFEST = "trainer/manifest.json"
-NAME = re.compile(r"step-(\d+)$")
+NAME = re.compile(r"step-\d+")
+STATE, MOMENTS = "trainer/state.json", "trainer/optimizer.safetensors"
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")  # one of them
+Manifest = dict[str, dict[str, Any]]
+_sound: dict[Path, Any] = {}  # the checkpoints that this process has written or checked, each as it was then
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -32,33 +38,49 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 
 def save_checkpoint(
     run: Path, write: Callable[[Path], None], optimizer: AdamW, state: dict[str, Any], keep: int
-) -> Path:
-    """Writes the checkpoint of state["step"]: what `write` puts there, and the trainer's state beside it."""
+) -> list[str]:
+    """Writes the checkpoint of state["step"]: what `write` puts there, and the trainer's state beside it.
+
+    Then there are as many as are to be kept. What is returned is a line about each that was found damaged.
+    """
     final = checkpoint_folder(run, state["step"])
     with _written_whole(final) as folder:
         write(folder)
-        trainer = folder / "trainer"
-        trainer.mkdir()
-        write_tensors(trainer / "optimizer.safetensors", optimizer.moments())
-        (trainer / "state.json").write_text(json.dumps({**state, "optimizer_steps": optimizer.steps}, indent=2) + "\n")
-        files = sorted(p for p in folder.rglob("*") if p.is_file())
-        manifest = {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
-        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    point(run / "last", final)
-    best = checkpoint_folder(run, state["best_step"])
-    point(run / "best", best)
-    prune(run, keep, best)
-    return final
+        (folder / "trainer").mkdir()
+        write_tensors(folder / MOMENTS, optimizer.moments())
+        (folder / STATE).write_text(json.dumps({**state, "optimizer_steps": optimizer.steps}, indent=2) + "\n")
+        (folder / MANIFEST).write_text(json.dumps(manifest_of(folder), indent=2) + "\n")
+    _sound[final] = _stamp(final)
+    said = set_aside([(folder, wrong) for folder in checkpoints(run) if (wrong := problem_once(folder))])
+    point_links(run, final)
+    prune(run, keep, final)
+    return said
 
 
 def restore_optimizer(folder: Path, optimizer: AdamW) -> None:
     """Fills the optimizer's moments and step count from a checkpoint."""
-    moments = TensorFile(folder / "trainer" / "optimizer.safetensors")
-    optimizer.restore(moments, read_state(folder)["optimizer_steps"])
+    try:
+        optimizer.restore(TensorFile(folder / MOMENTS), read_state(folder)["optimizer_steps"])
+    except ValueError as error:
+        raise ValueError(f"{folder / MOMENTS} does not belong to this run: {error}") from None
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "trainer" / "state.json")
+    """Where a run stood: numbers of steps, and the best loss."""
+    state = read_json(folder / STATE)
+    for name in ("step", "best_step", "optimizer_steps"):
+        if type(state.get(name)) is not int or state[name] < 0:
+            raise ValueError(f"{folder / STATE}: {name}={state.get(name)!r} is no number of steps")
+    for name in ("best_loss", "seconds"):
+        if name in state and type(state[name]) not in (int, float):
+            raise ValueError(f"{folder / STATE}: {name}={state[name]!r} is no number")
+    return state
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """Every file of a folder with its size and SHA-256."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
 
 
 def problem(folder: Path) -> str | None:
@@ -67,43 +89,124 @@ def problem(folder: Path) -> str | None:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
         return "it has no readable manifest"
+    if not ({STATE, MOMENTS} <= set(manifest) and set(WEIGHTS) & set(manifest)):
+        return "its manifest lacks the weights, the optimizer or the state"
+    return differs(folder, manifest)
+
+
+def differs(folder: Path, manifest: Manifest) -> str | None:
+    """The first file that is not as the manifest has it, and in what; None where all are."""
     for name, expected in manifest.items():
         path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {expected['bytes']:,}"
-        if _digest(path) != expected["sha256"]:
-            return f"{name} is corrupted (its checksum differs)"
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
+            if _digest(path) != expected["sha256"]:
+                return f"{name} is corrupted (its checksum differs)"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+        except (KeyError, TypeError, ValueError):
+            return f"its manifest's entry for {name} is not one"
     return None
+
+
+def problem_once(folder: Path) -> str | None:
+    """The same for a checkpoint that this process may have checked before: then only sizes and times are compared."""
+    stamp = _stamp(folder)
+    if stamp is not None and _sound.get(folder) == stamp:
+        return None
+    wrong = problem(folder)
+    if wrong is None:
+        _sound[folder] = stamp
+    return wrong
 
 
 def checkpoints(run: Path) -> list[Path]:
     """The run's complete checkpoints, oldest first. Folders that were never finished have other names."""
     folder = run / "checkpoints"
     return sorted(
-        (p for p in folder.glob("step-*") if NAME.search(p.name)), key=lambda p: int(p.name.removeprefix("step-"))
+        (p for p in folder.glob("step-*") if NAME.fullmatch(p.name)), key=lambda p: int(p.name.removeprefix("step-"))
     )
 
 
 def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is sound, and a line about each newer one that is not."""
-    complaints: list[str] = []
+    newest, damaged = _find(run)
+    return newest, [_complaint(*one) for one in damaged]
+
+
+def go_back(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest sound checkpoint, to go on from: newer ones are set aside, and the links show what there is.
+
+    Where there are checkpoints and none can be used, nothing is touched.
+    """
+    newest, damaged = _find(run)
+    if newest is None and damaged:
+        complaints = "; ".join(_complaint(*one) for one in damaged)
+        raise ValueError(f"no checkpoint of {run} can be used; put one back, or begin a new run: {complaints}")
+    said = set_aside(damaged)
+    sweep(run)
+    if newest is not None:
+        point_links(run, newest)
+    return newest, said
+
+
+def _find(run: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest sound checkpoint, and newer ones with what is wrong with each."""
+    damaged: list[tuple[Path, str]] = []
     for folder in reversed(checkpoints(run)):
-        wrong = problem(folder)
+        stamp, wrong = _stamp(folder), problem(folder)
         if wrong is None:
-            return folder, complaints
-        complaints.append(f"{folder} cannot be used: {wrong}")
-    return None, complaints
+            _sound[folder] = stamp
+            return folder, damaged
+        damaged.append((folder, wrong))
+    return None, damaged
 
 
-def prune(run: Path, keep: int, best: Path) -> None:
-    """Removes all but the newest `keep` checkpoints and the best one, and what an interrupted writing left behind."""
+def _complaint(folder: Path, wrong: str) -> str:
+    return f"{folder} cannot be used: {wrong}"
+
+
+def set_aside(damaged: list[tuple[Path, str]]) -> list[str]:
+    """Gives damaged checkpoints other names; a line about each."""
+    said = []
+    for folder, wrong in damaged:
+        names = (f"damaged-{folder.name}{more}" for more in ("", *(f"-{n}" for n in range(2, 10**6))))
+        aside = next(path for name in names if not (path := folder.with_name(name)).exists())
+        folder.rename(aside)
+        said.append(f"{_complaint(folder, wrong)}; it is set aside as {aside.name}")
+    return said
+
+
+def prune(run: Path, keep: int, newest: Path) -> None:
+    """Removes all but the newest `keep` checkpoints and the best one."""
+    best = best_of(run, newest)
     for folder in checkpoints(run)[:-keep]:
-        if folder != best:
-            shutil.rmtree(folder)
-    for leftover in (run / "checkpoints").glob(".writing-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if folder not in (newest, best):
+            _remove(folder)
+    sweep(run)
+
+
+def sweep(run: Path) -> None:
+    """Removes what an interrupted writing or removing has left behind."""
+    for pattern in (".writing-*", ".removing-*"):
+        for leftover in (run / "checkpoints").glob(pattern):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def best_of(run: Path, newest: Path) -> Path:
+    """The best checkpoint that a run has: the one that its newest names, or the newest itself if that is not sound."""
+    best = checkpoint_folder(run, read_state(newest)["best_step"])
+    return newest if problem_once(best) else best
+
+
+def point_links(run: Path, newest: Path) -> None:
+    """Lets `last` and `best` point to checkpoints that are there and sound."""
+    point(run / "last", newest)
+    point(run / "best", best_of(run, newest))
 
 
 def point(link: Path, target: Path) -> None:
@@ -124,23 +227,22 @@ def resolve(path: Path) -> Path:
     newest, complaints = newest_sound(path)
     if newest is None:
         raise ValueError(f"the run {path} has no sound checkpoint yet" + "".join(f"; {c}" for c in complaints))
-    best = checkpoint_folder(path, read_state(newest)["best_step"])
-    return newest if problem(best) else best
+    return best_of(path, newest)
 
 
 @contextmanager
 def _written_whole(final: Path) -> Iterator[Path]:
     temporary = final.with_name(f".writing-{final.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     try:
+        temporary.mkdir(parents=True)
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
-            _flush(path)
-        if final.exists():  # the same step written again, by a run that was resumed from before it
-            shutil.rmtree(final)
+            flush(path)
+        if final.exists():  # the same step written again
+            _remove(final)
         temporary.rename(final)
-        _flush(final.parent)
+        flush(final.parent)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise ValueError(
@@ -151,12 +253,21 @@ def _written_whole(final: Path) -> Iterator[Path]:
         raise
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _remove(folder: Path) -> None:
+    """Deletes a checkpoint, under another name: what is half deleted must not look like a damaged one."""
+    going = folder.with_name(f".removing-{folder.name}")
+    shutil.rmtree(going, ignore_errors=True)
+    folder.rename(going)
+    shutil.rmtree(going)
+    _sound.pop(folder, None)
+
+
+def _stamp(folder: Path) -> list[tuple[str, int, int]] | None:
+    """Sizes and times of a folder's files: as long as they stay the same, a check need not be repeated."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()]
+    except OSError:
+        return None
 
 
 def _digest(path: Path) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from onfoot.formats.huggingface import read_json, write_json
 from onfoot.formats.peft import restore_adapter
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
 from onfoot.train import runs
+from onfoot.train.fingerprint import fingerprint, remember
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
-from onfoot.train.parallel import World, world
 from onfoot.train.sft import load_source
 
 LONGEST = 1024  # the default length of a row, where the model allows more
@@ -36,6 +35,8 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
         raise ValueError(f"{options.model} has no tokenizer; put its tokenizer.json beside its config.json")
     if model.active_adapter is not None:
         raise ValueError(f"{options.model} is an adapter; make it one with its base first: onfoot merge")
+    if base == options.model:
+        remember(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
     template = template_of(model)
     source = load_source(
@@ -52,8 +53,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
         validation_files=options.validation_data,
         seed=options.seed,
     )
-    ranks, fingerprint = world(), source.fingerprint()
-    ranks.first(lambda: _check_same_data(run, fingerprint), lambda: _check_found_data(ranks, run, fingerprint))
+    remember(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.steps == 0:
         options = replace(options, steps=source.steps_for(options.epochs))
     if not options.full:
@@ -71,21 +71,6 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
     trainer = Trainer(run, options, model, source, write)
     trainer.restore(checkpoint)
     return trainer
-
-
-def _check_same_data(run: Path, fingerprint: str) -> None:
-    """Notes down what the run learns from; a run whose data has changed since cannot be resumed to the same end."""
-    path = run / "data.json"
-    if not path.is_file():
-        write_json(path, {"sha256": fingerprint})
-    elif read_json(path)["sha256"] != fingerprint:
-        raise ValueError(f"the data of {run} has changed since the run was begun; begin a new run with it")
-
-
-def _check_found_data(ranks: World, run: Path, fingerprint: str) -> None:
-    """The same on a rank that does not write: its data must be rank 0's."""
-    ranks.see(run / "data.json")
-    _check_same_data(run, fingerprint)
 
 
 def add_companions(model: Model, options: FinetuneOptions) -> None:

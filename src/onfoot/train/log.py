@@ -1,11 +1,13 @@
-"""log.jsonl: one line an event, written as it comes; and the curve drawn from it."""
+"""log.jsonl: one line per event, written as it comes; and the curve drawn from it."""
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from onfoot.train.files import append, write_whole
 
 
 class Log:
@@ -16,35 +18,48 @@ class Log:
         self.writes = writes  # of several ranks, only one does
 
     def append(self, **record: Any) -> None:
-        if not self.writes:
-            return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        if self.writes:
+            append(self.path, json.dumps(record) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All records; a last line that a crash cut short is left out."""
+        """All records; lines that are none, as a last one that a crash cut short, are left out."""
+        return [record for record in self._lines() if record is not None]
+
+    def _lines(self) -> list[dict[str, Any] | None]:
         if not self.path.is_file():
             return []
-        records = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                break
-        return records
+        return [_record(line) for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines()]
 
-    def resume(self, step: int) -> None:
-        """Drops what was logged after `step`."""
+    def resume(self, step: int) -> list[str]:
+        """Drops what was logged after `step`; what is to be said about lines that cannot be read, or are not there."""
         if not self.writes:
-            return
-        kept = [record for record in self.read() if record["step"] <= step]
-        temporary = self.path.with_suffix(".new")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        os.replace(temporary, self.path)
+            return []
+        lines = self._lines()
+        kept = [record for record in lines if record is not None and record["step"] <= step]
+        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        unread = [number for number, record in enumerate(lines[:-1], start=1) if record is None]
+        said = [f"{self.path}, line {number}: not a record; it is left out" for number in unread]
+        steps = {record["step"] for record in kept if "loss" in record}
+        if len(steps) < step:
+            said.append(f"{self.path} lacks {step - len(steps):,} of the {step:,} steps before this point")
+        return said
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and type(record.get("step")) is int else None
 
 
 def draw_losses(records: list[dict[str, Any]], path: Path, bigram: float | None = None) -> None:
-    """The training and validation loss over the steps, as a PNG."""
+    """The training and validation loss over the steps, as a PNG file."""
+    write_whole(path, picture(records, bigram))
+
+
+def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes:
+    """The same, as the bytes of the PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -63,5 +78,7 @@ def draw_losses(records: list[dict[str, Any]], path: Path, bigram: float | None 
     axes.set_ylabel("loss (nats a token)")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    out = io.BytesIO()
+    figure.savefig(out, dpi=120, format="png")
     pyplot.close(figure)
+    return out.getvalue()

@@ -6,29 +6,24 @@ It knows nothing of where batches come from or what a checkpoint holds: `Source`
 from __future__ import annotations
 
 import math
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
+from filelock import FileLock
 
 from onfoot.arrays import Array
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import ShardSums, Sums, WholeSums
 from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
+from onfoot.train.interrupts import asked_to_stop
+from onfoot.train.lock import take_lock
 from onfoot.train.log import Log, draw_losses
 from onfoot.train.optimizer import AdamW, clip_scale
 from onfoot.train.options import LoopOptions
@@ -105,6 +100,8 @@ class Trainer:
         self.saved: int | None = None  # the step of the last checkpoint
         self.log = Log(run / "log.jsonl", self.world.writes)
         self.validation_loss: float | None = None
+        self.lock: FileLock | None = None  # of the folder, from when it was opened
+        self.complaints: list[str] = []  # what was found wrong when it was
 
     def restore(self, checkpoint: Path | None) -> None:
         """Goes back to where a checkpoint left the run; None: to its beginning. The weights are the caller's."""
@@ -116,17 +113,28 @@ class Trainer:
         saved = read_state(checkpoint)
         self.state = State(**{name: saved[name] for name in vars(State()) if name in saved})
         self.saved = self.state.step
-        self.log.resume(self.state.step)
+        self.complaints = self.log.resume(self.state.step)
 
     def train(self) -> Outcome:
         """Runs to the end, or until interrupted; then the run has been saved."""
-        with self.world.guard(self.run, self.options.command), _alone(self.run, self.world.writes):
+        with self.world.guard(self.run, self.options.command), self._alone():
             return self._train()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps a second process from training the same run at the same time."""
+        if self.world.writes and (self.lock is None or not self.lock.is_locked):
+            self.lock = take_lock(self.run)
+        try:
+            yield
+        finally:
+            if self.lock is not None:
+                self.lock.release(force=True)
 
     def _train(self) -> Outcome:
         options, state = self.options, self.state
         begun = time.monotonic() - state.seconds
-        with _interrupts() as interrupted, Reporter(options.steps, state.step) as report:
+        with asked_to_stop() as interrupted, Reporter(options.steps, state.step) as report:
             speed, stopped = 0.0, False
             while state.step < options.steps and not (stopped := self.world.any(interrupted())):
                 lr = learning_rate(state.step, options.steps, options.lr, options.warmup, options.schedule)
@@ -192,30 +200,36 @@ class Trainer:
 
     def _step_at_once(self, batch: Batch, divisor: int, lr: float) -> tuple[float, float]:
         """The same where nothing is clipped or summed: each parameter is updated as soon as its gradient is final."""
-        squares = 0.0
+        squares, changed = 0.0, False
+
+        def heard(loss: float) -> None:
+            if not math.isfinite(loss):
+                raise self._diverged(f"the loss is {loss}")
 
         def take(name: str, grad: Array) -> None:
-            nonlocal squares
+            nonlocal squares, changed
             squares += self.optimizer.squares({name: grad})
+            if not math.isfinite(squares):
+                raise self._diverged(f"the gradient of {name} is not finite", changed)
             self.optimizer.update(name, grad)
+            changed = True
 
-        self.optimizer.begin_step(lr)
-        loss, _ = self.model.loss_and_grads(
-            batch.tokens,
-            batch.targets,
-            divisor=divisor,
-            segments=batch.segments,
-            dropout_seed=self.dropout_seed(0),
-            take=take,
-        )
-        self.optimizer.end_step()
-        if not (math.isfinite(loss) and math.isfinite(squares)):
-            raise self._diverged(f"the loss is {loss} and the gradients' norm {math.sqrt(squares)}")
+        with self.optimizer.one_step(lr):
+            loss, _ = self.model.loss_and_grads(
+                batch.tokens,
+                batch.targets,
+                divisor=divisor,
+                segments=batch.segments,
+                dropout_seed=self.dropout_seed(0),
+                take=take,
+                on_loss=heard,
+            )
         return loss, math.sqrt(squares)
 
-    def _diverged(self, what: str) -> ValueError:
+    def _diverged(self, what: str, changed: bool = False) -> ValueError:
+        memory = "some weights in memory have had this step already, but " if changed else ""
         return ValueError(
-            f"step {self.state.step + 1}: {what}; the run stops here and nothing was overwritten. Begin a new run "
+            f"step {self.state.step + 1}: {what}; the run stops here; {memory}nothing was overwritten. Begin a new run "
             f"with a lower --lr (this was {self.options.lr:g}) or a smaller --clip"
         )
 
@@ -269,11 +283,11 @@ class Trainer:
         """A checkpoint of this moment, complete on return. A run that was never evaluated counts as its own best."""
         if not math.isfinite(self.state.best_loss):
             self.state.best_step = self.state.step
-        for name in self.world.align(self.optimizer.everything()):
-            print(f"{name} had drifted from rank 0; it has rank 0's weights now", file=sys.stderr)
+        self.world.compare(self.optimizer.everything(), f"step {self.state.step}")
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
         if self.world.writes:
-            save_checkpoint(self.run, self.write, self.optimizer, values, self.options.keep)
+            for line in save_checkpoint(self.run, self.write, self.optimizer, values, self.options.keep):
+                print(line, file=sys.stderr)
         else:
             self.optimizer.send_moments()
         self.saved = self.state.step
@@ -295,38 +309,3 @@ def make_update(ranks: World, model: Model, options: LoopOptions) -> tuple[Sums,
     if options.shard:
         return ShardSums(ranks, layout, model), ShardedAdamW(model, ranks, layout, **settings)
     return WholeSums(ranks, layout, model), AdamW(model, **settings)
-
-
-@contextmanager
-def _alone(run: Path, writes: bool) -> Iterator[None]:
-    """Keeps a second process from training the same run at the same time."""
-    if not writes or fcntl is None:
-        yield
-        return
-    with (run / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"{run} is being trained by another process; wait for it, or stop it first") from None
-        yield
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C or SIGTERM into a question that the loop asks; a second one acts at once."""
-    asked = threading.Event()
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import time
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from onfoot.bench.machine import peak_bytes
 from onfoot.config import GPT2Config
 from onfoot.models.model import Model, create
 from onfoot.train.buckets import RankSums, ShardSums, WholeSums
@@ -47,7 +47,7 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     found: dict[str, list[float]] = {}
     for _ in range(2):  # a warm-up as well
         _step(ranks, model, optimizer, sums, tokens, targets, KINDS[-1])
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    memory = peak_bytes() / 1e6
     buffers = sums.buffer_bytes / 1e6 if isinstance(sums, ShardSums) else 0.0
     for _ in range(rounds):
         for kind in KINDS if sums is not None else KINDS[:1]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onfoot.arrays import Array, namespace, to_numpy
+from onfoot.arrays import Array, Shape, namespace, to_numpy
 from onfoot.ops import sum_of_squares
 from onfoot.ops.update import Update
+from onfoot.train.interrupts import held_back
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
+MEANS = ("m", "v")  # of the gradient and of its square
 TOGETHER = 1 << 20  # numbers that are updated at a time: small parameters wait for others
 
 
@@ -38,7 +41,8 @@ class AdamW:
         self.model = model
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.steps = 0
-        self._lr = lr  # of the step that was begun
+        self._lr, self._scale = lr, 1.0  # of the step that was begun
+        self._torn = False  # some weights have had their part of a step, others not
         self._waiting: list[Update] = []
         self._waiting_numbers = 0
         self.m: dict[str, Array] = {}
@@ -60,10 +64,9 @@ class AdamW:
     def send_moments(self) -> None:
         """What a rank that does not write has to do when another does: nothing, where each has all."""
 
-    def everything(self) -> list[np.ndarray]:
+    def everything(self) -> dict[str, np.ndarray]:
         """What must be the same on all ranks: the trained weights and the running means."""
-        weights = [to_numpy(self.model.params[name]) for name in sorted(self.model.trainable)]
-        return weights + list(self.moments().values())
+        return {name: to_numpy(self.model.params[name]) for name in sorted(self.model.trainable)} | self.moments()
 
     def squares(self, grads: Mapping[str, Array]) -> float:
         """The sum of the squares of these gradients, in float64."""
@@ -74,51 +77,109 @@ class AdamW:
         return float(squares.max())
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
-        """Goes on from saved running means after that many steps."""
+        """Goes on from saved running means after that many steps, with weights that the caller has put back."""
+        check_moments(moments, {name: tuple(mean.shape) for name, mean in self.m.items()})
         floats = self.model.engine.floats
         for name in self.m:
             self.m[name] = floats(moments[f"m.{name}"].copy(), self.model.dtype)
             self.v[name] = floats(moments[f"v.{name}"].copy(), self.model.dtype)
-        self.steps = steps
+        self.steps, self._torn = steps, False
 
     def expect(self, names: Iterable[str]) -> None:
-        """Refuses parameters that this optimizer has no running means of."""
+        """Refuses parameters that this optimizer cannot update: without running means of it, or of another shape."""
         unknown = sorted(name for name in names if name not in self.m)
         if unknown:
             raise ValueError(
                 f"{unknown[0]} did not train when this optimizer was made, so there are no running means of it; make "
                 f"a new AdamW after add_lora(), or after whatever else changed what trains"
             )
+        for name in names:
+            p, mean = self.model.params[name], self.m[name]
+            if tuple(p.shape) != tuple(mean.shape) or p.dtype != mean.dtype:
+                raise ValueError(
+                    f"{name} is {p.dtype} {tuple(p.shape)}, and was {mean.dtype} {tuple(mean.shape)} when this "
+                    f"optimizer was made; make a new AdamW"
+                )
+            if isinstance(p, np.ndarray) and not p.flags.writeable:
+                raise ValueError(f"{name} is read only and cannot be trained; put a copy of it into params")
 
-    def begin_step(self, lr: float | None = None) -> None:
-        """Another step, at the given learning rate or the optimizer's own."""
-        self.steps += 1
-        self._lr = self.lr if lr is None else lr
+    def check(self, grads: Mapping[str, Array]) -> None:
+        """Refuses gradients that do not belong to the parameters, before any of these has changed."""
+        self.expect(grads)
+        for name, grad in grads.items():
+            p = self.model.params[name]
+            if type(grad) is not type(p) and not (isinstance(grad, np.ndarray) and isinstance(p, np.ndarray)):
+                raise ValueError(f"the gradient of {name} is a {type(grad).__name__}, and not an array like it")
+            if tuple(grad.shape) != tuple(p.shape):
+                raise ValueError(f"the gradient of {name} has shape {tuple(grad.shape)}, and {name} {tuple(p.shape)}")
+            if grad.dtype != p.dtype:
+                raise ValueError(f"the gradient of {name} is {grad.dtype}, and {name} {p.dtype}; convert it")
+
+    @contextmanager
+    def one_step(self, lr: float | None = None, scale: float = 1.0) -> Iterator[None]:
+        """The updates of one step. If the first of them was done, Ctrl-C waits for the last.
+
+        What breaks off before the first update is no step. What breaks off later, where that cannot be helped, leaves
+        weights of which some have changed: the next step is refused then.
+        """
+        if self._torn:
+            raise ValueError(
+                "a step broke off halfway: some weights have changed and others have not; load the weights of before "
+                "again, and make a new AdamW or restore() this one"
+            )
+        self._lr, self._scale = self.lr if lr is None else lr, scale
+        with held_back(lambda: self._torn):
+            try:
+                yield
+                self.update_waiting()
+            finally:
+                self._waiting, self._waiting_numbers = [], 0
+            self.steps += 1
+            self._torn = False
 
     def step(self, grads: Mapping[str, Array], lr: float | None = None, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; `scale` multiplies all gradients."""
-        self.expect(grads)
-        self.begin_step(lr)
-        for name, grad in grads.items():
-            self.update(name, grad, scale)
-        self.end_step(scale)
+        self.check(grads)
+        with self.one_step(lr, scale):
+            for name, grad in grads.items():
+                self.update(name, grad)
 
-    def update(self, name: str, g: Array, scale: float = 1.0) -> None:
-        """One parameter's part of the step that was begun; done by `end_step` at the latest."""
+    def update(self, name: str, g: Array) -> None:
+        """One parameter's part of the step that was begun; done at its end at the latest."""
         p = self.model.params[name]
-        self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1, scale=scale)
+        self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1)
 
-    def apply(self, p: Array, g: Array, m: Array, v: Array, decays: bool, scale: float = 1.0) -> None:
+    def apply(self, p: Array, g: Array, m: Array, v: Array, decays: bool) -> None:
         """The update of some elements and their moments, together with those that come after it if they are few."""
         self._waiting.append((p, m, v, g, self.weight_decay if decays else 0.0))
         self._waiting_numbers += math.prod(p.shape)
         if self._waiting_numbers >= TOGETHER:
-            self.end_step(scale)
+            self.update_waiting()
 
-    def end_step(self, scale: float = 1.0) -> None:
+    def update_waiting(self) -> None:
         """Does the updates that wait."""
-        self.model.engine.adamw_updates(self._waiting, self._lr, self.betas, self.eps, self.steps, scale)
+        if not self._waiting:
+            return
+        self._torn = True
+        updates = self.model.engine.adamw_updates
+        updates(self._waiting, self._lr, self.betas, self.eps, self.steps + 1, self._scale)
         self._waiting, self._waiting_numbers = [], 0
+
+
+def check_moments(moments: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> None:
+    """Refuses saved running means that are not those of parameters of these names and shapes."""
+    expected = {f"{kind}.{name}": tuple(shape) for name, shape in shapes.items() for kind in MEANS}
+    for key, shape in expected.items():
+        if key not in moments:
+            raise ValueError(f"the running mean {key} is missing")
+        saved = moments[key]
+        if tuple(saved.shape) != shape:
+            raise ValueError(f"the running mean {key} has shape {tuple(saved.shape)}, and what trains {shape}")
+        if saved.dtype.kind != "f":
+            raise ValueError(f"the running mean {key} holds {saved.dtype}, not floating-point numbers")
+    unknown = sorted(set(moments) - set(expected))
+    if unknown:
+        raise ValueError(f"there is a running mean {unknown[0]} of something that does not train")
 
 
 def global_norm(grads: Mapping[str, Array]) -> float:
@@ -129,3 +190,9 @@ def global_norm(grads: Mapping[str, Array]) -> float:
 def clip_scale(norm: float, most: float) -> float:
     """What gradients of this norm are multiplied with so that it is at most `most`; 0 means no limit."""
     return most / norm if most and norm > most else 1.0
+
+
+def finite(loss: float) -> None:
+    """Refuses a loss that no step can be taken from."""
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss}: the step is not taken and no weight has changed; lower the rate (lr)")

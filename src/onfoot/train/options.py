@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from onfoot.engine import DTYPES, ENGINES
-from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.huggingface import read_json
 from onfoot.train.schedule import SCHEDULES
 
 RECOMPUTE = ("none", "block")
@@ -76,16 +75,12 @@ class LoopOptions:
             if not getattr(self, name) >= limit:
                 raise ValueError(f"{name}={getattr(self, name)}: at least {limit} is needed")
 
-    def save(self, path: Path) -> None:
-        """Written in one step: the file is either whole or not there."""
-        temporary = path.with_suffix(".new")
-        write_json(temporary, {"command": self.command, **asdict(self)})
-        os.replace(temporary, path)
-
     @classmethod
     def load(cls, path: Path) -> Any:
         values = read_json(path)
         command = values.pop("command", None)
+        for name in ("made_with", "sha256"):  # what `runs` writes beside the options
+            values.pop(name, None)
         if command != cls.command:
             raise ValueError(f"{path.parent} is a run of onfoot {command}: resume it with that command")
         unknown = sorted(set(values) - {f.name for f in fields(cls)})

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -72,6 +72,7 @@ class World:
         self.writes = self.rank == 0  # files and the terminal are one rank's
         self.name = f"rank {self.rank} on {socket.gethostname()}"
         self.line: lookout.Line | None = None
+        self.threads = False  # whether a second thread may call MPI
         self._agreed: BaseException | None = None  # an error that all ranks know of
 
     def sum(self, *values: float) -> list[float]:
@@ -160,22 +161,33 @@ class World:
                 )
             time.sleep(NAP)
 
-    def align(self, arrays: Iterable[np.ndarray]) -> list[str]:
-        """Gives every rank rank 0's arrays if any differs in any bit; the names of the ranks that did."""
+    def compare(self, arrays: Mapping[str, np.ndarray], when: str) -> None:
+        """Ends the run where a rank's arrays are not rank 0's in every bit, and says which number of which."""
         if self.comm is None:
-            return []
-        every = list(arrays)
+            return
         digest = 0
-        for array in every:
+        for array in arrays.values():
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
-        heard = self.hear([self.name, digest])
-        apart = [name for name, value in heard if value != heard[0][1]]
-        if apart:
-            for array in every:
-                whole = np.ascontiguousarray(array)
-                self.comm.Bcast(whole, 0)
-                array[...] = whole
-        return apart
+        heard = self.hear(digest)
+        if all(other == heard[0] for other in heard):
+            return
+        found: str | None = None
+        for name, array in arrays.items():
+            mine = np.ascontiguousarray(array)
+            first = mine.copy()
+            self.comm.Bcast(first, 0)
+            bits = np.dtype(f"u{mine.itemsize}")
+            apart = np.flatnonzero(mine.reshape(-1).view(bits) != first.reshape(-1).view(bits))
+            if found is None and apart.size:
+                place = tuple(int(i) for i in np.unravel_index(apart[0], mine.shape))
+                found = f"{name}{list(place)} is {mine[place]} on {self.name}, and {first[place]} on rank 0"
+        said = next((text for text in self.hear(found) if text is not None), "in what cannot be told")
+        raise self.agreed(
+            ValueError(
+                f"{when}: the ranks have drifted apart: {said}; a machine may compute wrongly. Nothing was saved "
+                f"of this: go on from the last checkpoint with --resume"
+            )
+        )
 
     def hush(self) -> None:
         """Leaves the terminal to rank 0. Errors are still heard from every rank."""
@@ -237,7 +249,7 @@ def world() -> World:
     else:
         comm = MPI.COMM_WORLD
         if comm.Get_size() == size:
-            return _joined(World(comm.Dup()))
+            return _joined(World(comm.Dup()), MPI.Query_thread() >= MPI.THREAD_SERIALIZED)
         problem = (
             f"its MPI library ({MPI.get_vendor()[0]}) sees {comm.Get_size()} rank: it does not belong to the mpiexec "
             f"(or srun) that started it, so each process would train by itself"
@@ -256,13 +268,16 @@ def launched() -> tuple[int, int]:
     return 0, 1
 
 
-def _joined(ranks: World) -> World:
+def _joined(ranks: World, threaded: bool) -> World:
     """Sets this rank's threads, and puts up the lookout."""
+    ranks.threads = bool(ranks.table(threaded).all())  # the same on all: they must start the same sums
+    if ranks.writes and not ranks.threads:
+        print("this MPI library is for one thread: gradients are summed after the backward pass", file=sys.stderr)
     hosts = ranks.hear([socket.gethostname(), sorted(threads.cores())])
     mine = hosts[ranks.rank]
     threads.limit(max(1, len(mine[1]) // sum(other == mine for other in hosts)))  # those with whom cores are shared
     alone = all(host == hosts[0][0] for host, _ in hosts)
-    where = ranks.hear(lookout.start(alone) if ranks.writes else None)[0]
+    where = ranks.hear(lookout.start(alone, ranks.size) if ranks.writes else None)[0]
     ranks.line = lookout.join(where, ranks.rank)
     if ranks.line is not None:
         atexit.register(ranks.line.bye)

@@ -9,13 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from onfoot.config import GPT2Config
+from onfoot.formats.huggingface import read_json, write_json
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model, create, load
 from onfoot.train import corpus, runs
+from onfoot.train.checkpoint import differs, manifest_of
 from onfoot.train.data import Windows, split
+from onfoot.train.fingerprint import fingerprint, remember
 from onfoot.train.loop import Batch, Trainer, set_dropout
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import ALL, Share, World, world
+
+MANIFEST = "manifest.json"  # of what lies beside the tokens, which have a hash of their own
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     """The tokenizer and the token stream of a run: made once, found again when it is resumed."""
     folder = run / "data"
     if (folder / "tokens.bin").is_file():
+        _check_others(folder)
         tokens = corpus.open_tokens(folder)
         corpus.check_tokens(folder)
         return Tokenizer.load(folder), tokens
@@ -74,8 +80,19 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     else:
         tokenizer = make_tokenizer(options, texts)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
     tokenizer.save(folder, options.context)
-    return tokenizer, corpus.write_tokens(texts, tokenizer, folder)
+    tokens = corpus.write_tokens(texts, tokenizer, folder)
+    files = {name: entry for name, entry in manifest_of(folder).items() if name != "tokens.bin"}
+    write_json(folder / MANIFEST, files)
+    return tokenizer, tokens
+
+
+def _check_others(folder: Path) -> None:
+    """Refuses a tokenizer that is not the one that the tokens were made with, and what is said of them."""
+    wrong = differs(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).is_file() else None
+    if wrong:
+        raise ValueError(f"{folder}: {wrong}; put back what was there, or begin a new run")
 
 
 def find_data(run: Path, ranks: World) -> tuple[Tokenizer, np.ndarray]:
@@ -136,8 +153,11 @@ def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run, at a checkpoint or at the beginning."""
     ranks = world()
     tokenizer, tokens = ranks.first(lambda: prepare_data(run, options), lambda: find_data(run, ranks))
+    remember(run / "data.json", read_json(run / "data" / "tokens.json").get("sha256", ""), f"the text of {run}")
     train, held_out = split(tokens, options.validation, options.context)
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
+    if checkpoint is None and options.init is not None:
+        remember(run / "base.json", fingerprint(model), f"the model {options.init}")
     source = TextSource(
         Windows(train, options.context, options.seed),
         Windows(held_out, options.context, options.seed),

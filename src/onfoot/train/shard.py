@@ -11,12 +11,11 @@ import numpy as np
 from onfoot.arrays import Array, to_numpy
 from onfoot.models.model import Model
 from onfoot.train.buckets import SHARD
-from onfoot.train.optimizer import AdamW
+from onfoot.train.optimizer import MEANS, AdamW, check_moments
 from onfoot.train.parallel import World
 from onfoot.train.vector import Layout, Owned
 
 AHEAD = 2  # buckets of weights under way at a time
-MEANS = ("m", "v")
 
 
 class ShardedAdamW(AdamW):
@@ -45,15 +44,15 @@ class ShardedAdamW(AdamW):
 
     def step(self, grads: Mapping[str, Array], lr: float | None = None, scale: float = 1.0) -> None:
         """One update of this rank's shard; then every rank gets all weights."""
-        self.begin_step(lr)
         g, m, v = grads[SHARD], self.m[SHARD], self.v[SHARD]
-        for piece in self.mine:
-            part = _in_shard(piece)
-            decays = len(self.layout.shapes[piece.name]) > 1
-            weights = self.flat[piece.name][piece.begin : piece.end]
-            self.apply(weights, g[part], m[part], v[part], decays, scale)
-        self.end_step(scale)
-        self.share_weights()
+        with self.one_step(lr, scale):
+            for piece in self.mine:
+                part = _in_shard(piece)
+                decays = len(self.layout.shapes[piece.name]) > 1
+                weights = self.flat[piece.name][piece.begin : piece.end]
+                self.apply(weights, g[part], m[part], v[part], decays)
+            self.update_waiting()
+            self.share_weights()
 
     def share_weights(self) -> None:
         """All-gathers the weights bucket by bucket, each rank's part from its owner."""
@@ -84,9 +83,9 @@ class ShardedAdamW(AdamW):
         """The whole running means, each put together from all ranks when it is written; the others `send_moments`."""
         return {f"{kind}.{name}": _Gathered(self, kind, name) for kind in MEANS for name in self.layout.places}  # type: ignore[misc]
 
-    def everything(self) -> list[np.ndarray]:
+    def everything(self) -> dict[str, np.ndarray]:
         """What must be the same on all ranks: the trained weights."""
-        return list(self.flat.values())
+        return {name: flat.reshape(self.layout.shapes[name]) for name, flat in self.flat.items()}
 
     def total(self, squares: np.ndarray) -> float:
         """The sum of the squares of all gradients: each rank has those of its shard."""
@@ -109,11 +108,12 @@ class ShardedAdamW(AdamW):
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
         """Goes on from saved running means, whoever saved them: this rank reads its part of them."""
+        check_moments(moments, self.layout.shapes)
         for kind in MEANS:
             for piece in self.mine:
                 saved = moments[f"{kind}.{piece.name}"].reshape(-1)[piece.begin : piece.end]
                 getattr(self, kind)[SHARD][_in_shard(piece)] = saved
-        self.steps = steps
+        self.steps, self._torn = steps, False
 
 
 class _Gathered:

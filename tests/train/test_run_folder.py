@@ -1,0 +1,415 @@
+"""A run's folder: which checkpoints are kept and counted, the lock, links, what is remembered, other systems."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onfoot
+from onfoot.bench import machine
+from onfoot.formats.tensors import TensorFile
+from onfoot.formats.tokenizer import byte_tokenizer
+from onfoot.train import checkpoint, files, finetune, pretrain
+from onfoot.train.checkpoint import checkpoint_folder, checkpoints, problem, resolve
+from onfoot.train.log import Log
+from onfoot.train.options import FinetuneOptions, TrainOptions
+
+SMALL: dict[str, Any] = {
+    "steps": 8, "batch_size": 2, "warmup": 2, "eval_every": 4, "save_every": 2, "eval_windows": 2, "keep": 1,
+    "sample_tokens": 0, "engine": "numpy",
+}  # fmt: skip
+SIZES: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 8, "context": 16}
+
+
+@pytest.fixture(autouse=True)
+def plain_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onfoot.train.log.picture", lambda *args: b"a picture")  # drawing takes longer than training
+
+
+def options(tmp_path: Path, **changes: Any) -> TrainOptions:
+    text = tmp_path / "text.txt"
+    if not text.exists():
+        text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    return TrainOptions(texts=[str(text)], **{**SIZES, **SMALL, **changes})
+
+
+def stopped(run: Path, at: int, settings: TrainOptions) -> None:
+    """A run that ends before step `at`, as one that was killed."""
+    trainer = pretrain.start(run, settings)
+    stop_before(trainer, at)
+
+
+def stop_before(trainer: Any, at: int) -> None:
+    step = trainer.step
+
+    def stopping(lr: float) -> Any:
+        if trainer.state.step == at:
+            raise KeyboardInterrupt
+        return step(lr)
+
+    trainer.step = stopping
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.step = step
+
+
+def damage(folder: Path) -> None:
+    """One bit of the weights is another."""
+    path = next(folder.glob("*model.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+
+
+def names(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {k: np.array(v).tobytes() for k, v in TensorFile(folder / "model.safetensors").items()}
+
+
+def linked(run: Path) -> dict[str, str]:
+    """What the links point to: always a sound checkpoint."""
+    found = {name: (run / name).resolve() for name in ("last", "best")}
+    assert all(problem(path) is None for path in found.values()), found
+    return {name: path.name for name, path in found.items()}
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_a_sound_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(run, 5, options(tmp_path))  # one checkpoint, of step 4
+    shutil.copytree(checkpoint_folder(run, 4), checkpoint_folder(run, 9))
+    damage(checkpoint_folder(run, 9))  # newer than all that come: counted, it would be the one that is kept
+    trainer, said = pretrain.resume(run)
+    assert trainer.state.step == 4 and len(said) == 1 and "step-0000009 cannot be used: model.safetensors" in said[0]
+    stop_before(trainer, 7)
+    assert names(run) == ["damaged-step-0000009", "step-0000004", "step-0000006"]  # the best, and the last
+    assert linked(run) == {"last": "step-0000006", "best": "step-0000004"}
+
+
+def test_one_that_was_just_written_stays_whatever_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    trainer = pretrain.start(run, options(tmp_path))
+    save = trainer.save
+
+    def damaging() -> None:
+        for folder in checkpoints(run):
+            damage(folder)
+        save()
+        (only,) = checkpoints(run)
+        assert problem(only) is None and only == checkpoint_folder(run, trainer.state.step)
+        assert linked(run) == {"last": only.name, "best": only.name}
+
+    trainer.save = damaging  # type: ignore[method-assign]
+    trainer.train()
+    assert names(run) == [f"damaged-step-000000{n}" for n in (2, 4, 6)] + ["step-0000008"]
+    assert capsys.readouterr().err.count("is corrupted (its checksum differs); it is set aside as damaged-step-") == 3
+
+
+def test_a_damaged_best_is_set_aside_and_another_takes_its_place(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(run, 7, options(tmp_path, lr=0.0))  # it never improves: the first evaluation, after step 4, is the best
+    assert linked(run) == {"last": "step-0000006", "best": "step-0000004"}
+    damage(checkpoint_folder(run, 4))
+    resolved = resolve(run)
+    trainer, _ = pretrain.resume(run)
+    assert resolved.name == "step-0000006" and linked(run) == {"last": "step-0000006", "best": "step-0000006"}
+    trainer.train()
+    assert names(run) == ["damaged-step-0000004", "step-0000008"]
+    assert linked(run) == {"last": "step-0000008", "best": "step-0000008"}
+
+
+def test_checkpoints_are_not_hashed_again_at_each_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+    digest = checkpoint._digest
+    monkeypatch.setattr(checkpoint, "_digest", lambda path: hashed.append(path) or digest(path))  # type: ignore[func-returns-value]
+    pretrain.start(tmp_path / "run", options(tmp_path, keep=9)).train()
+    assert len(checkpoints(tmp_path / "run")) == 4
+    assert all(".writing-" in str(path) or path.parent.name == "data" for path in hashed)  # each once, as it is written
+
+
+def test_an_io_error_in_the_newest_falls_back_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    pretrain.start(tmp_path / "whole", options(tmp_path, keep=3)).train()
+    stopped(run, 7, options(tmp_path, keep=3))
+    digest = checkpoint._digest
+
+    def failing(path: Path) -> str:
+        if "step-0000006" in str(path) and path.name == "model.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return digest(path)
+
+    monkeypatch.setattr(checkpoint, "_digest", failing)
+    trainer, said = pretrain.resume(run)
+    assert trainer.state.step == 4
+    assert "step-0000006 cannot be used: model.safetensors cannot be read (Input/output error)" in said[0]
+    monkeypatch.setattr(checkpoint, "_digest", digest)
+    trainer.train()
+    assert weights(run / "last") == weights(tmp_path / "whole" / "last")
+    assert "damaged-step-0000006" in names(run) and problem(run / "checkpoints" / "damaged-step-0000006") is None
+
+
+def test_a_run_without_any_sound_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(run, 3, options(tmp_path))
+    damage(checkpoint_folder(run, 2))
+    log = (run / "log.jsonl").read_bytes()
+    with pytest.raises(
+        ValueError, match=r"no checkpoint of .* can be used; put one back, .*step-0000002 cannot be used"
+    ):
+        pretrain.resume(run)
+    assert names(run) == ["step-0000002"] and (run / "log.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"model.safetensors": 3}', "null", '{"trainer/state.json": {}}'])
+def test_a_manifest_that_lists_too_little_makes_no_sound_checkpoint(tmp_path: Path, content: str) -> None:
+    run = tmp_path / "run"
+    stopped(run, 3, options(tmp_path))
+    (checkpoint_folder(run, 2) / "trainer" / "manifest.json").write_text(content)
+    assert "manifest" in (problem(checkpoint_folder(run, 2)) or "")
+
+
+def test_a_checkpoint_that_is_half_deleted_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    trainer = pretrain.start(run, options(tmp_path, eval_every=100))
+    rmtree = shutil.rmtree
+
+    def killed(path: Path, **kwargs: Any) -> None:
+        if "step-" in str(path) and Path(path).exists():
+            next(Path(path).glob("*.json")).unlink()
+            raise KeyboardInterrupt
+        rmtree(path, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    resumed, said = pretrain.resume(run)
+    assert said == [] and resumed.state.step == 4
+    resumed.train()
+    assert names(run) == ["step-0000008"]
+
+
+@pytest.mark.parametrize("name", [".lock", "log.jsonl", "loss.png", "run.json", "data.json"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    stopped(run, 3, options(tmp_path))
+    victim = tmp_path / "victim"
+    victim.write_text((run / name).read_text() if (run / name).exists() else "precious")
+    before = victim.read_bytes()
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(victim)
+    with pytest.raises(ValueError, match=rf"{name} is a link, and what it points to would be overwritten; remove it"):
+        pretrain.resume(run)[0].train()
+    assert victim.read_bytes() == before
+
+
+def test_a_log_and_a_curve_do_not_follow_a_link_that_appears_later(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = pretrain.start(run, options(tmp_path))
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (run / "loss.png").symlink_to(victim)
+    trainer.train()
+    assert victim.read_text() == "precious" and not (run / "loss.png").is_symlink()  # the link itself is replaced
+    (run / "log.jsonl").unlink()
+    (run / "log.jsonl").symlink_to(victim)
+    with pytest.raises(ValueError, match=r"log\.jsonl is a link"):
+        Log(run / "log.jsonl").append(step=1)
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", "run.json.new"], [".lock", "data/"]], ids=str)
+def test_a_folder_killed_before_the_run_began_can_be_used_again(tmp_path: Path, left: list[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in left:
+        (run / name).mkdir() if name.endswith("/") else (run / name).write_text("")
+    with pytest.raises(ValueError, match=r"is not a run: it has no run\.json"):
+        pretrain.resume(run)
+    pretrain.start(run, options(tmp_path)).train()
+    assert linked(run)["last"] == "step-0000008"
+
+
+@pytest.mark.parametrize("mine", ["notes.txt", "data/mine.txt", ".lock/mine"])
+def test_a_folder_with_something_of_the_users_is_refused(tmp_path: Path, mine: str) -> None:
+    path = tmp_path / "run" / mine
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        pretrain.start(tmp_path / "run", options(tmp_path))
+    assert path.read_text() == "mine"
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_touches_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = pretrain.start(run, options(tmp_path))
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match="is being trained by another process"):
+        pretrain.resume(run)
+    (run / "run.json").rename(tmp_path / "elsewhere")  # as another process sees it that looked a moment earlier
+    for path in [*run.iterdir()]:
+        if path.name != ".lock":
+            shutil.move(path, tmp_path / path.name)
+    with pytest.raises(ValueError, match="is being trained by another process"):
+        pretrain.start(run, options(tmp_path))
+    for path in (tmp_path / "data", tmp_path / "data.json"):
+        shutil.move(path, run / path.name)
+    (tmp_path / "elsewhere").rename(run / "run.json")
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    trainer.train()
+
+
+def test_run_json_that_has_changed_is_refused_until_its_hash_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(run, 3, options(tmp_path))
+    values = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**values, "lr": 0.5}))
+    with pytest.raises(ValueError, match=r"run\.json has changed since the run was begun .* remove the entry"):
+        pretrain.resume(run)
+    del values["sha256"]
+    (run / "run.json").write_text(json.dumps({**values, "lr": 0.5}))
+    assert pretrain.resume(run)[0].options.lr == 0.5
+
+
+def test_run_json_says_what_the_run_is_computed_with_and_a_change_is_told(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(run, 3, options(tmp_path, engine="auto", dtype="float64"))
+    path = run / "run.json"
+    values = json.loads(path.read_text())
+    made = values["made_with"]
+    assert values["engine"] == "auto" and made["engine"] == "numpy" and made["onfoot"] == onfoot.__version__
+    assert made["numpy"] == np.__version__ and made["python"] == sys.version.split()[0] and "numba" in made
+    assert pretrain.resume(run)[1] == []
+    del values["sha256"]
+    values["made_with"] = {**made, "numpy": "1.0", "engine": "numba"}
+    path.write_text(json.dumps(values))
+    (said,) = pretrain.resume(run)[1]
+    assert said == (
+        f"this run was begun with numpy 1.0, engine numba, and goes on with numpy {np.__version__}, engine numpy: "
+        f"its last bits may differ"
+    )
+
+
+def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", options(tmp_path)
+    stopped(run, 3, settings)
+    path = run / "data" / "tokenizer.json"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"a"', b'"b"', 1))
+    with pytest.raises(ValueError, match=r"data: tokenizer\.json .*; put back what was there, or begin a new run"):
+        pretrain.resume(run)
+    path.write_bytes(content)
+    shutil.rmtree(run / "data")  # the text is tokenised again: it must be the same
+    assert pretrain.resume(run)[0].state.step == 2
+    shutil.rmtree(run / "data")
+    Path(settings.texts[0]).write_text("a lazy dog jumps over the quick brown fox. " * 60)
+    with pytest.raises(ValueError, match=r"the text of .*run has changed since the run was begun"):
+        pretrain.resume(run)
+
+
+def test_a_log_that_lacks_lines_is_told_and_no_reason_to_stop(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(run, 5, options(tmp_path))
+    path = run / "log.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1][:-9] + "\n" + "".join(lines[2:]))
+    trainer, said = pretrain.resume(run)
+    assert "log.jsonl, line 2: not a record; it is left out" in said[0] and "lacks 1 of the 4 steps" in said[1]
+    trainer.train()
+    assert [r["step"] for r in Log(path).read() if "loss" in r] == [1, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    tokenizer = byte_tokenizer()
+    config = onfoot.GPT2Config(
+        vocab_size=tokenizer.size, n_positions=48, n_embd=8, n_layer=1, n_head=1,
+        bos_token_id=tokenizer.end_id, eos_token_id=tokenizer.end_id,
+    )  # fmt: skip
+    for seed, name in enumerate(("base", "other")):
+        model = onfoot.create(config, seed=seed)
+        model.tokenizer = tokenizer
+        model.save(tmp_path / name)
+    return tmp_path / "base"
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_lora_run_goes_on_with_its_own_base_only(tmp_path: Path, base: Path, quantized: bool) -> None:
+    lines = [{"prompt": f"{i} and one:", "completion": f" {i + 1}"} for i in range(20)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {**SMALL, "model": str(base), "data": [str(tmp_path / "data.jsonl")], "r": 2, "quantized": quantized}
+    if quantized:  # blocks are of 32 numbers
+        for seed, name in enumerate(("base", "other")):
+            config = onfoot.GPT2Config(vocab_size=257, n_positions=48, n_embd=32, n_layer=1, n_head=1)
+            model = onfoot.create(config, seed=seed)
+            model.tokenizer = byte_tokenizer()
+            model.save(tmp_path / name)
+    run = tmp_path / "run"
+    stop_before(finetune.start(run, FinetuneOptions(**settings)), 3)
+    assert finetune.resume(run)[0].state.step == 2
+    weights = base / "model.safetensors"
+    own = weights.read_bytes()
+    weights.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"the model .*base has changed since the run was begun"):
+        finetune.resume(run)
+    weights.write_bytes(own)
+    config_file = base / "config.json"
+    text = config_file.read_text()
+    config_file.write_text(text.replace('"layer_norm_epsilon": 1e-05', '"layer_norm_epsilon": 1e-03'))
+    with pytest.raises(ValueError, match=r"the model .*base has changed"):
+        finetune.resume(run)
+    config_file.write_text(text)
+    assert not finetune.resume(run)[0].train().interrupted
+
+
+def test_a_run_from_a_model_that_changed_before_the_first_checkpoint_is_refused(tmp_path: Path, base: Path) -> None:
+    settings = options(tmp_path, init=str(base))
+    stopped(tmp_path / "run", 1, settings)
+    (base / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"the model .*base has changed since the run was begun"):
+        pretrain.resume(tmp_path / "run")
+
+
+def test_windows_flushes_files_and_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files.sys, "platform", "win32")
+    real, opened = os.open, []
+
+    def windows_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        opened.append(flags & os.O_RDWR)
+        return real(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(files.os, "open", windows_open)
+    (tmp_path / "file").write_text("x")
+    files.flush(tmp_path / "file")
+    files.flush(tmp_path)
+    assert opened == [os.O_RDWR]  # Windows refuses to flush what was opened for reading
+
+
+def test_peak_memory_is_in_bytes_on_every_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "STATUS", tmp_path / "none")
+    usage = SimpleNamespace(getrusage=lambda who: SimpleNamespace(ru_maxrss=5 << 20), RUSAGE_SELF=0)
+    monkeypatch.setattr(machine, "resource", usage)
+    for platform, expected in (("linux", 5 << 30), ("darwin", 5 << 20)):
+        monkeypatch.setattr(machine.sys, "platform", platform)
+        assert machine.peak_bytes() == expected
+    monkeypatch.setattr(machine, "resource", None)  # Windows
+    assert machine.peak_bytes() == 0
