@@ -87,7 +87,9 @@ def build(root: Path) -> list[Case]:
         path.mkdir()
         write_gguf(llama, path / "model.gguf", type_, bpe if type_ == "Q8_0" else None)
         cases.append(Case(f"gguf-{type_}", path, use_gguf, weight=4))
-    cases.append(Case("adapter", _adapter(gpt2, root), use_adapter, ["adapter_config.json", "adapter_model.safetensors"], 6))
+    cases.append(
+        Case("adapter", _adapter(gpt2, root), use_adapter, ["adapter_config.json", "adapter_model.safetensors"], 6)
+    )
     cases.append(Case("run", _run(root), use_run, weight=10))
     lines = root / "lines"
     lines.mkdir()
@@ -114,7 +116,7 @@ def use_gguf(folder: Path) -> None:
     path = folder / "model.gguf"
     exercise(onfoot.load(path, engine="numpy", quantized=True))
     exercise(onfoot.load(path, engine="numpy"))
-    # show_info(path)
+    show_info(path)
 
 
 def use_adapter(folder: Path) -> None:
@@ -223,7 +225,7 @@ def show_info(path: Path) -> None:
         if not text.startswith("error: ") or text.count("\n") != 1:
             raise AssertionError(f"onfoot info printed {text[:200]!r}")
         raise ValueError(text)
-    if any(ord(c) < 32 and c != "\n" or 127 <= ord(c) < 160 for c in text):
+    if any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 for c in text):
         raise AssertionError(f"onfoot info printed a control character: {text[:200]!r}")
 
 

@@ -43,7 +43,13 @@ PRE_TOKENIZERS = [
 MODELS = [
     {"type": "Unigram", "unk_id": 5, "vocab": [["a", -1.0]], "byte_fallback": True},
     {"type": "Unigram", "unk_id": 0, "vocab": []},
-    {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "", "max_input_chars_per_word": 9, "vocab": {}},
+    {
+        "type": "WordPiece",
+        "unk_token": "?",
+        "continuing_subword_prefix": "",
+        "max_input_chars_per_word": 9,
+        "vocab": {},
+    },
     {"type": "WordLevel", "vocab": {"a": 4294967295}, "unk_token": "b"},
     {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 7}, "merges": [["a", "b"]], "unk_token": "zz", "dropout": 1.0},
     {"type": "BPE", "vocab": {"": 0}, "merges": [["", ""]], "fuse_unk": True, "byte_fallback": True},
@@ -278,7 +284,9 @@ def _lines(data: bytes, random: Random) -> bytes:
         if kind == 0:
             lines[at] = _blind(lines[at], random)
         elif kind == 1:
-            lines.insert(at, random.choice((b"", b"null", b"[]", b"\xef\xbb\xbf{}", b"{}", b'{"text": "a"}', b"[" * DEEP)))
+            lines.insert(
+                at, random.choice((b"", b"null", b"[]", b"\xef\xbb\xbf{}", b"{}", b'{"text": "a"}', b"[" * DEEP))
+            )
         elif kind == 2:
             lines += lines[at:]
         else:
@@ -295,7 +303,9 @@ def _safetensors(data: bytes, random: Random) -> bytes:
     if kind == 1:
         return struct.pack("<Q", max(length + random.randrange(-9, 10), 0)) + data[8:]
     if kind == 2:
-        body = body[: random.randrange(len(body) + 1)] if random.random() < 0.5 else body + bytes(random.randrange(1, 64))
+        body = (
+            body[: random.randrange(len(body) + 1)] if random.random() < 0.5 else body + bytes(random.randrange(1, 64))
+        )
     else:
         try:
             value = json.loads(header)
