@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gguf.quants import quantize
 
 import onfoot
 from onfoot.formats.gguf_model import _their_name
+from onfoot.formats.peft import TENSORS
 from onfoot.formats.tensors import write_tensors
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model
@@ -31,7 +33,8 @@ MESSAGES = [
 ]
 TEMPLATE = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<s>{% endif %}<|{{ m.role|upper }}|>"
-    "{{ m['content'].strip() | trim }}{{ eos_token }}\n{% endfor %}{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}"
+    "{{ m['content'].strip() | trim }}{{ eos_token }}\n{% endfor %}"
+    "{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}"
     "{% if add_generation_prompt and ns.n == 1 %}<|ASSISTANT|>{% endif %}"
 )
 LINES = [
@@ -40,6 +43,7 @@ LINES = [
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
     {"prompt": "a", "completion": "b", "other": [1, {"x": None}]},
 ]
+NOT_READ = ("generation_config.json", "loss.png", ".lock")  # onfoot writes them for others
 GPT2 = onfoot.GPT2Config(vocab_size=300, n_positions=64, n_embd=8, n_layer=2, n_head=2)
 LLAMA = onfoot.LlamaConfig(
     vocab_size=300, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
@@ -50,17 +54,19 @@ LLAMA = onfoot.LlamaConfig(
 
 @dataclass
 class Case:
-    """Files that belong together, those of them that are mutated (by path), and their reader."""
+    """Files that belong together, their reader, and those of them that are mutated (by path)."""
 
     name: str
     folder: Path
     read: Callable[[Path], None]
     files: list[str] = field(default_factory=list)
     weight: int = 1
+    info: str | None = None  # what `onfoot info` shows of it: a path within the folder
 
     def __post_init__(self) -> None:
         if not self.files:
-            self.files = [str(p.relative_to(self.folder)) for p in sorted(self.folder.rglob("*")) if p.is_file()]
+            found = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name not in NOT_READ)
+            self.files = [str(p.relative_to(self.folder)) for p in found]
 
 
 def build(root: Path) -> list[Case]:
@@ -79,18 +85,16 @@ def build(root: Path) -> list[Case]:
         model.save(root / name)
         if name == "sharded":
             _shard(root / name)
-        cases.append(Case(name, root / name, use_folder, weight=6))
+        cases.append(Case(name, root / name, use_folder, weight=6, info="."))
     _pair_of_files(bpe, root / "vocab")
     cases.append(Case("vocab", root / "vocab", use_tokenizer, weight=2))
     for type_ in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"):
         path = root / f"gguf-{type_}"
         path.mkdir()
         write_gguf(llama, path / "model.gguf", type_, bpe if type_ == "Q8_0" else None)
-        cases.append(Case(f"gguf-{type_}", path, use_gguf, weight=4))
-    cases.append(
-        Case("adapter", _adapter(gpt2, root), use_adapter, ["adapter_config.json", "adapter_model.safetensors"], 6)
-    )
-    cases.append(Case("run", _run(root), use_run, weight=10))
+        cases.append(Case(f"gguf-{type_}", path, use_gguf, weight=4, info="model.gguf"))
+    cases.append(Case("adapter", _adapter(gpt2, root), use_folder, ["adapter_config.json", TENSORS], 6, "."))
+    cases.append(Case("run", _run(root), use_run, weight=10, info="."))
     lines = root / "lines"
     lines.mkdir()
     (lines / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
@@ -109,19 +113,12 @@ def build(root: Path) -> list[Case]:
 
 def use_folder(folder: Path) -> None:
     exercise(onfoot.load(folder, engine="numpy"))
-    show_info(folder)
 
 
 def use_gguf(folder: Path) -> None:
     path = folder / "model.gguf"
     exercise(onfoot.load(path, engine="numpy", quantized=True))
     exercise(onfoot.load(path, engine="numpy"))
-    show_info(path)
-
-
-def use_adapter(folder: Path) -> None:
-    exercise(onfoot.load(folder, engine="numpy"))
-    show_info(folder)
 
 
 def use_tokenizer(folder: Path) -> None:
@@ -156,6 +153,7 @@ def use_texts(folder: Path) -> None:
 
 
 def use_run(folder: Path) -> None:
+    """A run is read in parts, by several commands: each must refuse by itself what it cannot read."""
     from onfoot.train import checkpoint, corpus
     from onfoot.train.log import Log
 
@@ -164,14 +162,11 @@ def use_run(folder: Path) -> None:
         lambda: TrainOptions.load(folder / "run.json"),
         lambda: _other_command(folder / "run.json"),
         lambda: Log(folder / "log.jsonl").read(),
-        lambda: checkpoint.newest_sound(folder),
-        lambda: _resume_state(folder / "checkpoints" / "step-0000002"),
-        lambda: corpus.open_tokens(folder / "data"),
         lambda: corpus.check_tokens(folder / "data"),
         lambda: corpus.bigram_entropy(corpus.open_tokens(folder / "data"), 257),
         lambda: Tokenizer.load(folder / "data"),
-        lambda: exercise(onfoot.load(folder, engine="numpy")),
-        lambda: show_info(folder),
+        lambda: _resume_state(folder / "checkpoints" / "step-0000002"),
+        lambda: checkpoint.resolve(folder),
     ]
     for reader in readers:
         try:
@@ -193,7 +188,6 @@ def _other_command(path: Path) -> None:
 def _resume_state(folder: Path) -> None:
     from onfoot.train import checkpoint
 
-    checkpoint.read_state(folder)
     model = onfoot.load(folder, engine="numpy")
     checkpoint.restore_optimizer(folder, onfoot.AdamW(model))
 
@@ -213,13 +207,20 @@ def exercise(model: Model) -> None:
         ends(model)
 
 
-def show_info(path: Path) -> None:
-    """`onfoot info`, with what it prints."""
+@cache
+def _command() -> Any:
+    from typer.main import get_command
+
     from onfoot.cli import app
 
+    return get_command(app)
+
+
+def show_info(path: Path) -> None:
+    """`onfoot info`, with what it prints."""
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
-        code = app(["info", str(path), "--tensors"], standalone_mode=False)
+        code = _command()(["info", str(path), "--tensors"], standalone_mode=False)
     text = out.getvalue()
     if code == 2:
         if not text.startswith("error: ") or text.count("\n") != 1:

@@ -34,7 +34,7 @@ class Sheet:
 
 
 def printable(text: str) -> str:
-    """The text with what would steer a terminal made visible: ESC is \\x1b, a mark that turns the line round \\u202e."""
+    """The text with what would steer a terminal made visible: ESC is \\x1b, a mark that turns a line round \\u202e."""
     return STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 

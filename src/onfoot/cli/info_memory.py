@@ -18,7 +18,7 @@ from onfoot.train.options import RECOMPUTE
 def planned_job(
     model: Path, batch: int, tokens: int | None, lora: int, quantized: bool, clip: float, recompute: str
 ) -> Job:
-    """What is to be planned, or a ValueError that names what makes no sense. `model`: a folder, a GGUF file, a preset."""
+    """What is to be planned, or a ValueError that names what makes no sense. `model`: a folder, a file or a preset."""
     if batch < 1 or lora < 0 or clip < 0 or (tokens is not None and tokens < 1):
         raise ValueError("--batch-size and --tokens are at least 1, --lora and --clip at least 0")
     if recompute not in RECOMPUTE:

@@ -1,18 +1,20 @@
 """Files of others, opened with care: regular files only, no larger than they may be, and errors that name them.
 
-A file may come from anyone. Whatever is in it, reading it ends with a value or with a ValueError of one line; nothing is
-allocated that the file's own size does not account for.
+A file may come from anyone. Whatever is in it, reading it ends with a value or with a ValueError of one line, and
+nothing is allocated that the file's own size does not account for.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 TEXT_BYTES = 100 << 20  # of a file that is read as a whole
 JSON_VALUES = 1_000_000  # commas and brackets: Python needs up to 100 bytes of memory for each
@@ -20,7 +22,7 @@ JSON_DEPTH = 64
 
 
 @contextmanager
-def open_file(path: str | Path) -> Iterator[BinaryIO]:
+def open_file(path: str | Path) -> Iterator[BufferedReader]:
     """A regular file, open for reading. A pipe would wait for ever, a device has no end: neither is opened."""
     try:
         with open(path, "rb", opener=_opener) as file:
@@ -54,30 +56,33 @@ def read_text(path: str | Path, limit: int = TEXT_BYTES) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file, or a ValueError that names it."""
-    value = parse_json(read_bytes(path), str(path))
+    value = parse_json(read_bytes(path), f"{path} is")
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     return value
 
 
-def parse_json(data: bytes | str, name: str) -> Any:
-    """The value of a JSON text. No key may stand twice in an object, and nesting and the number of values are bounded."""
+def parse_json(data: bytes | str, what: str) -> Any:
+    """The value of a JSON text: no key twice in an object, a bounded depth, a bounded number of values.
+
+    `what` begins the sentence "... not valid JSON", as in "config.json is".
+    """
     if isinstance(data, bytes):
         try:
             data = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{name} is not valid UTF-8: {error.reason} at byte {error.start:,}") from None
+            raise ValueError(f"{what} not valid UTF-8: {error.reason} at byte {error.start:,}") from None
     opened = data.count("[") + data.count("{")
     if len(data) > JSON_VALUES and opened + data.count(",") > JSON_VALUES:
-        raise ValueError(f"{name} holds more than {JSON_VALUES:,} JSON values")
+        raise ValueError(f"{what} not valid JSON here: it has more than {JSON_VALUES:,} values")
     try:
         value = json.loads(data, object_pairs_hook=_object)
     except RecursionError:
-        raise ValueError(f"{name}: its JSON is nested too deeply; at most {JSON_DEPTH} levels can be read") from None
+        value = None
     except ValueError as error:
-        raise ValueError(f"{name} is not valid JSON: {one_line(error)}") from None
-    if opened > JSON_DEPTH and _deeper(value, JSON_DEPTH):
-        raise ValueError(f"{name}: its JSON is nested too deeply; at most {JSON_DEPTH} levels can be read")
+        raise ValueError(f"{what} not valid JSON: {one_line(error)}") from None
+    if opened > JSON_DEPTH and (value is None or _deeper(value, JSON_DEPTH)):
+        raise ValueError(f"{what} not valid JSON here: it is nested to more than {JSON_DEPTH} levels")
     return value
 
 
@@ -105,6 +110,11 @@ def shown(value: Any) -> str:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}… ({len(text):,} characters)"
+
+
+def plain_name(name: str) -> str:
+    """A name of a file in an error: as it is, or quoted and shortened where it has anything odd."""
+    return name if re.fullmatch(r"[\w.-]{1,100}", name, re.ASCII) else shown(name)
 
 
 def one_line(error: BaseException | str) -> str:

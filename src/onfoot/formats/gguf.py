@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from onfoot.formats.files import open_file, shown
+from onfoot.formats.files import open_file, plain_name, shown
 from onfoot.quantized import BLOCK, QuantizedWeight
 
 # The format's numbers for types of metadata: (struct code, bytes).
@@ -162,7 +161,8 @@ class GgufFile:
             n_bytes = n // BLOCK * BLOCK_BYTES[type_name]
         if begin + n_bytes > self.size:
             raise ValueError(
-                f"{self.path} is truncated: {plain_name(name)} ends at byte {begin + n_bytes:,}, the file at {self.size:,}"
+                f"{self.path} is truncated: {plain_name(name)} ends at byte {begin + n_bytes:,}, "
+                f"the file at {self.size:,}"
             )
         return Entry(shape, type_name, begin, n_bytes)
 
@@ -198,8 +198,3 @@ class GgufFile:
             return QuantizedWeight("Q4_1", blocks[..., 4:].copy(), scale, least)
         codes = blocks[..., 2:].copy()
         return QuantizedWeight(entry.type, codes.view(np.int8) if entry.type == "Q8_0" else codes, scale)
-
-
-def plain_name(name: str) -> str:
-    """A tensor's name in an error: as it is, or quoted where it has anything odd."""
-    return name if re.fullmatch(r"[\w.-]{1,100}", name, re.ASCII) else shown(name)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.config import LARGEST, LlamaConfig, RopeScaling
-from onfoot.formats.files import naming, shown
-from onfoot.formats.gguf import BLOCK_BYTES, GgufFile, plain_name
+from onfoot.formats.files import naming, plain_name, shown
+from onfoot.formats.gguf import BLOCK_BYTES, GgufFile
 from onfoot.formats.gguf_tokenizer import find_tokenizer
 from onfoot.models.params import shapes
 from onfoot.ops.rope import frequencies

@@ -12,7 +12,7 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.config import Config, GPT2Config, LlamaConfig
-from onfoot.formats.files import naming, read_json, shown
+from onfoot.formats.files import naming, plain_name, read_json, shown
 from onfoot.formats.tensors import TensorFile, replaced, write_tensors
 from onfoot.formats.tokenizer import Tokenizer, check_fits
 from onfoot.models.params import HEAD, names_of, quantizable, shapes, token_table
@@ -86,7 +86,9 @@ class _Tensors(Mapping[str, np.ndarray]):
         for file in self.files:
             twice = next((tensor for tensor in file if tensor in self._where), None)
             if twice is not None:
-                raise ValueError(f"{folder}: {shown(twice)} is in {self._where[twice].path.name} and {file.path.name}")
+                raise ValueError(
+                    f"{folder}: {plain_name(twice)} is in {self._where[twice].path.name} and {file.path.name}"
+                )
             self._where |= dict.fromkeys(file, file)
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -109,10 +111,10 @@ def _shards(index: Path) -> list[Path]:
         raise ValueError(f"{index}: its weight_map does not map tensors to files")
     names = sorted(set(places.values()))
     for name in names:
-        if not name or name != Path(name).name or "\0" in name:
+        if not name or name != Path(name).name or "\0" in name or len(name) > 200:
             raise ValueError(f"{index}: the shard {shown(name)} is not a file beside it")
         if not (index.parent / name).exists():
-            raise ValueError(f"{index.parent}: the shard {shown(str(index.parent / name))} is missing")
+            raise ValueError(f"{index.parent}: the shard {plain_name(name)} is missing")
     return [index.parent / name for name in names]
 
 
@@ -132,7 +134,7 @@ class Params(Mapping[str, np.ndarray]):
                 full = name if name.startswith((prefix, f"{HEAD}.")) else f"{prefix}{name}"
                 if full in self._names:
                     raise ValueError(
-                        f"{folder} has {shown(full)} twice: as {shown(self._names[full])} and as {shown(name)}"
+                        f"{folder} has {plain_name(full)} twice: as {shown(self._names[full])} and as {shown(name)}"
                     )
                 self._names[full] = name
         if config.n_layer > len(self._names):
@@ -149,7 +151,7 @@ class Params(Mapping[str, np.ndarray]):
             del self._names[head]
         unknown = sorted(set(self._names) - set(asked))
         if unknown:
-            raise ValueError(f"{folder}: config.json has no place for the tensor {shown(unknown[0])}")
+            raise ValueError(f"{folder}: config.json has no place for the tensor {plain_name(unknown[0])}")
 
     def _check(self, folder: str | Path, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._names:

@@ -15,7 +15,7 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.config import LARGEST, LARGEST_FLOAT
-from onfoot.formats.files import naming, read_json, shown
+from onfoot.formats.files import naming, plain_name, read_json, shown
 from onfoot.formats.huggingface import FLOATS, write_json
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.models.adapters import Adapter, LoraLayer, install, place
@@ -133,10 +133,10 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
             continue
         match = NAMES.match(tensor.removeprefix(PREFIX))
         if match is None:
-            raise ValueError(f"{path}: the tensor {shown(tensor)} is not one of a LoRA adapter's")
+            raise ValueError(f"{path}: the tensor {plain_name(tensor)} is not one of a LoRA adapter's")
         pair = sides.setdefault(_full_name(model, match["layer"]), {})
         if match["side"] in pair:
-            raise ValueError(f"{path} has {shown(pair[match['side']])} and {shown(tensor)} for the same layer")
+            raise ValueError(f"{path} has {shown(pair[match['side']])} and {plain_name(tensor)} for the same layer")
         pair[match["side"]] = tensor
     if not sides:
         raise ValueError(f"{path} holds no LoRA tensors")
@@ -145,8 +145,8 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
     for layer, pair in sides.items():
         if layer not in known:
             raise ValueError(
-                f"{folder} does not belong to this model: it has a companion for {shown(layer)}, which the model does "
-                f"not have"
+                f"{folder} does not belong to this model: it has a companion for {plain_name(layer)}, "
+                f"which the model does not have"
             )
         r = _value_for(layer, config["rank_pattern"], config["r"])
         n_in, n_out = known[layer]
@@ -159,7 +159,7 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
                     f"{shown(tensors.shape(pair[side]))}; this model and rank {r} ask for {shape}"
                 )
             if tensors.dtype(pair[side]) not in FLOATS:
-                raise ValueError(f"{path}: {shown(pair[side])} holds {tensors.dtype(pair[side])}, not floats")
+                raise ValueError(f"{path}: {plain_name(pair[side])} holds {tensors.dtype(pair[side])}, not floats")
         adapter.layers[layer] = LoraLayer(
             layer,
             None,
@@ -182,7 +182,8 @@ def restore_adapter(model: Model, folder: Path) -> None:
         n_in, n_out = linear_shapes(model.config)[layer]
         if (down.shape, up.shape) != ((r, n_in), (n_out, r)):
             raise ValueError(
-                f"{tensors.path}: {layer} has A {down.shape} and B {up.shape}; this run asks for {(r, n_in)} and {(n_out, r)}"
+                f"{tensors.path}: {layer} has A {down.shape} and B {up.shape}; "
+                f"this run asks for {(r, n_in)} and {(n_out, r)}"
             )
         row = 0
         for name in adapter.companions(layer):
@@ -245,7 +246,9 @@ def _check_same_head(model: Model, tensors: TensorFile, tensor: str, folder: Pat
     own = to_numpy(model.params[stored_weights(model.config)[HEAD].tensor])
     fits = f"{HEAD}.base_layer.weight" in tensor and own.shape == tensors.shape(tensor)
     if not fits or tensors.dtype(tensor) not in FLOATS or not np.allclose(own, tensors[tensor], atol=1e-6):
-        raise ValueError(f"{folder} does not belong to this model: its tensor {shown(tensor)} is not the model's own")
+        raise ValueError(
+            f"{folder} does not belong to this model: its tensor {plain_name(tensor)} is not the model's own"
+        )
 
 
 def _joined(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.ndarray, np.ndarray]:

@@ -31,8 +31,8 @@ ITEMS = 1 << 18  # of a value, those inside its items included
 BITS = 1 << 12  # of a whole number
 
 # What makes much out of little and is in no chat template; `random` would give other tokens each time.
-REFUSED_FILTERS = ("batch", "center", "filesizeformat", "forceescape", "format", "pprint", "random", "slice", "striptags",
-                   "urlize", "wordwrap", "xmlattr")  # fmt: skip
+REFUSED_FILTERS = ("batch", "center", "filesizeformat", "forceescape", "format", "pprint", "random", "slice",
+                   "striptags", "urlize", "wordwrap", "xmlattr")  # fmt: skip
 REFUSED_METHODS = ("center", "encode", "expandtabs", "format", "format_map", "ljust", "maketrans", "rjust", "translate",
                    "zfill")  # fmt: skip
 LONG_FORMAT = re.compile(r"\*|\d{4}")  # a width that the template chooses, or a large one
@@ -189,17 +189,17 @@ class _Guard(NodeTransformer):
     """Puts the checks into a parsed template: around what makes values and text, and into each loop."""
 
     @staticmethod
-    def call(name: str, *arguments: nodes.Expr) -> nodes.Call:
+    def call(name: str, *arguments: Any) -> nodes.Call:
         return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
 
     def visit_literal(self, node: nodes.Expr) -> nodes.Node:
-        return self.call("checked", self.generic_visit(node))  # type: ignore[arg-type]
+        return self.call("checked", self.generic_visit(node))
 
     visit_List = visit_Dict = visit_literal  # noqa: N815 (jinja2's names)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         made = self.generic_visit(node)
-        return self.call("checked", made) if node.ctx == "load" else made  # type: ignore[arg-type]
+        return self.call("checked", made) if node.ctx == "load" else made
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -232,7 +232,10 @@ def concatenated(*values: Any) -> str:
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
-    checked, written, passes, concatenated = map(staticmethod, (checked, written, passes, concatenated))
+    checked = staticmethod(checked)
+    written = staticmethod(written)
+    passes = staticmethod(passes)
+    concatenated = staticmethod(concatenated)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Guard().visit(super()._parse(source, name, filename))
@@ -309,9 +312,11 @@ def _compile(source: str) -> Template:
     own["join"] = lambda values, d="", attribute=None: _joined(
         str(d), values if attribute is None else (environment.getitem(value, attribute) for value in values)
     )
-    kept = {name: f for name, f in environment.filters.items() if name not in REFUSED_FILTERS}
-    environment.filters = {name: _guarded(f) for name, f in (kept | own).items()}
-    environment.tests = {name: _guarded(f) for name, f in environment.tests.items()}
+    kept: dict[str, Any] = {name: f for name, f in environment.filters.items() if name not in REFUSED_FILTERS}
+    kept |= own
+    environment.filters = {name: _guarded(f) for name, f in kept.items()}
+    tests: dict[str, Any] = environment.tests
+    environment.tests = {name: _guarded(f) for name, f in tests.items()}
     for name in ("lipsum", "cycler", "joiner"):
         del environment.globals[name]
     environment.globals |= {"raise_exception": _raise_exception, "namespace": _Namespace}

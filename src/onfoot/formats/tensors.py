@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onfoot.formats.files import open_file, parse_json, shown
+from onfoot.formats.files import open_file, parse_json, plain_name, shown
 
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
@@ -48,7 +48,7 @@ class TensorFile(Mapping[str, np.ndarray]):
                 raise ValueError(f"{self.path} is not a safetensors file, or is truncated ({size:,} bytes)")
             if length > HEADER_BYTES:
                 raise ValueError(f"{self.path}: its header has {length:,} bytes; at most {HEADER_BYTES:,} are allowed")
-            header = parse_json(file.read(length), f"{self.path} is not a safetensors file: its header")
+            header = parse_json(file.read(length), f"{self.path} is not a safetensors file: its header is")
         if not isinstance(header, dict):
             raise ValueError(f"{self.path} is not a safetensors file: its header holds no names")
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
@@ -61,12 +61,14 @@ class TensorFile(Mapping[str, np.ndarray]):
     def _entry(self, name: str, entry: Any) -> Entry:
         """A header's entry, checked."""
         if not _is_entry(entry):
-            raise ValueError(f"{self.path}: the header's entry for {shown(name)} is not one of a tensor")
+            raise ValueError(f"{self.path}: the header's entry for {plain_name(name)} is not one of a tensor")
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         if len(shape) > DIMENSIONS:
-            raise ValueError(f"{self.path}: {shown(name)} has the shape {shown(shape)}, which no array can have")
+            raise ValueError(f"{self.path}: {plain_name(name)} has the shape {shown(shape)}, which no array can have")
         if dtype in _DTYPES and end - begin != np.dtype(_DTYPES[dtype]).itemsize * math.prod(shape):
-            raise ValueError(f"{self.path}: {shown(name)} has {end - begin} bytes, not those of {dtype} {shown(shape)}")
+            raise ValueError(
+                f"{self.path}: {plain_name(name)} has {end - begin} bytes, not those of {dtype} {shown(shape)}"
+            )
         return Entry(dtype, shape, begin, end)
 
     def _check_places(self, size: int) -> None:
@@ -75,7 +77,7 @@ class TensorFile(Mapping[str, np.ndarray]):
         for name, entry in sorted(self._entries.items(), key=lambda item: item[1][2:]):
             if entry.begin != place:
                 raise ValueError(
-                    f"{self.path}: {shown(name)} begins at byte {entry.begin:,} of the data, not {place:,}"
+                    f"{self.path}: {plain_name(name)} begins at byte {entry.begin:,} of the data, not {place:,}"
                 )
             place = entry.end
         if size < place:
@@ -87,7 +89,7 @@ class TensorFile(Mapping[str, np.ndarray]):
         entry = self._entries[name]
         if entry.dtype not in _DTYPES:
             raise ValueError(
-                f"{self.path}: {shown(name)} has dtype {shown(entry.dtype)}; known are {', '.join(_DTYPES)}"
+                f"{self.path}: {plain_name(name)} has dtype {shown(entry.dtype)}; known are {', '.join(_DTYPES)}"
             )
         dtype = np.dtype(_DTYPES[entry.dtype])
         raw = np.empty(entry.shape, dtype)

@@ -67,7 +67,7 @@ class Tokenizer:
         if unknown is not None and unknown in encoding.ids:
             begin, end = encoding.offsets[encoding.ids.index(unknown)]
             raise ValueError(
-                f"{self.name}: the character {text[begin:end]!r} is not in this character tokenizer's alphabet; "
+                f"the character {text[begin:end]!r} is not in this character tokenizer's alphabet ({self.name}); "
                 f"use the byte or bpe tokenizer for text of any kind"
             )
         return encoding.ids
@@ -190,16 +190,17 @@ def _vocab_and_merges(text: str, path: Path) -> Backend:
     merges = path.with_name("merges.txt")
     if not merges.exists():
         raise ValueError(f"{path} needs merges.txt beside it")
-    vocab = parse_json(text, str(path))
+    vocab = parse_json(text, f"{path} is")
     if not isinstance(vocab, dict) or not all(type(i) is int and 0 <= i < LARGEST_ID for i in vocab.values()):
         raise ValueError(f"{path} does not map tokens to ids")
-    lines = read_text(merges, TOKENIZER_BYTES).split("\n")
-    pairs = [
-        tuple(line.rstrip("\r").split(" ")) for line in lines if line.strip("\r") and not line.startswith("#version")
-    ]
-    wrong = next((pair for pair in pairs if len(pair) != 2), None)
-    if wrong is not None:
-        raise ValueError(f"{merges}: {shown(' '.join(wrong))} is not a pair of tokens")
+    pairs: list[tuple[str, str]] = []
+    for line in read_text(merges, TOKENIZER_BYTES).split("\n"):
+        left, _, right = line.rstrip("\r").partition(" ")
+        if not line.strip() or line.startswith("#version"):
+            continue
+        if not left or not right or " " in right:
+            raise ValueError(f"{merges}: {shown(line)} is not a pair of tokens")
+        pairs.append((left, right))
     with sound(str(path.parent)):
         backend = Backend(models.BPE(vocab=vocab, merges=pairs))
     _byte_level(backend, use_regex=True)

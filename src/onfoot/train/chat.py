@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onfoot.formats.files import one_line, read_json, read_text, shown
+from onfoot.formats.files import one_line, plain_name, read_json, read_text, shown
 from onfoot.formats.huggingface import write_json
 from onfoot.formats.template import TEMPLATE_BYTES, render
 from onfoot.formats.tokenizer import Tokenizer
@@ -162,7 +162,8 @@ def _default_template(value: Any, path: Path) -> str:
         pairs = [(v.get("name"), v.get("template")) for v in value if isinstance(v, dict)]
         named = {name: template for name, template in pairs if isinstance(name, str)}
         if "default" not in named:
-            raise ValueError(f'{path}: of its chat templates {shown(list(named))} none is called "default"')
+            names = ", ".join(map(plain_name, list(named)[:8]))
+            raise ValueError(f'{path}: of its chat templates ({names}) none is called "default"')
         value = named["default"]
     if not isinstance(value, str):
         raise ValueError(f'{path}: "chat_template" is neither a string nor a list of {{name, template}}')

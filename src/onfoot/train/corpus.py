@@ -88,7 +88,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if number == 1:
                 line = line.removeprefix(BOM)
             if line.strip():
-                yield number, parse_json(line, f"{path}, line {number}")
+                yield number, parse_json(line, f"{path}, line {number}:")
 
 
 def _pieces(path: Path) -> Iterator[str]:
