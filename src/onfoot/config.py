@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from onfoot.formats.files import shown
 from onfoot.ops.activation import ACTIVATIONS
+
+LARGEST = 2**31 - 1  # of any size
+MOST_LAYERS = 10_000  # each has its own tensors, by name
+LARGEST_FLOAT = 1e38  # within float32
+
+
+def _check_whole(config: Any, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    """Refuses sizes that are no whole numbers, or that no file or memory could hold."""
+    for name in (*names, *optional):
+        value = getattr(config, name)
+        if value is None and name in optional:
+            continue
+        most = MOST_LAYERS if name in ("n_layer", "num_hidden_layers") else LARGEST
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={shown(value)}: a whole number of at least 1 is needed")
+        if value > most:
+            raise ValueError(f"{name}={shown(value)} is more than {most:,}")
+
+
+def _check_floats(config: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(config, name)
+        # NaN is in no range, and a whole number of a thousand digits can still be compared
+        finite = isinstance(value, int | float) and -LARGEST_FLOAT <= value <= LARGEST_FLOAT
+        if isinstance(value, bool) or not finite:
+            raise ValueError(f"{name}={shown(value)}: a finite number is needed")
+
+
+def _check_flags(config: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not isinstance(getattr(config, name), bool):
+            raise ValueError(f"{name}={shown(getattr(config, name))}: true or false is needed")
+
+
+def _check_ids(config: Any) -> None:
+    """bos_token_id is an id or None; eos_token_id may be several."""
+    if isinstance(config.eos_token_id, list):
+        object.__setattr__(config, "eos_token_id", tuple(config.eos_token_id))
+    several = config.eos_token_id if isinstance(config.eos_token_id, tuple) else (config.eos_token_id,)
+    for name, value in (("bos_token_id", config.bos_token_id), *(("eos_token_id", value) for value in several)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST):
+            raise ValueError(f"{name}={shown(value)}: the id of a token is needed")
+
+
+def _several(ids: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    return ids if isinstance(ids, tuple) else () if ids is None else (ids,)
 
 
 @dataclass(frozen=True)
@@ -31,7 +77,7 @@ class GPT2Config:
     resid_pdrop: float = 0.0
     tie_word_embeddings: bool = True
     bos_token_id: int | None = None
-    eos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
 
     lm_head_bias: bool = False
     head_dim: int | None = None  # n_embd / n_head if None
@@ -41,12 +87,9 @@ class GPT2Config:
     model_type = "gpt2"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "head_dim", "qk_head_dim"):
-            value = getattr(self, name)
-            if value is None and name in ("n_inner", "head_dim", "qk_head_dim"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        _check_whole(
+            self, ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), ("n_inner", "head_dim", "qk_head_dim")
+        )
         if self.head_dim is None and self.n_embd % self.n_head:
             raise ValueError(
                 f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; "
@@ -54,12 +97,11 @@ class GPT2Config:
             )
         if not isinstance(self.activation_function, str) or self.activation_function not in ACTIVATIONS:
             raise ValueError(
-                f"unknown activation_function {self.activation_function!r}; known are {', '.join(ACTIVATIONS)}"
+                f"unknown activation_function {shown(self.activation_function)}; known are {', '.join(ACTIVATIONS)}"
             )
-        for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop", "layer_norm_epsilon", "initializer_range"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"{name}={value!r}: a finite number is needed")
+        _check_floats(self, ("embd_pdrop", "attn_pdrop", "resid_pdrop", "layer_norm_epsilon", "initializer_range"))
+        _check_flags(self, ("tie_word_embeddings", "lm_head_bias", "causal"))
+        _check_ids(self)
         for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not in [0, 1)")
@@ -93,7 +135,7 @@ class GPT2Config:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end a text."""
-        return () if self.eos_token_id is None else (self.eos_token_id,)
+        return _several(self.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
         return {"model_type": self.model_type, **asdict(self)}
@@ -117,7 +159,9 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         if self.rope_type not in ("linear", "llama3"):
-            raise ValueError(f"rope scaling {self.rope_type!r} is not supported; known are linear, llama3")
+            raise ValueError(f"rope scaling {shown(self.rope_type)} is not supported; known are linear, llama3")
+        _check_floats(self, ("factor", "low_freq_factor", "high_freq_factor"))
+        _check_whole(self, ("original_max_position_embeddings",))
         if not self.factor >= 1:
             raise ValueError(f"rope scaling: factor={self.factor}, at least 1 is needed")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
@@ -129,15 +173,19 @@ class RopeScaling:
     @classmethod
     def from_dict(cls, values: dict[str, Any] | None) -> RopeScaling | None:
         """From config.json's rope_scaling (or rope_parameters); None where it says that nothing is scaled."""
-        kind = (values or {}).get("rope_type", (values or {}).get("type", "default"))
-        if values is None or kind in ("default", None):
+        if values is None:
             return None
+        if not isinstance(values, dict):
+            raise ValueError(f"rope scaling {shown(values)}: an object with a rope_type is needed")
+        kind = values.get("rope_type", values.get("type", "default"))
         if values.get("partial_rotary_factor", 1) != 1:
-            raise ValueError(f"partial_rotary_factor={values['partial_rotary_factor']} is not supported, only 1")
+            raise ValueError(f"partial_rotary_factor={shown(values['partial_rotary_factor'])} is not supported, only 1")
+        if kind in ("default", None):
+            return None
         known = {field.name for field in fields(cls)}
         chosen = {name: value for name, value in values.items() if name in known}
         if "factor" not in chosen and kind in ("linear", "llama3"):
-            raise ValueError(f"rope scaling {kind!r} has no factor")
+            raise ValueError(f"rope scaling {shown(kind)} has no factor")
         return cls(**{"factor": 1.0, **chosen, "rope_type": kind})
 
 
@@ -172,22 +220,19 @@ class LlamaConfig:
     activation_function = "swiglu"
 
     def __post_init__(self) -> None:
-        if isinstance(self.rope_scaling, dict):
+        if not isinstance(self.rope_scaling, RopeScaling):
             object.__setattr__(self, "rope_scaling", RopeScaling.from_dict(self.rope_scaling))
-        if isinstance(self.eos_token_id, list):
-            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        optional = ("num_key_value_heads", "head_dim")
-        for name in (
-            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "max_position_embeddings", *optional,
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is None and name in optional:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: a whole number of at least 1 is needed")
+        _check_whole(
+            self,
+            ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "max_position_embeddings"),
+            ("num_key_value_heads", "head_dim"),
+        )  # fmt: skip
+        _check_floats(self, ("rms_norm_eps", "initializer_range", "rope_theta", "attention_dropout"))
+        _check_flags(self, ("attention_bias", "mlp_bias", "tie_word_embeddings"))
+        _check_ids(self)
         if self.model_type not in ("llama", "qwen2"):
-            raise ValueError(f"model_type {self.model_type!r} is not supported; known are llama, qwen2")
+            raise ValueError(f"model_type {shown(self.model_type)} is not supported; known are llama, qwen2")
         if self.model_type == "qwen2" and (self.attention_bias or self.mlp_bias):
             raise ValueError("model_type 'qwen2' fixes its biases: leave attention_bias and mlp_bias False")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
@@ -248,9 +293,7 @@ class LlamaConfig:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """The tokens that end a text."""
-        if self.eos_token_id is None or isinstance(self.eos_token_id, tuple):
-            return self.eos_token_id or ()
-        return (self.eos_token_id,)
+        return _several(self.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -262,6 +305,8 @@ class LlamaConfig:
         chosen = {name: value for name, value in values.items() if name in known}
         newer = values.get("rope_parameters")  # transformers 5 keeps both in one field
         if newer is not None:
+            if not isinstance(newer, dict):
+                raise ValueError(f"rope_parameters={shown(newer)}: an object is needed")
             chosen["rope_theta"] = newer.get("rope_theta", chosen.get("rope_theta", cls.rope_theta))
             chosen["rope_scaling"] = RopeScaling.from_dict(newer)
         return cls(**chosen)

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from onfoot.cli import attribute, bench, check, explore, finetune, generate, info, merge, table, train, walk
+from onfoot.cli.console import printable
 
 
 class _Group(TyperGroup):
@@ -23,7 +24,7 @@ class _Group(TyperGroup):
         except (ValueError, OSError, MemoryError) as error:
             if os.environ.get("ONFOOT_DEBUG"):
                 raise
-            print(f"error: {_one_line(error)}", file=sys.stderr)
+            print(f"error: {printable(_one_line(error))}", file=sys.stderr)
             raise typer.Exit(2) from None
 
 

@@ -6,13 +6,18 @@ In a pipe nothing is cut or folded: the console is made as wide as what it print
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+# Control characters but for tabs and line ends, marks that change the direction of writing, halves of characters.
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass
@@ -26,6 +31,16 @@ class Sheet:
     section_ends: set[int] = field(default_factory=set)  # rows with a gap below them
     emphasised: set[int] = field(default_factory=set)
     narrow: Sheet | None = None  # what to show instead where this is wider than the terminal
+
+
+def printable(text: str) -> str:
+    """The text with what would steer a terminal made visible: ESC is \\x1b, a mark that turns a line round \\u202e."""
+    return STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def for_terminal(text: str, stream: TextIO | None = None) -> str:
+    """Text of a model as it may go to a stream: into a pipe or a file as it is, to a terminal without control codes."""
+    return printable(text) if (stream or sys.stdout).isatty() else text
 
 
 def show(table: Table) -> None:
@@ -48,7 +63,8 @@ def _width(table: Table) -> int:
 
 def show_text(text: Text | str, style: str = "") -> None:
     """Prints text as it is: no markup (formulas hold [brackets]), no line broken."""
-    Console(highlight=False).print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=True)
+    shown = Text(for_terminal(text), style=style) if isinstance(text, str) else text
+    Console(highlight=False).print(shown, soft_wrap=True)
 
 
 def show_json(value: Any) -> None:
@@ -74,7 +90,7 @@ def _table(sheet: Sheet) -> Table:
         header = Text(column.removeprefix(">"))  # a Text, for a str's [brackets] would be read as markup
         out.add_column(header, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for i, row in enumerate(sheet.rows):
-        cells = (Text(cell) for cell in row)
+        cells = (Text(printable(cell)) for cell in row)
         out.add_row(*cells, style="bold" if i in sheet.emphasised else None, end_section=i in sheet.section_ends)
     return out
 

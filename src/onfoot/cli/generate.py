@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from onfoot.cli.console import show_text
+from onfoot.cli.console import for_terminal, show_text
 from onfoot.cli.options import parse_tokens
 from onfoot.engine import ENGINES
+from onfoot.formats.files import read_text
 
 if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
@@ -78,13 +79,13 @@ def generate(
     if adapter is not None:
         loaded.load_adapter(adapter)
     if chat:
-        questions = [_read(prompt_file)] if prompt_file else (prompt or None)
+        questions = [read_text(prompt_file)] if prompt_file else (prompt or None)
         _chat(loaded, questions, max_new_tokens or 200, sampling, seed, stop or [])
         return
     if tokens is not None:
         prompts = [np.asarray(parse_tokens(tokens))]
     else:
-        texts = [_read(prompt_file)] if prompt_file else (prompt or [])
+        texts = [read_text(prompt_file)] if prompt_file else (prompt or [])
         prompts = _encode(loaded, texts)
     if max_new_tokens is None:
         room = loaded.config.n_positions - max(map(len, prompts))
@@ -99,13 +100,6 @@ def generate(
     for i, ids in enumerate(outputs):
         text = " ".join(map(str, ids.tolist())) if loaded.tokenizer is None else loaded.tokenizer.decode(ids.tolist())
         show_text((f"--- {i + 1} ---\n" if len(outputs) > 1 else "") + text)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not valid UTF-8") from None
 
 
 def _encode(model: Model, texts: list[str]) -> list[np.ndarray]:
@@ -171,7 +165,7 @@ def _stream(
     pieces = stream(model, [prompt], max_new_tokens, sampling, seed, slide)
     first = next(pieces)  # before anything is written: what is refused is refused here
     if stop_ids is None:
-        print(model.tokenizer.decode(prompt.tolist()), end="", flush=True)
+        print(for_terminal(model.tokenizer.decode(prompt.tolist())), end="", flush=True)
     written = ""
     for column in _chain(first, pieces):
         if int(column[0]) in (model.end_ids if stop_ids is None else stop_ids):
@@ -181,7 +175,7 @@ def _stream(
         if any(s in model.tokenizer.decode(new) for s in stop):
             break
     text = model.tokenizer.decode(new)
-    print(text[len(written) :])
+    print(for_terminal(text[len(written) :]))
     return text
 
 
@@ -189,7 +183,7 @@ def _write(tokenizer: Tokenizer, ids: list[int], written: str) -> str:
     """Prints what has come since; a character whose bytes are not all there yet waits."""
     text = tokenizer.decode(ids)
     if not text.endswith("\ufffd"):
-        print(text[len(written) :], end="", flush=True)
+        print(for_terminal(text[len(written) :]), end="", flush=True)
         return text
     return written
 

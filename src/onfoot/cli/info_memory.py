@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from onfoot.cli.console import Sheet, show_sheet, show_text
-from onfoot.config import PRESETS, preset
+from onfoot.config import PRESETS, Config, preset
+from onfoot.formats.gguf import GgufFile
+from onfoot.formats.gguf_model import find_file, read_config
 from onfoot.formats.huggingface import load_config
 from onfoot.memory import Job, advice, plan
 from onfoot.train.checkpoint import resolve
@@ -16,7 +18,7 @@ from onfoot.train.options import RECOMPUTE
 def planned_job(
     model: Path, batch: int, tokens: int | None, lora: int, quantized: bool, clip: float, recompute: str
 ) -> Job:
-    """What is to be planned, or a ValueError that names what makes no sense. `model` is a folder or a preset's name."""
+    """What is to be planned, or a ValueError that names what makes no sense. `model`: a folder, a file or a preset."""
     if batch < 1 or lora < 0 or clip < 0 or (tokens is not None and tokens < 1):
         raise ValueError("--batch-size and --tokens are at least 1, --lora and --clip at least 0")
     if recompute not in RECOMPUTE:
@@ -24,11 +26,16 @@ def planned_job(
     if quantized and not lora:
         raise ValueError("--quantized weights are frozen: give the rank of a fine-tuning with --lora")
     known = str(model) in PRESETS and not model.exists()
-    config = preset(str(model)) if known else load_config(resolve(model))
+    config = preset(str(model)) if known else _config(model)
     length = config.n_positions if tokens is None else tokens
     if length > config.n_positions:
         raise ValueError(f"--tokens {length} exceeds n_positions={config.n_positions}")
     return Job(config, batch, length, lora, quantized, clip > 0, recompute == "block")
+
+
+def _config(model: Path) -> Config:
+    file = find_file(model)
+    return load_config(resolve(model)) if file is None else read_config(GgufFile(file))
 
 
 def show_memory(job: Job) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.config import LlamaConfig, RopeScaling
-from onfoot.formats.gguf import GgufFile
-from onfoot.formats.gguf_tokenizer import read_tokenizer
-from onfoot.models.params import Once, shapes
+from onfoot.config import LARGEST, LlamaConfig, RopeScaling
+from onfoot.formats.files import naming, plain_name, shown
+from onfoot.formats.gguf import BLOCK_BYTES, GgufFile
+from onfoot.formats.gguf_tokenizer import find_tokenizer
+from onfoot.models.params import shapes
 from onfoot.ops.rope import frequencies
 from onfoot.quantized import QuantizedWeight
 
@@ -51,54 +52,70 @@ def find_file(name: str | Path) -> Path | None:
 def read_config(file: GgufFile) -> LlamaConfig:
     """The configuration in a file's metadata; what is not supported is refused by name."""
     architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"{file.path}: the architecture {architecture!r} is not supported; known are {known}")
+        raise ValueError(f"{file.path}: the architecture {shown(architecture)} is not supported; known are {known}")
 
     def get(name: str, default: Any = None) -> Any:
         value = file.metadata.get(f"{architecture}.{name}", default)
         if value is None:
             raise ValueError(f"{file.path} has no {architecture}.{name}")
-        if isinstance(value, list):
+        if isinstance(value, list | np.ndarray):
             raise ValueError(f"{file.path}: {architecture}.{name} differs from block to block; that is not supported")
         return _plain(value) if isinstance(value, float) else value
 
+    def size(name: str, default: int | None = None) -> int:
+        value = get(name, default)
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise ValueError(
+                f"{file.path}: {architecture}.{name}={shown(value)}: a number from 1 to {LARGEST} is needed"
+            )
+        return value
+
     if get("expert_count", 0):
-        raise ValueError(f"{file.path}: {architecture}.expert_count={get('expert_count')}: experts are not supported")
-    heads, width = get("attention.head_count"), get("embedding_length")
-    head_dim = get("attention.key_length", width // heads)
+        count = shown(get("expert_count"))
+        raise ValueError(f"{file.path}: {architecture}.expert_count={count}: experts are not supported")
+    heads, width = size("attention.head_count"), size("embedding_length")
+    head_dim = size("attention.key_length", max(width // heads, 1))
     for name in ("rope.dimension_count", "attention.value_length"):
         if get(name, head_dim) != head_dim:
-            raise ValueError(f"{file.path}: {architecture}.{name}={get(name)}; only a head's whole width, {head_dim}")
+            found = shown(get(name))
+            raise ValueError(f"{file.path}: {architecture}.{name}={found}; only a head's whole width, {head_dim}")
     scaling, factor = get("rope.scaling.type", "none"), get("rope.scaling.factor", 1.0)
     if scaling not in ("none", "linear"):
-        raise ValueError(f"{file.path}: rope scaling {scaling!r} is not supported; known are none, linear")
+        raise ValueError(f"{file.path}: rope scaling {shown(scaling)} is not supported; known are none, linear")
     table = file.tensors.get("token_embd.weight")
     end, begin = (file.metadata.get(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "bos"))
-    config = LlamaConfig(
-        model_type=architecture,
-        vocab_size=table.shape[0] if table else get("vocab_size"),
-        hidden_size=width,
-        intermediate_size=get("feed_forward_length"),
-        num_hidden_layers=get("block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=get("attention.head_count_kv", heads),
-        head_dim=None if head_dim * heads == width else head_dim,
-        max_position_embeddings=get("context_length"),
-        rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
-        rope_theta=get("rope.freq_base", 10000.0),
-        rope_scaling=RopeScaling("linear", factor) if scaling == "linear" else None,
-        attention_bias=architecture == "llama" and "blk.0.attn_q.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        tie_word_embeddings="output.weight" not in file.tensors,
-        bos_token_id=begin,
-        eos_token_id=end,
-    )
+    with naming(file.path):
+        config = LlamaConfig(
+            model_type=architecture,
+            vocab_size=table.shape[0] if table else get("vocab_size"),
+            hidden_size=width,
+            intermediate_size=get("feed_forward_length"),
+            num_hidden_layers=get("block_count"),
+            num_attention_heads=heads,
+            num_key_value_heads=get("attention.head_count_kv", heads),
+            head_dim=None if head_dim * heads == width else head_dim,
+            max_position_embeddings=get("context_length"),
+            rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
+            rope_theta=get("rope.freq_base", 10000.0),
+            rope_scaling=RopeScaling("linear", factor) if scaling == "linear" else None,
+            attention_bias=architecture == "llama" and "blk.0.attn_q.bias" in file.tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
+            tie_word_embeddings="output.weight" not in file.tensors,
+            bos_token_id=begin,
+            eos_token_id=end,
+        )
+    if config.n_layer > len(file.tensors):
+        raise ValueError(f"{file.path}: {config.n_layer:,} blocks, and there are {len(file.tensors):,} tensors")
     return _with_rope_factors(file, config) if ROPE_FACTORS in file.tensors else config
 
 
 def _with_rope_factors(file: GgufFile, config: LlamaConfig) -> LlamaConfig:
     """LLaMA 3's scaling is in a file as the divisors it comes to; the one of the known scalings that gives them."""
+    if file.tensors[ROPE_FACTORS].shape != (config.key_width // 2,):
+        found = file.tensors[ROPE_FACTORS].shape
+        raise ValueError(f"{file.path}: {ROPE_FACTORS} has shape {found}; {(config.key_width // 2,)} is needed")
     divisors = np.asarray(file.read(ROPE_FACTORS), np.float64)
     plain = frequencies(config.rope_theta, config.key_width)
     for factor in (8.0, 32.0):  # 3.1 and 3.2
@@ -113,44 +130,43 @@ def _plain(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-class _Floats(Mapping[str, np.ndarray]):
-    """Parameters whose blocks become floats when they are asked for: never all of them twice in memory."""
+class Params(Mapping[str, Any]):
+    """A file's parameters under Hugging Face's names, each read when it is asked for: none exists twice in memory.
 
-    def __init__(self, stored: dict[str, Any]) -> None:
-        self._stored = stored
+    With `quantized`, blocks stay blocks. Names and shapes are checked before the first is read.
+    """
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return np.asarray(self._stored[name])
+    def __init__(self, file: GgufFile, config: LlamaConfig, quantized: bool) -> None:
+        self._file, self._config, self._quantized = file, config, quantized
+        self._names = {name: _their_name(name) for name in shapes(config)}
+        for name, shape in shapes(config).items():
+            theirs = self._names[name]
+            if theirs not in file.tensors:
+                raise ValueError(f"{file.path}: the tensor {theirs} is missing")
+            found = file.tensors[theirs]
+            if found.shape != shape:
+                raise ValueError(f"{file.path}: {theirs} has shape {found.shape}; its metadata asks for {shape}")
+            if found.type in BLOCK_BYTES and len(shape) != 2:
+                raise ValueError(f"{file.path}: {theirs} is stored as {found.type}, which is for matrices")
+        unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
+        if unknown:
+            raise ValueError(
+                f"{file.path}: the tensor {plain_name(unknown[0])} has no place in a {config.model_type} model"
+            )
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._file.read(self._names[name])
+        if self._config.model_type == "llama" and ".q_proj." in name:
+            value = unpermuted(value, self._config.n_head)
+        elif self._config.model_type == "llama" and ".k_proj." in name:
+            value = unpermuted(value, self._config.n_kv_head)
+        return value if self._quantized else np.asarray(value)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._stored)
-
-
-def read_params(file: GgufFile, config: LlamaConfig, quantized: bool) -> Mapping[str, Any]:
-    """The parameters under Hugging Face's names; with `quantized`, blocks stay blocks."""
-    out: dict[str, Any] = {}
-    used = {ROPE_FACTORS}
-    for name, shape in shapes(config).items():
-        theirs = _their_name(name)
-        used.add(theirs)
-        if theirs not in file.tensors:
-            raise ValueError(f"{file.path}: the tensor {theirs} is missing")
-        if file.tensors[theirs].shape != shape:
-            found = file.tensors[theirs].shape
-            raise ValueError(f"{file.path}: {theirs} has shape {found}; its metadata asks for {shape}")
-        value = file.read(theirs)
-        if config.model_type == "llama" and ".q_proj." in name:
-            value = unpermuted(value, config.n_head)
-        elif config.model_type == "llama" and ".k_proj." in name:
-            value = unpermuted(value, config.n_kv_head)
-        out[name] = value
-    unknown = sorted(set(file.tensors) - used)
-    if unknown:
-        raise ValueError(f"{file.path}: the tensor {unknown[0]} has no place in a {config.model_type} model")
-    return out if quantized else _Floats(out)
+        return len(self._names)
 
 
 def unpermuted(value: Any, n_head: int) -> Any:
@@ -171,10 +187,9 @@ def load_gguf(path: Path, dtype: str, engine: str, quantized: bool) -> Model:
 
     file = GgufFile(path)
     config = read_config(file)
-    model = Model(config, Once(read_params(file, config, quantized)), dtype, engine)
+    model = Model(config, Params(file, config, quantized), dtype, engine)
     model.source = str(path)
-    if "tokenizer.ggml.model" in file.metadata:
-        model.tokenizer = read_tokenizer(file.metadata, file.path)
+    model.tokenizer = find_tokenizer(file.metadata, path, config)
     return model
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from onfoot.formats.tokenizer import Tokenizer
+from onfoot.config import Config
+from onfoot.formats.files import shown
+from onfoot.formats.tokenizer import Tokenizer, check_fits, sound
 
 CONTROL, USER_DEFINED = 3, 4  # types of tokens that are looked for in a text as a whole
 # How LLaMA 3 and Qwen2 cut a text before BPE; they differ in how many digits stay together.
@@ -44,32 +47,51 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> Tokenizer:
     """The tokenizer in a file's metadata; a kind that is not known is refused by name."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2":
-        raise ValueError(f"{path}: the tokenizer {kind!r} is not supported, only 'gpt2' (byte-level BPE)")
+        raise ValueError(f"{path}: the tokenizer {shown(kind)} is not supported, only 'gpt2' (byte-level BPE)")
     cut = _pre_tokenizer(pre)
     if cut is None:
         raise ValueError(
-            f"{path}: the pre-tokenizer {pre!r} is not supported; known are gpt-2, smollm, llama-bpe, qwen2"
+            f"{path}: the pre-tokenizer {shown(pre)} is not supported; known are gpt-2, smollm, llama-bpe, qwen2"
         )
-    tokens, merges = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.merges")
-    if not tokens or merges is None:
-        raise ValueError(f"{path} has no tokenizer.ggml.tokens or no tokenizer.ggml.merges")
+    tokens, merges = (_strings(metadata, f"tokenizer.ggml.{name}", path) for name in ("tokens", "merges"))
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocab = {token: i for i, token in enumerate(tokens)}
     whole_words_first = pre in ("llama-bpe", "llama3", "llama-v3")
-    backend = Backend(models.BPE(vocab=vocab, merges=pairs, ignore_merges=whole_words_first))
-    if pre == "qwen2":
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = cut
-    backend.decoder = decoders.ByteLevel()
-    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    for token, type_ in zip(tokens, types, strict=False):
-        if type_ == CONTROL:
-            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif type_ == USER_DEFINED:
-            backend.add_tokens([AddedToken(token, normalized=False)])
+    types = metadata.get("tokenizer.ggml.token_type")
+    if types is not None and not isinstance(types, list | np.ndarray):
+        raise ValueError(f"{path}: tokenizer.ggml.token_type is not an array of numbers")
+    with sound(str(path)):
+        backend = Backend(models.BPE(vocab=vocab, merges=pairs, ignore_merges=whole_words_first))
+        if pre == "qwen2":
+            backend.normalizer = normalizers.NFC()
+        backend.pre_tokenizer = cut
+        backend.decoder = decoders.ByteLevel()
+        for token, type_ in zip(tokens, () if types is None else types, strict=False):
+            if type_ == CONTROL:
+                backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+            elif type_ == USER_DEFINED:
+                backend.add_tokens([AddedToken(token, normalized=False)])
 
     def named(which: str) -> str | None:
         i = metadata.get(f"tokenizer.ggml.{which}_token_id")
-        return None if i is None or i >= len(tokens) else tokens[i]
+        return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
 
-    return Tokenizer(backend, named("eos"), named("bos"), metadata.get("tokenizer.chat_template"))
+    template = metadata.get("tokenizer.chat_template")
+    template = template if isinstance(template, str) else None
+    return Tokenizer(backend, named("eos"), named("bos"), template, str(path))
+
+
+def find_tokenizer(metadata: dict[str, Any], path: Path, config: Config) -> Tokenizer | None:
+    """The tokenizer in a file's metadata, where it has one, which has to fit the model."""
+    if "tokenizer.ggml.model" not in metadata:
+        return None
+    tokenizer = read_tokenizer(metadata, path)
+    check_fits(tokenizer, config, path)
+    return tokenizer
+
+
+def _strings(metadata: dict[str, Any], key: str, path: Path) -> list[str]:
+    values = metadata.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{path} has no {key}, or not as an array of strings")
+    return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,11 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.config import Config, GPT2Config, LlamaConfig
+from onfoot.formats.files import naming, plain_name, read_json, shown
 from onfoot.formats.tensors import TensorFile, replaced, write_tensors
-from onfoot.formats.tokenizer import Tokenizer
-from onfoot.models.params import HEAD, Once, names_of, quantizable, shapes, token_table
-from onfoot.quantized import quantize
+from onfoot.formats.tokenizer import Tokenizer, check_fits
+from onfoot.models.params import HEAD, names_of, quantizable, shapes, token_table
+from onfoot.quantized import BLOCK, quantize
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -33,22 +34,12 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"hidden_act": ("silu", "swish")},
     "qwen2": {"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
 }
+FLOATS = ("F64", "F32", "F16", "BF16")
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
 def is_model_folder(folder: str | Path) -> bool:
     return (Path(folder) / "config.json").is_file()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file, or a ValueError that names it."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return value
 
 
 def load_config(folder: str | Path) -> Config:
@@ -61,19 +52,19 @@ def load_config(folder: str | Path) -> Config:
     values = read_json(path)
     kind = values.get("model_type")
     family = "gpt2" if kind == OWN_TYPE else kind
-    if family not in FIXED:
-        raise ValueError(f"{path}: model_type {kind!r} is not supported; known are {', '.join(FIXED)}, {OWN_TYPE}")
+    if not isinstance(family, str) or family not in FIXED:
+        known = ", ".join((*FIXED, OWN_TYPE))
+        raise ValueError(f"{path}: model_type {shown(kind)} is not supported; known are {known}")
     for name, allowed in FIXED[family].items():
         if values.get(name, allowed[0]) not in allowed:
-            raise ValueError(f"{path}: {name}={values[name]!r} is not supported, only {allowed[0]!r}")
-    if family == "gpt2":
-        return GPT2Config.from_dict(values)
-    if set(values.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError(f"{path}: layer_types {sorted(set(values['layer_types']))} are not supported")
-    try:
+            raise ValueError(f"{path}: {name}={shown(values[name])} is not supported, only {allowed[0]!r}")
+    with naming(path):
+        if family == "gpt2":
+            return GPT2Config.from_dict(values)
+        layers = values.get("layer_types") or []
+        if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
+            raise ValueError(f"layer_types {shown(layers)} are not supported, only full_attention")
         return LlamaConfig.from_dict(values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 class _Tensors(Mapping[str, np.ndarray]):
@@ -81,20 +72,24 @@ class _Tensors(Mapping[str, np.ndarray]):
 
     def __init__(self, folder: Path) -> None:
         index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
-        if whole.is_file():
+        if whole.exists():
             names = [whole]
-        elif index.is_file():
-            names = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-            missing = [str(name) for name in names if not name.is_file()]
-            if missing:
-                raise ValueError(f"{folder}: the shard {missing[0]} is missing")
+        elif index.exists():
+            names = _shards(index)
         else:
             hint = " (pytorch_model.bin can run code when it is read; save it again as safetensors)"
             raise ValueError(
                 f"{folder} has no model.safetensors{hint if (folder / 'pytorch_model.bin').exists() else ''}"
             )
         self.files = [TensorFile(name) for name in names]
-        self._where = {tensor: file for file in self.files for tensor in file}
+        self._where: dict[str, TensorFile] = {}
+        for file in self.files:
+            twice = next((tensor for tensor in file if tensor in self._where), None)
+            if twice is not None:
+                raise ValueError(
+                    f"{folder}: {plain_name(twice)} is in {self._where[twice].path.name} and {file.path.name}"
+                )
+            self._where |= dict.fromkeys(file, file)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._where[name][name]
@@ -109,29 +104,72 @@ class _Tensors(Mapping[str, np.ndarray]):
         return len(self._where)
 
 
-def load_params(folder: str | Path, config: Config) -> dict[str, np.ndarray]:
-    """The parameters under their full names, whichever of the two naming styles the file has."""
-    found: dict[str, np.ndarray] = {}
-    tensors = _Tensors(Path(folder))
-    prefix, table = names_of(config).PREFIX, token_table(config)
-    for name in tensors:
-        if CONSTANTS.search(name):
-            continue
-        full = name if name.startswith((prefix, f"{HEAD}.")) else f"{prefix}{name}"
-        found[full] = tensors[name]
-    head = f"{HEAD}.weight"
-    if config.tie_word_embeddings and head in found:  # some files hold the tied table twice
-        if not np.array_equal(found[head], found.get(table, ())):
-            raise ValueError(f"{folder}: {head} differs from {table}, yet config.json says they are tied")
-        del found[head]
-    for name, shape in shapes(config).items():
-        if name not in found:
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names; they must lie beside it."""
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index}: its weight_map does not map tensors to files")
+    names = sorted(set(places.values()))
+    for name in names:
+        if not name or name != Path(name).name or "\0" in name or len(name) > 200:
+            raise ValueError(f"{index}: the shard {shown(name)} is not a file beside it")
+        if not (index.parent / name).exists():
+            raise ValueError(f"{index.parent}: the shard {plain_name(name)} is missing")
+    return [index.parent / name for name in names]
+
+
+class Params(Mapping[str, np.ndarray]):
+    """The parameters of a folder under their full names, whichever of the two naming styles the files have.
+
+    Names, shapes and dtypes are checked before the first number is read; a tensor is read when it is asked for, so that
+    none exists twice while a model is made of them.
+    """
+
+    def __init__(self, folder: str | Path, config: Config) -> None:
+        self._tensors = _Tensors(Path(folder))
+        prefix = names_of(config).PREFIX
+        self._names: dict[str, str] = {}  # full name: the one in the file
+        for name in self._tensors:
+            if not CONSTANTS.search(name):
+                full = name if name.startswith((prefix, f"{HEAD}.")) else f"{prefix}{name}"
+                if full in self._names:
+                    raise ValueError(
+                        f"{folder} has {plain_name(full)} twice: as {shown(self._names[full])} and as {shown(name)}"
+                    )
+                self._names[full] = name
+        if config.n_layer > len(self._names):
+            raise ValueError(
+                f"{folder}: config.json asks for {config.n_layer:,} layers, and there are {len(self._names):,} tensors"
+            )
+        head, table, asked = f"{HEAD}.weight", token_table(config), shapes(config)
+        repeated = config.tie_word_embeddings and head in self._names  # some files hold the tied table twice
+        for name, shape in (asked | {head: asked[table]} if repeated else asked).items():
+            self._check(folder, name, shape)
+        if repeated:
+            if not np.array_equal(self[head], self[table]):
+                raise ValueError(f"{folder}: {head} differs from {table}, yet config.json says they are tied")
+            del self._names[head]
+        unknown = sorted(set(self._names) - set(asked))
+        if unknown:
+            raise ValueError(f"{folder}: config.json has no place for the tensor {plain_name(unknown[0])}")
+
+    def _check(self, folder: str | Path, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self._names:
             raise ValueError(f"{folder}: the tensor {name} is missing")
-        if found[name].shape != shape:
-            raise ValueError(f"{folder}: {name} has shape {found[name].shape}; config.json asks for {shape}")
-        if found[name].dtype.kind != "f":
-            raise ValueError(f"{folder}: {name} holds {found[name].dtype}, not floating-point numbers")
-    return found
+        file, stored = self._tensors.file_of(self._names[name]), self._names[name]
+        if file.shape(stored) != shape:
+            raise ValueError(f"{folder}: {name} has shape {shown(file.shape(stored))}; config.json asks for {shape}")
+        if file.dtype(stored) not in FLOATS:
+            raise ValueError(f"{folder}: {name} holds {shown(file.dtype(stored))}, not floating-point numbers")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def tensor_summary(folder: str | Path) -> list[tuple[str, tuple[int, ...], str]]:
@@ -185,12 +223,16 @@ def save_folder(model: Model, folder: str | Path) -> None:
         model.tokenizer.save(path, config.n_positions)
 
 
-class _Rounded(Once):
+class _Rounded(Params):
     """The same, with linear weights and the token table in blocks of 8 bits, each rounded as it is read."""
 
-    def __init__(self, found: dict[str, np.ndarray], config: Config) -> None:
-        super().__init__(found)
+    def __init__(self, folder: str | Path, config: Config) -> None:
+        super().__init__(folder, config)
         self._out_in = quantizable(config)
+        for name, out_in in self._out_in.items():
+            n_in = shapes(config)[name][1 if out_in else 0]
+            if n_in % BLOCK:
+                raise ValueError(f"{folder}: {name} cannot be quantised: its {n_in} inputs are no multiple of {BLOCK}")
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -204,15 +246,11 @@ def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = F
     from onfoot.models.model import Model
 
     config = load_config(folder)
-    once = _Rounded(load_params(folder, config), config) if quantized else Once(load_params(folder, config))
-    model = Model(config, once, dtype, engine)
+    model = Model(config, (_Rounded if quantized else Params)(folder, config), dtype, engine)
     model.source = str(Path(folder).resolve())  # an adapter made on it must find it from anywhere
     model.tokenizer = Tokenizer.find(folder)
-    if model.tokenizer is not None and model.tokenizer.size > config.vocab_size:
-        raise ValueError(
-            f"{folder}: the tokenizer has {model.tokenizer.size} tokens, the model vocab_size={config.vocab_size}; "
-            f"they do not belong together"
-        )
+    if model.tokenizer is not None:
+        check_fits(model.tokenizer, config, folder)
     return model
 
 

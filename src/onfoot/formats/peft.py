@@ -7,13 +7,16 @@ that means "off".
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onfoot.arrays import to_numpy
-from onfoot.formats.huggingface import read_json, write_json
+from onfoot.config import LARGEST, LARGEST_FLOAT
+from onfoot.formats.files import naming, plain_name, read_json, shown
+from onfoot.formats.huggingface import FLOATS, write_json
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.models.adapters import Adapter, LoraLayer, install, place
 from onfoot.models.params import HEAD, linear_shapes, names_of, part_columns, stored_weights
@@ -33,6 +36,11 @@ NEUTRAL = {
     "qalora_group_size", "ensure_weight_tying", "runtime_config", "eva_config",
 }  # fmt: skip
 HONOURED = {"peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"}
+# What PEFT takes for options that a file leaves out.
+DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_rslora": False}
+MOST_PATTERNS = 4096
+QUANTIFIER = re.compile(r"[*+?{]")
+QUANTIFIED_GROUP = re.compile(r"\)\s*[*+?{]")
 SAME_BASE = (True, False, None, "gaussian", "eva", "orthogonal")  # initial values that leave the base as it was
 
 
@@ -46,43 +54,90 @@ def base_of(folder: str | Path) -> str | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """adapter_config.json, or a ValueError that names what is not supported."""
+    """adapter_config.json with PEFT's defaults for what it leaves out, or a ValueError that names what is wrong."""
     path = folder / CONFIG
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"{folder} is not an adapter: it has no {CONFIG}")
-    values = read_json(path)
+    values = DEFAULTS | read_json(path)
     if values.get("peft_type") != "LORA":
-        raise ValueError(f"{path}: peft_type {values.get('peft_type')!r} is not supported, only 'LORA'")
+        raise ValueError(f"{path}: peft_type {shown(values.get('peft_type'))} is not supported, only 'LORA'")
     if values.get("bias", "none") != "none":
-        raise ValueError(f"{path}: bias={values['bias']!r} is not supported, only 'none'")
+        raise ValueError(f"{path}: bias={shown(values['bias'])} is not supported, only 'none'")
     if values.get("init_lora_weights", True) not in SAME_BASE:
         raise ValueError(
-            f"{path}: init_lora_weights={values['init_lora_weights']!r} is not supported: it changes the base"
+            f"{path}: init_lora_weights={shown(values['init_lora_weights'])} is not supported: it changes the base"
         )
-    if type(values.get("r")) is not int or values["r"] < 1:
-        raise ValueError(f"{path}: r={values.get('r')!r}: a whole number of at least 1 is needed")
     for name, value in values.items():
         if value and name not in NEUTRAL | HONOURED | {"bias", "init_lora_weights"}:
-            raise ValueError(f"{path}: {name}={value!r} is not supported")
+            raise ValueError(f"{path}: {shown(name)[1:-1]}={shown(value)} is not supported")
+    with naming(path):
+        _check_rank("r", values["r"])
+        _check_alpha("lora_alpha", values["lora_alpha"])
+        dropout = values["lora_dropout"] = 0.0 if values["lora_dropout"] is None else values["lora_dropout"]
+        if type(dropout) not in (int, float) or not 0 <= dropout < 1:
+            raise ValueError(f"lora_dropout={shown(dropout)} is not in [0, 1)")
+        if values["use_rslora"] not in (True, False, None):
+            raise ValueError(f"use_rslora={shown(values['use_rslora'])}: true or false is needed")
+        values["rank_pattern"] = _patterns(values, "rank_pattern", _check_rank)
+        values["alpha_pattern"] = _patterns(values, "alpha_pattern", _check_alpha)
     return values
+
+
+def _check_rank(name: str, value: Any) -> None:
+    if type(value) is not int or not 1 <= value <= LARGEST:
+        raise ValueError(f"{name}={shown(value)}: a whole number of at least 1 is needed")
+
+
+def _check_alpha(name: str, value: Any) -> None:
+    if type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT:
+        raise ValueError(f"{name}={shown(value)}: a finite number above 0 is needed")
+
+
+def _patterns(
+    values: dict[str, Any], name: str, check: Callable[[str, Any], None]
+) -> list[tuple[re.Pattern[str], Any]]:
+    """PEFT's patterns: a value for the layers whose name is, or ends with what matches, a key; the first counts.
+
+    A key is a regular expression of others. One with quantifiers inside one another could take for ever.
+    """
+    found = values.get(name) or {}
+    if not isinstance(found, dict) or len(found) > MOST_PATTERNS:
+        raise ValueError(f"{name}={shown(found)}: an object with at most {MOST_PATTERNS:,} entries is needed")
+    out = []
+    for key, value in found.items():
+        check(f"{name}[{shown(key)}]", value)
+        if len(QUANTIFIER.findall(key)) > 3 or QUANTIFIED_GROUP.search(key) or len(key) > 1000:
+            raise ValueError(f"{name}: the pattern {shown(key)} is too intricate")
+        try:
+            out.append((re.compile(rf"(.*\.)?({key})$"), value))
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"{name}: the pattern {shown(key)} is not a regular expression ({error})") from None
+    return out
+
+
+def _value_for(layer: str, patterns: list[tuple[re.Pattern[str], Any]], default: Any) -> Any:
+    return next((value for pattern, value in patterns if pattern.match(layer)), default)
 
 
 def load_adapter(model: Model, folder: Path, name: str) -> None:
     """Puts an adapter's tensors on a model; the first that does not fit is named."""
     config = read_config(folder)
     path = folder / TENSORS
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"{folder} has no {TENSORS}")
     tensors = TensorFile(path)
-    sides: dict[str, dict[str, np.ndarray]] = {}
+    sides: dict[str, dict[str, str]] = {}  # layer: {side: tensor}
     for tensor in tensors:
         if BASE.search(tensor):
-            _check_same_head(model, tensors[tensor], tensor, folder)
+            _check_same_head(model, tensors, tensor, folder)
             continue
         match = NAMES.match(tensor.removeprefix(PREFIX))
         if match is None:
-            raise ValueError(f"{path}: the tensor {tensor} is not one of a LoRA adapter's")
-        sides.setdefault(_full_name(model, match["layer"]), {})[match["side"]] = tensors[tensor]
+            raise ValueError(f"{path}: the tensor {plain_name(tensor)} is not one of a LoRA adapter's")
+        pair = sides.setdefault(_full_name(model, match["layer"]), {})
+        if match["side"] in pair:
+            raise ValueError(f"{path} has {shown(pair[match['side']])} and {plain_name(tensor)} for the same layer")
+        pair[match["side"]] = tensor
     if not sides:
         raise ValueError(f"{path} holds no LoRA tensors")
     adapter, values = Adapter(name, {}), {}
@@ -90,23 +145,30 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
     for layer, pair in sides.items():
         if layer not in known:
             raise ValueError(
-                f"{folder} does not belong to this model: it has a companion for {layer}, which the model does not have"
+                f"{folder} does not belong to this model: it has a companion for {plain_name(layer)}, "
+                f"which the model does not have"
             )
-        r = int(_pattern(config, "rank_pattern", layer, config.get("r")))
+        r = _value_for(layer, config["rank_pattern"], config["r"])
         n_in, n_out = known[layer]
         for side, shape in (("A", (r, n_in)), ("B", (n_out, r))):
             if side not in pair:
                 raise ValueError(f"{path}: the tensor {layer}.lora_{side}.weight is missing")
-            if pair[side].shape != shape:
+            if tensors.shape(pair[side]) != shape:
                 raise ValueError(
                     f"{folder} does not belong to this model: {layer}.lora_{side}.weight has shape "
-                    f"{pair[side].shape}; this model and rank {r} ask for {shape}"
+                    f"{shown(tensors.shape(pair[side]))}; this model and rank {r} ask for {shape}"
                 )
-        alpha = float(_pattern(config, "alpha_pattern", layer, config.get("lora_alpha", r)))
+            if tensors.dtype(pair[side]) not in FLOATS:
+                raise ValueError(f"{path}: {plain_name(pair[side])} holds {tensors.dtype(pair[side])}, not floats")
         adapter.layers[layer] = LoraLayer(
-            layer, None, r, alpha, float(config.get("lora_dropout") or 0), bool(config.get("use_rslora"))
+            layer,
+            None,
+            r,
+            float(_value_for(layer, config["alpha_pattern"], config["lora_alpha"])),
+            float(config["lora_dropout"]),
+            bool(config["use_rslora"]),
         )
-        values[adapter.down(layer)], values[adapter.up(layer)] = np.array(pair["A"]), np.array(pair["B"])
+        values[adapter.down(layer)], values[adapter.up(layer)] = tensors[pair["A"]], tensors[pair["B"]]
     install(model, adapter, values)
 
 
@@ -115,7 +177,14 @@ def restore_adapter(model: Model, folder: Path) -> None:
     assert model.active_adapter is not None
     adapter, tensors = model.adapters[model.active_adapter], TensorFile(folder / TENSORS)
     for layer in dict.fromkeys(companion.beside for companion in adapter.layers.values()):
-        down, up = (np.array(tensors[f"{PREFIX}{layer}.lora_{side}.weight"]) for side in "AB")
+        down, up = (_saved(tensors, f"{PREFIX}{layer}.lora_{side}.weight") for side in "AB")
+        r = sum(adapter.layers[name].r for name in adapter.companions(layer))
+        n_in, n_out = linear_shapes(model.config)[layer]
+        if (down.shape, up.shape) != ((r, n_in), (n_out, r)):
+            raise ValueError(
+                f"{tensors.path}: {layer} has A {down.shape} and B {up.shape}; "
+                f"this run asks for {(r, n_in)} and {(n_out, r)}"
+            )
         row = 0
         for name in adapter.companions(layer):
             companion = adapter.layers[name]
@@ -170,11 +239,20 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
     )
 
 
-def _check_same_head(model: Model, value: np.ndarray, tensor: str, folder: Path) -> None:
+def _saved(tensors: TensorFile, name: str) -> np.ndarray:
+    if name not in tensors:
+        raise ValueError(f"{tensors.path}: the tensor {name} is missing")
+    return tensors[name]
+
+
+def _check_same_head(model: Model, tensors: TensorFile, tensor: str, folder: Path) -> None:
     """An adapter of a tied head comes with the head's own weight; it must be this model's."""
     own = to_numpy(model.params[stored_weights(model.config)[HEAD].tensor])
-    if f"{HEAD}.base_layer.weight" not in tensor or own.shape != value.shape or not np.allclose(own, value, atol=1e-6):
-        raise ValueError(f"{folder} does not belong to this model: its tensor {tensor} is not the model's own")
+    fits = f"{HEAD}.base_layer.weight" in tensor and own.shape == tensors.shape(tensor)
+    if not fits or tensors.dtype(tensor) not in FLOATS or not np.allclose(own, tensors[tensor], atol=1e-6):
+        raise ValueError(
+            f"{folder} does not belong to this model: its tensor {plain_name(tensor)} is not the model's own"
+        )
 
 
 def _joined(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.ndarray, np.ndarray]:
@@ -193,17 +271,6 @@ def _joined(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.n
         column += part.shape[1]
     alpha = first.scale * (r**0.5 if first.rank_stabilised else r)  # the same scale at the larger rank
     return LoraLayer(layer, None, r, alpha, first.dropout, first.rank_stabilised), np.concatenate(downs), up
-
-
-def _pattern(config: dict[str, Any], name: str, layer: str, default: Any) -> Any:
-    """PEFT's patterns: the first key that is, or that matches the end of, the layer's name."""
-    for key, value in (config.get(name) or {}).items():
-        try:
-            if re.match(rf"(.*\.)?({key})$", layer):
-                return value
-        except re.error as error:
-            raise ValueError(f"{name}: the pattern {key!r} is not a regular expression ({error})") from None
-    return default
 
 
 def _full_name(model: Model, layer: str) -> str:

@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from onfoot.formats.files import one_line, parse_json, read_json, read_text, shown
+from onfoot.formats.template import TEMPLATE_BYTES
+
 END = "<|endoftext|>"  # between documents, and at the end of a generated one
 UNKNOWN = "<|unknown|>"
+LARGEST_ID = 2**31 - 1
+TOKENIZER_BYTES = 64 << 20
 
 
 class Tokenizer:
-    """Text to ids and back; beside it, what Hugging Face keeps with a tokenizer: special tokens, a chat template."""
+    """Text to ids and back; beside it, what Hugging Face keeps with a tokenizer: special tokens, a chat template.
+
+    A text is never cut, padded or encoded at random, whatever the file says: that is decided where it is used.
+    """
 
     def __init__(
-        self, backend: Backend, end: str | None = END, begin: str | None = None, chat_template: str | None = None
+        self,
+        backend: Backend,
+        end: str | None = END,
+        begin: str | None = None,
+        chat_template: str | None = None,
+        name: str = "the tokenizer",
     ) -> None:
+        self.name = name  # the file it is from, for errors
+        with sound(name):
+            backend.no_truncation()
+            backend.no_padding()
+            if getattr(backend.model, "dropout", None) is not None:  # BPE's, which is for training tokenizers' models
+                backend.model.dropout = None
+            self.size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids are below it
+            self.end = end if end is not None and backend.token_to_id(end) is not None else None
+            self.begin = begin if begin is not None and backend.token_to_id(begin) is not None else None
+        if self.size > LARGEST_ID:
+            raise ValueError(f"{name}: it has the id {self.size - 1}, and the largest can be {LARGEST_ID - 1}")
         self.backend = backend
-        self.end = end if end is not None and backend.token_to_id(end) is not None else None
-        self.begin = begin if begin is not None and backend.token_to_id(begin) is not None else None
         self.chat_template = chat_template  # Jinja source
-
-    @property
-    def size(self) -> int:
-        """The number of tokens, special ones included."""
-        return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def end_id(self) -> int | None:
@@ -43,26 +61,28 @@ class Tokenizer:
             raise ValueError(
                 f"the text has half a character, {text[error.start]!r}, at position {error.start}"
             ) from None
-        encoding = self.backend.encode(text, add_special_tokens=False)
-        unknown = self.backend.token_to_id(UNKNOWN)
+        with sound(self.name):
+            encoding = self.backend.encode(text, add_special_tokens=False)
+            unknown = self.backend.token_to_id(UNKNOWN)
         if unknown is not None and unknown in encoding.ids:
             begin, end = encoding.offsets[encoding.ids.index(unknown)]
             raise ValueError(
-                f"the character {text[begin:end]!r} is not in this character tokenizer's alphabet; "
+                f"the character {text[begin:end]!r} is not in this character tokenizer's alphabet ({self.name}); "
                 f"use the byte or bpe tokenizer for text of any kind"
             )
         return encoding.ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.backend.decode(list(ids), skip_special_tokens=True)
+        with sound(self.name):
+            return self.backend.decode(list(ids), skip_special_tokens=True)
 
     @classmethod
     def find(cls, folder: str | Path) -> Tokenizer | None:
         """The tokenizer in a folder: tokenizer.json, or GPT-2's vocab.json with merges.txt."""
         path = Path(folder)
-        if (path / "tokenizer.json").is_file():
+        if (path / "tokenizer.json").exists():
             return cls.load(path / "tokenizer.json")
-        if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        if (path / "vocab.json").exists() and (path / "merges.txt").exists():
             return cls.load(path / "vocab.json")
         return None
 
@@ -75,22 +95,17 @@ class Tokenizer:
             if found is None:
                 raise ValueError(f"{path} holds no tokenizer.json and no vocab.json with merges.txt")
             return found
-        if not path.is_file():
+        if not path.exists():
             raise ValueError(f"the tokenizer {path} does not exist; known names are byte, char, bpe")
-        try:
-            if path.name == "vocab.json":
-                merges = path.with_name("merges.txt")
-                if not merges.is_file():
-                    raise ValueError(f"{path} needs merges.txt beside it")
-                backend = Backend(models.BPE.from_file(str(path), str(merges)))
-                _byte_level(backend, use_regex=True)
-            else:
-                backend = Backend.from_file(str(path))
-        except ValueError:
-            raise
-        except Exception as error:  # tokenizers raises plain Exception
-            raise ValueError(f"{path} is not a tokenizer: {error}") from None
-        return cls(backend, _special(path, "eos_token") or END, _special(path, "bos_token"), _chat_template(path))
+        text = read_text(path, TOKENIZER_BYTES)
+        if path.name == "vocab.json":
+            backend = _vocab_and_merges(text, path)
+        else:
+            with sound(str(path)):
+                backend = Backend.from_str(text)
+        config = _config(path)
+        special = [_special(config, name) for name in ("eos_token", "bos_token")]
+        return cls(backend, special[0] or END, special[1], _chat_template(path, config), str(path))
 
     def save(self, folder: str | Path, model_max_length: int) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which AutoTokenizer loads."""
@@ -148,19 +163,65 @@ def _with_end(backend: Backend) -> Tokenizer:
     return Tokenizer(backend)
 
 
+def check_fits(tokenizer: Tokenizer, config: Any, path: str | Path) -> None:
+    """Refuses a tokenizer with ids that a model of this configuration has no rows for."""
+    if tokenizer.size > config.vocab_size:
+        raise ValueError(
+            f"{path}: the tokenizer has ids up to {tokenizer.size - 1}, the model vocab_size={config.vocab_size}; "
+            f"they do not belong together"
+        )
+
+
+@contextmanager
+def sound(name: str) -> Iterator[None]:
+    """Whatever the tokenizer's own code raises is a ValueError that names its file; a panic there is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{name} is not a tokenizer that works: {one_line(error)}") from None
+
+
+def _vocab_and_merges(text: str, path: Path) -> Backend:
+    """GPT-2's pair of files."""
+    merges = path.with_name("merges.txt")
+    if not merges.exists():
+        raise ValueError(f"{path} needs merges.txt beside it")
+    vocab = parse_json(text, f"{path} is")
+    if not isinstance(vocab, dict) or not all(type(i) is int and 0 <= i < LARGEST_ID for i in vocab.values()):
+        raise ValueError(f"{path} does not map tokens to ids")
+    pairs: list[tuple[str, str]] = []
+    for line in read_text(merges, TOKENIZER_BYTES).split("\n"):
+        left, _, right = line.rstrip("\r").partition(" ")
+        if not line.strip() or line.startswith("#version"):
+            continue
+        if not left or not right or " " in right:
+            raise ValueError(f"{merges}: {shown(line)} is not a pair of tokens")
+        pairs.append((left, right))
+    with sound(str(path.parent)):
+        backend = Backend(models.BPE(vocab=vocab, merges=pairs))
+    _byte_level(backend, use_regex=True)
+    return backend
+
+
 def _config(path: Path) -> dict[str, Any]:
     """The tokenizer_config.json beside a tokenizer, where there is one."""
     config = path.with_name("tokenizer_config.json")
-    return json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return read_json(config) if config.exists() else {}
 
 
-def _special(path: Path, name: str) -> str | None:
+def _special(config: dict[str, Any], name: str) -> str | None:
     """A special token that the tokenizer_config.json names."""
-    token = _config(path).get(name)
-    return token.get("content") if isinstance(token, dict) else token
+    token = config.get(name)
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
 
 
-def _chat_template(path: Path) -> str | None:
+def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
     file = path.with_name("chat_template.jinja")
-    template = file.read_text(encoding="utf-8") if file.is_file() else _config(path).get("chat_template")
+    template = read_text(file, TEMPLATE_BYTES) if file.exists() else config.get("chat_template")
     return template if isinstance(template, str) else None  # a list of several is not taken over

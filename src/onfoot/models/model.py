@@ -369,6 +369,8 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
             f"{folder} is an adapter of {base!r}, which is not here; load the base, then the adapter "
             f"(onfoot generate BASE --adapter {folder})"
         )
+    if is_adapter_folder(base) and not is_model_folder(base):
+        raise ValueError(f"{folder} is an adapter of {base!r}, which is an adapter itself")
     model = load(base, dtype, engine, quantized=quantized)
     model.load_adapter(folder)
     return model

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.files import one_line, plain_name, read_json, read_text, shown
+from onfoot.formats.huggingface import write_json
+from onfoot.formats.template import TEMPLATE_BYTES, render
 from onfoot.formats.tokenizer import Tokenizer
 
 CHATML = (
@@ -50,13 +45,10 @@ class ChatTemplate:
         if not Path(folder).is_dir():
             raise ValueError(f"{folder} is not a folder")
         config_path, path = Path(folder) / CONFIG_FILE, Path(folder) / TEMPLATE_FILE
-        config = read_json(config_path) if config_path.is_file() else {}
+        config = read_json(config_path) if config_path.exists() else {}
         special = {"bos": _token(config.get("bos_token")), "eos": _token(config.get("eos_token"))}
-        if path.is_file():  # comes first in transformers too
-            try:
-                return cls(path.read_text(encoding="utf-8"), **special, name=str(path))
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path} is not valid UTF-8: {error}") from None
+        if path.exists():  # comes first in transformers too
+            return cls(read_text(path, TEMPLATE_BYTES), **special, name=str(path))
         if config.get("chat_template") is not None:
             return cls(_default_template(config["chat_template"], config_path), **special, name=str(config_path))
         return cls(**special)
@@ -75,7 +67,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """The conversation as one text; with a generation prompt it ends where the assistant's next answer begins."""
         try:
-            return _compile(self.source).render(
+            return render(
+                self.source,
                 messages=list(messages),
                 tools=None,
                 documents=None,
@@ -84,7 +77,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:  # a template is a program, and may fail in any way
-            raise ValueError(f"the chat template of {self.name} fails: {error}") from None
+            raise ValueError(f"the chat template of {self.name} fails: {one_line(error)}") from None
 
     def parts(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> list[Part]:
         """The conversation cut where the assistant's turns begin and end; each turn has its end marker with it.
@@ -146,7 +139,7 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
             raise ValueError(f'message {k} is not an object with "role" and "content"')
         if message["role"] not in ROLES:
-            raise ValueError(f"message {k} has the role {message['role']!r}; known are {', '.join(ROLES)}")
+            raise ValueError(f"message {k} has the role {shown(message['role'])}; known are {', '.join(ROLES)}")
         check_text(message["content"], f'"content" of message {k}')
 
 
@@ -163,44 +156,14 @@ def check_text(value: Any, what: str) -> str:
     return value
 
 
-class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %}, which some templates put around answers, gives its content."""
-
-    tags = {"generation"}  # noqa: RUF012 (declared so in jinja2)
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)  # jinja2's own escapes for HTML
-
-
-@lru_cache(maxsize=8)
-def _compile(source: str) -> Template:
-    """The template in a sandbox: it came with a download, and must not reach Python's objects.
-
-    It is not told the date: the same data must give the same tokens when a run is resumed.
-    """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
-    )
-    environment.globals["raise_exception"] = _raise_exception
-    environment.filters["tojson"] = _tojson
-    return environment.from_string(source)
-
-
 def _default_template(value: Any, path: Path) -> str:
     """The template itself, or the one called "default" in a list of {name, template}."""
     if isinstance(value, list):
-        named = {v["name"]: v["template"] for v in value if isinstance(v, dict) and {"name", "template"} <= set(v)}
+        pairs = [(v.get("name"), v.get("template")) for v in value if isinstance(v, dict)]
+        named = {name: template for name, template in pairs if isinstance(name, str)}
         if "default" not in named:
-            raise ValueError(f'{path}: of its chat templates ({", ".join(map(str, named))}) none is called "default"')
+            names = ", ".join(map(plain_name, list(named)[:8]))
+            raise ValueError(f'{path}: of its chat templates ({names}) none is called "default"')
         value = named["default"]
     if not isinstance(value, str):
         raise ValueError(f'{path}: "chat_template" is neither a string nor a list of {{name, template}}')

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onfoot.formats.huggingface import read_json
+from onfoot.formats.files import read_json
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.train.files import flush
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from onfoot.formats.files import open_file, parse_json, read_json, shown
 from onfoot.formats.tokenizer import Tokenizer
 
 PIECE = 1 << 20  # bytes of text that are tokenised at a time
 SUFFIXES = (".txt", ".jsonl")
+DTYPES = ("uint16", "uint32")  # of ids: the smallest that has all of the vocabulary's
 BOM = BOM_UTF8.decode()  # the mark that some editors put before a file's text
 
 
@@ -70,7 +73,7 @@ def documents(text: Text) -> Iterator[Iterator[str]]:
         for number, value in json_lines(text.path):
             if not isinstance(value, dict) or not isinstance(value.get("text"), str):
                 raise ValueError(f'{text.path}, line {number}: no "text" field with a string in it')
-            yield iter([value["text"]])
+            yield iter([_whole(value["text"], f"{text.path}, line {number}")])
     elif text.path is not None:
         yield _pieces(text.path)
 
@@ -78,25 +81,20 @@ def documents(text: Text) -> Iterator[Iterator[str]]:
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """The values of a .jsonl file with the numbers of their lines; blank lines hold none. A leading BOM is no text."""
     place = 0
-    with path.open("rb") as file:  # as bytes: line ends that only Unicode knows may stand inside a JSON string
+    with open_file(path) as file:  # as bytes: line ends that only Unicode knows may stand inside a JSON string
         for number, data in enumerate(file, start=1):
             line = _decode(data, f"{path}, line {number}", place)
             place += len(data)
             if number == 1:
                 line = line.removeprefix(BOM)
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: not valid JSON ({error})") from None
-            yield number, value
+            if line.strip():
+                yield number, parse_json(line, f"{path}, line {number}:")
 
 
 def _pieces(path: Path) -> Iterator[str]:
     """The text in pieces that end at line ends where possible, so that no token is cut without need."""
     rest, place = b"", 0
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if file.read(len(BOM_UTF8)) == BOM_UTF8:
             place = len(BOM_UTF8)
         file.seek(place)
@@ -112,6 +110,14 @@ def _pieces(path: Path) -> Iterator[str]:
             rest, place = block[cut:], place + cut
     if rest:
         yield _decode(rest, path, place)
+
+
+def _whole(text: str, name: str) -> str:
+    """A string out of JSON, which can have halves of characters."""
+    half = next((c for c in text if "\ud800" <= c <= "\udfff"), None) if not text.isascii() else None
+    if half is not None:
+        raise ValueError(f"{name}: its text has half a surrogate pair, \\u{ord(half):04x}")
+    return text
 
 
 def _decode(data: bytes, name: Path | str, place: int) -> str:
@@ -133,7 +139,7 @@ def all_pieces(texts: Iterable[Text]) -> Iterator[str]:
 def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> np.ndarray:
     """Tokenises once into folder/tokens.bin and returns it memory-mapped. Documents are parted by the end token."""
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    dtype = np.dtype(DTYPES[tokenizer.size > 1 << 16])
     several = len(texts) > 1 or any(t.path is not None and _suffix(t.path) == ".jsonl" for t in texts)
     count, digest = 0, hashlib.sha256()
     partial = folder / "tokens.bin.partial"
@@ -159,26 +165,38 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> n
 
 
 def open_tokens(folder: Path) -> np.ndarray:
-    """The token ids of a run, memory-mapped."""
-    if not (folder / "tokens.bin").is_file() or not (folder / "tokens.json").is_file():
-        raise ValueError(f"{folder} holds no tokens.bin; start the run anew")
-    meta = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
-    path, dtype = folder / "tokens.bin", np.dtype(meta["dtype"])
-    if path.stat().st_size != meta["tokens"] * dtype.itemsize:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, not those of {meta['tokens']:,} tokens: truncated?"
-        )
+    """The token ids of a run, memory-mapped: the file must not be shortened while the run goes on."""
+    path, meta = folder / "tokens.bin", _read_meta(folder)
+    dtype = np.dtype(meta["dtype"])
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    if size != meta["tokens"] * dtype.itemsize:
+        raise ValueError(f"{path} has {size:,} bytes, not those of {meta['tokens']:,} tokens: truncated?")
     if meta["tokens"] == 0:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
 
 
+def _read_meta(folder: Path) -> dict[str, Any]:
+    """tokens.json: how many ids there are in tokens.bin, of which dtype, and their checksum."""
+    if not (folder / "tokens.bin").exists() or not (folder / "tokens.json").exists():
+        raise ValueError(f"{folder} holds no tokens.bin; start the run anew")
+    path = folder / "tokens.json"
+    meta = read_json(path)
+    if meta.get("dtype") not in DTYPES:
+        raise ValueError(f"{path}: dtype {shown(meta.get('dtype'))}; known are {', '.join(DTYPES)}")
+    if type(meta.get("tokens")) is not int or not 0 <= meta["tokens"] < 1 << 60:
+        raise ValueError(f"{path}: tokens={shown(meta.get('tokens'))}: the number of ids is needed")
+    if not isinstance(meta.get("sha256"), str):
+        raise ValueError(f"{path}: sha256={shown(meta.get('sha256'))}: a checksum is needed")
+    return meta
+
+
 def check_tokens(folder: Path) -> None:
     """Refuses token ids that are not those that were written: a resumed run must go on with the same."""
-    path = folder / "tokens.bin"
-    expected = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))["sha256"]
+    path, expected = folder / "tokens.bin", _read_meta(folder)["sha256"]
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while block := file.read(PIECE):
             digest.update(block)
     if digest.hexdigest() != expected:
@@ -193,6 +211,9 @@ def bigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
     pairs: dict[int, int] = {}
     for begin in range(0, len(tokens) - 1, PIECE):
         part = np.asarray(tokens[begin : begin + PIECE + 1], dtype=np.int64)
+        if part.max() >= vocab_size:
+            name = getattr(tokens, "filename", "the token stream")
+            raise ValueError(f"{name} has the id {part.max()}, and the vocabulary only {vocab_size}; begin a new run")
         codes, counts = np.unique(part[:-1] * vocab_size + part[1:], return_counts=True)
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
             pairs[code] = pairs.get(code, 0) + count

@@ -12,7 +12,8 @@ import numpy as np
 
 import onfoot
 from onfoot.arrays import to_numpy
-from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.files import read_json
+from onfoot.formats.huggingface import write_json
 from onfoot.models.model import Model
 from onfoot.quantized import QuantizedWeight, Transposed
 from onfoot.train.parallel import world

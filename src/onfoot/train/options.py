@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
+from onfoot.config import LARGEST_FLOAT
 from onfoot.engine import DTYPES, ENGINES
-from onfoot.formats.huggingface import read_json
+from onfoot.formats.files import naming, read_json, shown
 from onfoot.train.schedule import SCHEDULES
 
 RECOMPUTE = ("none", "block")
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def option(default: Any, text: str) -> Any:
@@ -53,6 +55,7 @@ class LoopOptions:
     engine: str = option("auto", f"auto, {', '.join(ENGINES)}.")
 
     def __post_init__(self) -> None:
+        self.check_types()
         self.check_at_least(
             steps=self.least_steps, batch_size=1, accumulate=1, lr=0, warmup=0, weight_decay=0, clip=0, eval_every=1,
             eval_windows=1, save_every=1, keep=1, sample_tokens=0, seed=0,
@@ -68,7 +71,27 @@ class LoopOptions:
             ("recompute", RECOMPUTE),
         ):
             if getattr(self, name) not in known:
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(known)}")
+                raise ValueError(f"unknown {name} {shown(getattr(self, name))}; known are {', '.join(known)}")
+
+    def check_types(self) -> None:
+        """Refuses values of other types than the fields have, and numbers beyond what they can mean."""
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if name in ("command", "least_steps") or (value is None and hint == str | None):
+                continue
+            several = value if isinstance(value, list | tuple) else [value]
+            if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
+                raise ValueError(f"{name}={shown(value)}: two numbers are needed")
+            if hint == list[str] and not isinstance(value, list):
+                raise ValueError(f"{name}={shown(value)}: a list of texts is needed")
+            kind = {list[str]: str, str | None: str, tuple[float, float]: float}.get(hint, hint)
+            for one in several:
+                if type(one) is not kind and not (kind is float and type(one) is int):
+                    raise ValueError(f"{name}={shown(one)}: {KINDS[kind]} is needed")
+                if kind in (int, float) and not -LARGEST_FLOAT <= one <= LARGEST_FLOAT:
+                    raise ValueError(f"{name}={shown(one)}: a finite number is needed")
+                if kind is int and abs(one) >= 1 << 63:
+                    raise ValueError(f"{name}={shown(one)} is too large")
 
     def check_at_least(self, **limits: float) -> None:
         for name, limit in limits.items():
@@ -82,14 +105,16 @@ class LoopOptions:
         for name in ("made_with", "sha256"):  # what `runs` writes beside the options
             values.pop(name, None)
         if command != cls.command:
-            raise ValueError(f"{path.parent} is a run of onfoot {command}: resume it with that command")
+            known = command in ("train", "finetune")
+            what = f"is a run of onfoot {command}: resume it with that command" if known else "is not a run"
+            raise ValueError(f"{path.parent} {what}")
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
-            raise ValueError(f"{path}: the option {unknown[0]!r} is not known to this version")
-        try:
-            return cls(**{**values, "betas": tuple(values["betas"])})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a run's options: {error!r}") from None
+            raise ValueError(f"{path}: the option {shown(unknown[0])} is not known to this version")
+        if isinstance(values.get("betas"), list):
+            values["betas"] = tuple(values["betas"])
+        with naming(path):
+            return cls(**values)
 
 
 @dataclass(frozen=True)

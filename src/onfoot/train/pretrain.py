@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from onfoot.config import GPT2Config
-from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.files import read_json
+from onfoot.formats.huggingface import write_json
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model, create, load
 from onfoot.train import corpus, runs

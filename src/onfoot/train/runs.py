@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from onfoot.formats.huggingface import read_json, write_json
+from onfoot.formats.files import read_json
+from onfoot.formats.huggingface import write_json
 from onfoot.train.checkpoint import go_back
 from onfoot.train.fingerprint import made_with
 from onfoot.train.lock import LOCK, take_lock

@@ -1,0 +1,244 @@
+"""Hostile files for every reader: nothing but ValueError, no hang over 5 s, no growth over 2 × the file + 200 MB.
+
+Each input is a valid file of a small corpus with a mutation: one that knows the file's structure (JSON, safetensors,
+GGUF, chat templates, lines), a blind one (bits, cuts, splices), or something in the file's place that is not a file.
+Input i of seed s is always the same; `repeat(s, i, folder)` writes it again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+from campaigns import Outcome
+from campaigns.fuzz_corpus import Case, build, show_info
+from campaigns.fuzz_mutations import mutate, replace
+from onfoot.formats import template
+
+COUNT = 200_000
+SECONDS = 5  # of computing for one input; one that waits may do so for four times as long
+GROWTH = 200 << 20  # bytes beside twice the file's size
+SHOW = 8  # of so many inputs, one is shown by `onfoot info` too, which takes longer than reading it
+WORKERS = max(1, min(2, os.cpu_count() or 1))
+
+
+class Hang(BaseException):
+    """Not an Exception: nothing between here and the reader may take it for its own."""
+
+
+def run(count: int, seed: int) -> Outcome:
+    """Feeds `count` inputs to the readers; each failure has the index that repeats it."""
+    os.environ["RUST_BACKTRACE"] = "0"  # a tokenizer that panics would spend its time on that
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        cases = build(root / "corpus")
+        before = Path.cwd()
+        for case in cases:  # what was not mutated is read, and everything is imported
+            os.chdir(case.folder)
+            case.read(case.folder)
+            if case.info is not None:
+                show_info(case.folder / case.info)
+        os.chdir(before)
+        results = _collect(cases, root, count, seed)
+    figures: dict[str, Any] = {"inputs": len(results), "refused": 0, "read": 0, "readers": Counter()}
+    places: dict[str, list[int]] = {}
+    slowest = largest = 0.0
+    for index, (reader, verdict, seconds, growth) in sorted(results.items()):
+        figures["readers"][reader] += 1
+        slowest, largest = max(slowest, seconds), max(largest, growth)
+        if verdict in ("refused", "read"):
+            figures[verdict] += 1
+        else:
+            places.setdefault(f"{reader}: {verdict}", []).append(index)
+    figures["readers"] = dict(sorted(figures["readers"].items()))
+    figures |= {"slowest_seconds": round(slowest, 2), "largest_growth_mb": round(largest / 1e6)}
+    order = sorted(places.items(), key=lambda item: -len(item[1]))
+    return Outcome(figures, [f"seed {seed}, index {at[0]} ({len(at)} such): {what}" for what, at in order])
+
+
+def make(case: Case, file: str, folder: Path, random: Random) -> None:
+    """Puts the hostile variant of one of a case's files in its place."""
+    path = folder / file
+    if random.random() < 0.01:
+        replace(path, random)
+    else:
+        path.write_bytes(mutate(path.read_bytes(), file, random))
+
+
+def choose(cases: list[Case], seed: int, index: int) -> tuple[Random, Case, str]:
+    """The case and the file of an input, and the numbers that its mutation is made with."""
+    random = Random(f"{seed}:{index}")
+    case = random.choices(cases, [case.weight for case in cases])[0]
+    return random, case, random.choice(case.files)
+
+
+def repeat(seed: int, index: int, folder: str | Path) -> None:
+    """Writes input `index` of a seed below `folder`, and reads it; for a look at a failure."""
+    cases = build(Path(folder))
+    random, case, file = choose(cases, seed, index)
+    make(case, file, case.folder, random)
+    print(f"{case.name}: {case.folder / file}", flush=True)
+    os.chdir(case.folder)
+    if case.info is not None:
+        show_info(case.folder / case.info)
+    case.read(case.folder)
+
+
+def _collect(cases: list[Case], root: Path, count: int, seed: int) -> dict[int, tuple[str, str, float, float]]:
+    """The verdict of every input, from workers that are replaced when they hang or die."""
+    context = get_context("fork")
+    results: dict[int, tuple[str, str, float, float]] = {}
+    workers: dict[Connection, tuple[Any, int, int | None, float]] = {}  # process, number, index in hand, since when
+    begun = time.monotonic()
+
+    def start(number: int, first: int) -> None:
+        here, there = context.Pipe(duplex=False)
+        folder = root / f"worker-{number}-{first}"
+        process = context.Process(target=_work, args=(cases, folder, there, range(first, count, WORKERS), seed))
+        process.start()
+        there.close()
+        workers[here] = process, number, None, time.monotonic()
+
+    def ended(here: Connection, verdict: str) -> None:
+        process, _, index, since = workers.pop(here)
+        process.kill()
+        process.join()
+        if index is not None:
+            _, case, file = choose(cases, seed, index)
+            results[index] = f"{case.name}/{file}", verdict, time.monotonic() - since, 0.0
+            if index + WORKERS < count:
+                start(index % WORKERS, index + WORKERS)
+
+    for number in range(min(WORKERS, count)):
+        start(number, number)
+    shown = 0
+    while workers:
+        for here in wait(list(workers), timeout=1):
+            assert isinstance(here, Connection)
+            process, number, index, since = workers[here]
+            try:
+                message = here.recv()
+            except EOFError:
+                process.join()
+                ended(here, f"the process died with status {process.exitcode}") if index is not None else workers.pop(
+                    here
+                )
+                continue
+            if isinstance(message, int):
+                workers[here] = process, number, message, time.monotonic()
+            else:
+                assert index is not None
+                results[index] = message
+                workers[here] = process, number, None, time.monotonic()
+        for here, (_, _, index, since) in list(workers.items()):
+            if index is not None and time.monotonic() - since > 4 * SECONDS:
+                ended(here, f"hangs outside Python for over {4 * SECONDS} s")
+        if len(results) // 10_000 > shown:
+            shown = len(results) // 10_000
+            bad = sum(verdict not in ("refused", "read") for _, verdict, _, _ in results.values())
+            rate = len(results) / (time.monotonic() - begun)
+            print(f"  {len(results):,} inputs, {bad} failures, {rate:.0f} inputs per second", flush=True)
+    return results
+
+
+def _work(cases: list[Case], folder: Path, out: Connection, indices: range, seed: int) -> None:
+    """A worker: its own copy of the corpus, one input after the other."""
+    corpus = cases[0].folder.parent
+    shutil.copytree(corpus, folder, symlinks=True)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 2)  # a panic inside a tokenizer writes there
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGPROF, _hang)
+    template.SECONDS = 0.1  # that the limit holds is what counts; waiting for it 50,000 times would take all day
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30), resource.RLIM_INFINITY))
+    for index in indices:
+        random, case, file = choose(cases, seed, index)
+        place = folder / case.folder.relative_to(corpus)
+        os.chdir(place)
+        path = place / file
+        whole = path.read_bytes()
+        make(case, file, place, random)
+        out.send(index)
+        size = path.stat().st_size if path.is_file() else 0
+        before, begun = _reset_peak(), time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            verdict = _verdict(case, place, index % SHOW == 0)
+        except Hang:
+            verdict = f"hangs for over {SECONDS} s"
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        seconds, growth = time.process_time() - begun, _peak() - before
+        if growth > 2 * size + GROWTH:
+            verdict = f"grows by {growth / 1e6:.0f} MB"
+        out.send((f"{case.name}/{file}", verdict, seconds, growth))
+        _put_back(path, whole)
+    shutil.rmtree(folder)
+
+
+def _verdict(case: Case, place: Path, show: bool) -> str:
+    try:
+        if show and case.info is not None:
+            show_info(place / case.info)
+        case.read(place)
+    except ValueError as error:
+        text = str(error)
+        if type(error) is not ValueError and not isinstance(error, UnicodeError):
+            return f"{type(error).__name__} {_where(error)}"
+        if isinstance(error, UnicodeError):
+            return f"{type(error).__name__} {_where(error)}"
+        if "\n" in text.strip() or len(text) > 1500:
+            return f"an error of {len(text)} characters, {text.count(chr(10))} line ends {_where(error)}"
+        if str(place) not in text:
+            return f"an error that does not name the file: {re.sub('[0-9]+', 'N', text)[:120]} {_where(error)}"
+        return "refused"
+    except Hang:
+        raise
+    except BaseException as error:  # a panic of pyo3 is no Exception
+        return f"{type(error).__name__} {_where(error)}: {re.sub('[0-9]+', 'N', str(error))[:100]}"
+    return "read"
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of onfoot that the error came through."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if "/onfoot/" in f.filename]
+    return f"at {own[-1].filename.rpartition('/onfoot/')[2]}:{own[-1].lineno}" if own else ""
+
+
+def _hang(number: int, frame: FrameType | None) -> None:
+    raise Hang
+
+
+def _put_back(path: Path, whole: bytes) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+    path.write_bytes(whole)
+
+
+def _reset_peak() -> int:
+    """Bytes in memory now; the peak is counted from here (Linux)."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return _peak()
+
+
+def _peak() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM"))

@@ -1,0 +1,326 @@
+"""Jinja templates of others, rendered within limits: of time, of what they write, and of every value on the way.
+
+A chat template comes with a download. The sandbox keeps it away from Python's objects; here it is kept from running for
+ever and from filling the memory. Every operation that makes a value is checked (before it is done where it could make
+much out of little), and each loop looks at the clock.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, wraps
+from itertools import islice
+from threading import local
+from typing import Any
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
+
+TEMPLATE_BYTES = 1 << 17
+TOKENS = 12_000  # of a template: compiling takes up to 0.2 ms each
+SECONDS = 1.0  # of this thread's computing, so that a busy machine changes nothing
+CHARACTERS = 1 << 23  # of a value, and of all that is written
+ITEMS = 1 << 18  # of a value, those inside its items included
+BITS = 1 << 12  # of a whole number
+
+# What makes much out of little and is in no chat template; `random` would give other tokens each time.
+REFUSED_FILTERS = ("batch", "center", "filesizeformat", "forceescape", "format", "pprint", "random", "slice",
+                   "striptags", "urlize", "wordwrap", "xmlattr")  # fmt: skip
+REFUSED_METHODS = ("center", "encode", "expandtabs", "format", "format_map", "ljust", "maketrans", "rjust", "translate",
+                   "zfill")  # fmt: skip
+LONG_FORMAT = re.compile(r"\*|\d{4}")  # a width that the template chooses, or a large one
+
+
+class _Spent(local):
+    """What the rendering that this thread is at has used."""
+
+    until = 0.0
+    operations = 0
+    written = 0
+
+
+_spent = _Spent()
+
+
+def render(source: str, **variables: Any) -> str:
+    """The text that a template makes of the variables; whatever it does wrong is an exception of some kind."""
+    if len(source) > TEMPLATE_BYTES:
+        raise TemplateError(f"it has {len(source):,} characters, and at most {TEMPLATE_BYTES:,} can be read")
+    template = _compile(source)
+    _spent.until, _spent.operations, _spent.written = time.thread_time() + SECONDS, 0, 0
+    return template.render(**variables)
+
+
+def check_time() -> None:
+    """One more operation; now and then a look at the clock."""
+    _spent.operations += 1
+    if not _spent.operations % 16 and time.thread_time() > _spent.until:
+        raise TemplateError(f"it takes longer than {SECONDS:g} s")
+
+
+def checked(value: Any) -> Any:
+    """The value, where it is not too large and there is time left. What can be read once only becomes a list."""
+    check_time()
+    if isinstance(value, str):
+        if len(value) > CHARACTERS:
+            raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
+    elif isinstance(value, list | tuple | dict):
+        _weigh(value)
+    elif isinstance(value, int):
+        if value.bit_length() > BITS:
+            raise TemplateError(f"a number has more than {BITS:,} bits")
+    elif isinstance(value, Iterator):
+        value = _listed(value)
+        _weigh(value)
+    return value
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
+    out = []
+    for value in values:
+        out.append(value)
+        if len(out) > ITEMS:
+            raise TemplateError(f"a list has more than {ITEMS:,} items")
+    return out
+
+
+def _weigh(value: Any) -> None:
+    """Refuses a value with too many characters or items, each counted as often as it would be written."""
+    characters = items = 0
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            characters += len(one)
+        elif isinstance(one, dict):
+            items += len(one)
+            characters += sum(len(key) for key in one if isinstance(key, str))
+            waiting += one.values() if items <= ITEMS else ()
+        elif isinstance(one, list | tuple | range):
+            items += len(one)
+            waiting += one if items <= ITEMS and not isinstance(one, range) else ()
+        if characters > CHARACTERS:
+            raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
+        if items > ITEMS:
+            raise TemplateError(f"a value has more than {ITEMS:,} items")
+
+
+def written(value: Any) -> str:
+    """A piece of the output, or of a block that is kept as a value."""
+    text = str(checked(value))
+    _spent.written += len(text)
+    if _spent.written > CHARACTERS:
+        raise TemplateError(f"it writes more than {CHARACTERS:,} characters")
+    return text
+
+
+def _joined(separator: str, values: Iterable[Any]) -> str:
+    texts = [str(value) for value in _listed(values)]
+    if sum(map(len, texts)) + len(separator) * len(texts) > CHARACTERS:
+        raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
+    return separator.join(texts)
+
+
+def _replaced(text: str, old: str, new: str, count: int = -1) -> str:
+    found = text.count(old) if count is None or count < 0 else min(text.count(old), count)
+    if len(text) + found * len(new) > CHARACTERS:
+        raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
+    return text.replace(old, new, -1 if count is None else count)
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    if isinstance(indent, int) and not 0 <= indent <= 16:
+        raise TemplateError(f"tojson: an indent of {indent}")
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)  # jinja2's own escapes for HTML
+
+
+def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    space = width if isinstance(width, str) else " " * min(max(int(width), 0), 1000)
+    lines = str(text).splitlines() or [""]
+    if len(text) + len(lines) * len(space) > CHARACTERS:
+        raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
+    rest = [space + line if line or blank else line for line in lines[1:]]
+    return "\n".join([space + lines[0] if first else lines[0], *rest])
+
+
+def _summed(values: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
+    total = start
+    for value in _listed(values):
+        number = value if attribute is None else value[attribute]
+        if not isinstance(number, int | float) or not isinstance(total, int | float):
+            raise TemplateError("sum: only numbers can be added up")
+        total += number
+    return total
+
+
+def _rounded(value: float, precision: int = 0) -> float:
+    return round(value, min(max(precision, -30), 30))
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+class _Namespace(Namespace):
+    """`namespace()`. What it prints as does not depend on what is in it, which may be itself."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+class _GenerationTag(Extension):
+    """{% generation %} ... {% endgeneration %}, which some templates put around answers, gives its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared so in jinja2)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Guard(NodeTransformer):
+    """Puts the checks into a parsed template: around what makes values and text, and into each loop."""
+
+    @staticmethod
+    def call(name: str, *arguments: Any) -> nodes.Call:
+        return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
+
+    def visit_literal(self, node: nodes.Expr) -> nodes.Node:
+        return self.call("checked", self.generic_visit(node))
+
+    visit_List = visit_Dict = visit_literal  # noqa: N815 (jinja2's names)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        made = self.generic_visit(node)
+        return self.call("checked", made) if node.ctx == "load" else made
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self.call("concatenated", *node.nodes)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        texts = [nodes.Const(n.data) if isinstance(n, nodes.TemplateData) else n for n in node.nodes]
+        return nodes.Output([self.call("written", n) for n in texts])
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.iter = self.call("checked", node.iter)
+        clock = self.call("passes")
+        node.body.insert(0, nodes.If(nodes.Not(clock), [], [], []))
+        if node.test is not None:
+            node.test = nodes.And(clock, node.test)
+        return node
+
+
+def passes() -> bool:
+    """True, while there is time."""
+    check_time()
+    return True
+
+
+def concatenated(*values: Any) -> str:
+    return _joined("", (checked(value) for value in values))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+    checked = staticmethod(checked)
+    written = staticmethod(written)
+    passes = staticmethod(passes)
+    concatenated = staticmethod(concatenated)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = _Guard().visit(super()._parse(source, name, filename))
+        return tree.set_environment(self)  # type: ignore[return-value]
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        check_time()
+        numbers = isinstance(left, int) and isinstance(right, int)
+        if operator == "**" and numbers and left.bit_length() * max(right, 0) > BITS:
+            raise TemplateError(f"a number has more than {BITS:,} bits")
+        if operator == "*" and not numbers:
+            for many, times in ((left, right), (right, left)):
+                limit = CHARACTERS if isinstance(many, str) else ITEMS
+                if hasattr(many, "__len__") and isinstance(times, int) and len(many) * times > limit:
+                    raise TemplateError(f"a value has more than {limit:,} characters or items")
+        if operator == "%" and isinstance(left, str):
+            self._check_format(left)
+            checked(right)
+        return checked(super().call_binop(context, operator, left, right))
+
+    def _check_format(self, text: str) -> None:
+        if LONG_FORMAT.search(text):
+            raise TemplateError(f"the format {text[:40]!r} has a width that is not a short number")
+
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if function is written or function is checked:  # by far the most frequent
+            return function(*args)
+        check_time()
+        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(owner, str):
+            if name in REFUSED_METHODS:
+                raise TemplateError(f"the method {name} of strings is not available")
+            if name == "join" and len(args) == 1:
+                return _joined(owner, args[0])
+            if name == "replace" and 2 <= len(args) <= 3:
+                return checked(_replaced(owner, *args))
+        return checked(super().call(context, function, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """`"{} {}".format(...)`, without widths that fill the memory."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        text = value.__self__
+
+        @wraps(wrapped)
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            self._check_format(text)
+            return str(checked(wrapped(*(checked(x) for x in args), **{k: checked(x) for k, x in kwargs.items()})))
+
+        return formatted
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        check_time()
+        return checked(function(*args, **kwargs))
+
+    return guarded
+
+
+@lru_cache(maxsize=8)
+def _compile(source: str) -> Template:
+    """The template in its sandbox. It is not told the date: the same data must give the same tokens on every day."""
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        optimized=False,  # nothing is computed before the clock runs
+        extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+    )
+    own: dict[str, Callable[..., Any]]
+    own = {"tojson": _to_json, "indent": _indented, "sum": _summed, "replace": _replaced, "round": _rounded}
+    own["join"] = lambda values, d="", attribute=None: _joined(
+        str(d), values if attribute is None else (environment.getitem(value, attribute) for value in values)
+    )
+    kept: dict[str, Any] = {name: f for name, f in environment.filters.items() if name not in REFUSED_FILTERS}
+    kept |= own
+    environment.filters = {name: _guarded(f) for name, f in kept.items()}
+    tests: dict[str, Any] = environment.tests
+    environment.tests = {name: _guarded(f) for name, f in tests.items()}
+    for name in ("lipsum", "cycler", "joiner"):
+        del environment.globals[name]
+    environment.globals |= {"raise_exception": _raise_exception, "namespace": _Namespace}
+    tokens = sum(1 for _ in islice(environment.lex(source), TOKENS + 1))
+    if tokens > TOKENS:
+        raise TemplateError(f"it has more than {TOKENS:,} tokens")
+    return environment.from_string(source)
