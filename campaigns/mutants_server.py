@@ -78,7 +78,17 @@ def run_tests(folder: Path, output: Path, tests: list[str]) -> None:
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         import pytest
 
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=no", "-rfE", f"--basetemp={folder}/pytest"]
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not slow",
+            "--tb=no",
+            "-rfE",
+            f"--basetemp={folder}/pytest",
+        ]
         code = int(pytest.main([*options, *(f"tests/{test}" for test in tests)]))
     finally:
         sys.stdout.flush()
