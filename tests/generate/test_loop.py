@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,14 @@ def test_the_penalty_does_not_count_the_padding() -> None:
 def test_a_context_of_one_position_slides() -> None:
     m = model(onfoot.GPT2Config(vocab_size=31, n_positions=1, n_embd=12, n_layer=1, n_head=2))
     (out,) = m.generate([[4]], 5, 0.0, slide=True)
-    for before, after in zip(out[:-1], out[1:], strict=True):
+    for before, after in pairwise(out):
         assert after == np.argmax(np.asarray(m.logits(np.array([[before]])))[0, -1])
 
 
 def test_a_context_can_be_filled_to_its_end_and_not_beyond() -> None:
     m = model()
     assert m.generate([[1, 2, 3]], 7, 0.0)[0].size == 10
-    with pytest.raises(ValueError, match="3 tokens and 8 new ones exceed n_positions=10; .* at most 7 new tokens"):
+    with pytest.raises(ValueError, match=r"3 tokens and 8 new ones exceed n_positions=10; .* at most 7 new tokens"):
         m.generate([[1, 2, 3]], 8, 0.0)
 
 
