@@ -1,10 +1,10 @@
 """Mutants: our own sources with one small mistake each, which the tests must notice.
 
-The list (`mutants_list.py`) is fixed and hand-picked: each mutant changes a few letters of one file, and names the tests
-that ought to fail with it. Those tests first have to pass on the sources as they are. A mutant that no test notices
-survives: a hole in the tests. One whose text is no longer in its file is stale, which is a failure too, so that the list
-stays up to date. The score of a folder is the share of its mutants that were killed; below `LEAST` is a failure. What
-changes nothing that could be noticed is marked equivalent, with the argument, and not counted.
+The list (`mutants_list.py`) is fixed and hand-picked: each mutant changes a few letters of one file, and names the
+tests that ought to fail with it. Those tests first have to pass on the sources as they are. A mutant that no test
+notices survives: a hole in the tests. One whose text is no longer in its file is stale, which is a failure too, so that
+the list stays up to date. The score of a folder is the share of its mutants that were killed; below `LEAST` is a
+failure. What changes nothing that could be noticed is marked equivalent, with the argument, and not counted.
 
 The seed changes nothing here: the same list is run every time. ONFOOT_MUTANTS=generate,formats runs some folders only.
 """

@@ -22,7 +22,8 @@ from typing import Any
 
 WARM = (
     "numpy", "torch", "transformers", "peft", "gguf", "hypothesis", "pytest", "typer.testing", "rich.table", "jinja2",
-    "tokenizers", "safetensors.numpy", "transformers.models.gpt2.modeling_gpt2", "transformers.models.llama.modeling_llama",
+    "tokenizers", "safetensors.numpy", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
 )  # fmt: skip
 
 
