@@ -30,7 +30,7 @@ def run(*arguments: Any, status: int = 0, text: str | None = None) -> str:
 
 
 def lively(config: onfoot.GPT2Config = CONFIG) -> Model:
-    """A model with a sharp and uneven distribution over the printable letters, so that every setting makes a difference."""
+    """A model with a sharp, uneven distribution over printable letters, so that every setting makes a difference."""
     model = onfoot.create(config)
     rng = np.random.default_rng(3)
     for name, value in model.params.items():
@@ -125,6 +125,11 @@ def test_the_end_token_ends_the_text_and_is_not_written(tmp_path: Path) -> None:
     model.params["transformer.wte.weight"][256, 0] = 9
     model.save(tmp_path)
     assert run(tmp_path, "--prompt", PROMPT, "--temperature", 0, "--max-new-tokens", 9) == PROMPT + "\n"
+
+
+def test_nothing_is_written_behind_the_end_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, [*BYTES.encode("yes"), 256, *BYTES.encode("no")])
+    assert run(folder, "--prompt", "x", "--max-new-tokens", 6) == "xyes\n"
 
 
 def test_ids_go_in_and_out_where_there_is_no_tokenizer(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.memory import Job, advice, plan
 
 CONFIG = onfoot.GPT2Config(
-    vocab_size=300, n_positions=1234, n_embd=24, n_layer=3, n_head=4, n_inner=37, head_dim=5, qk_head_dim=7,
+    vocab_size=300, n_positions=51234, n_embd=24, n_layer=3, n_head=4, n_inner=37, head_dim=5, qk_head_dim=7,
     tie_word_embeddings=False,
 )  # fmt: skip
 
@@ -53,13 +53,13 @@ def test_the_numbers_of_a_model_are_those_of_its_files(folder: Path) -> None:
     assert row(output, "blocks") == "3"
     assert row(output, "width") == "24"
     assert row(output, "heads") == "4 of 5"
-    assert row(output, "positions") == "1,234"
+    assert row(output, "positions") == "51,234"
     assert row(output, "vocabulary") == "300"
     assert row(output, "tensors") == f"{len(tensors)}, F32, {n:,} numbers"
     assert row(output, "tokenizer").startswith("257 tokens")
     assert "37, gelu_new" in output
     per_token = 3 * 4 * (7 + 5)
-    mebibytes = f"{per_token * 1234 * 4 / 2**20:,.1f} MiB"
+    mebibytes = f"{per_token * 51234 * 4 / 2**20:,.1f} MiB"
     assert row(output, "KV cache").startswith(f"{per_token:,} numbers") and mebibytes in row(output, "KV cache")
 
 
@@ -118,11 +118,13 @@ def test_memory_is_shown_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {
         (): Job(gpt2, 12, 1024),
         ("--batch-size", 4, "--tokens", 256): Job(gpt2, 4, 256),
-        ("--clip", 0): Job(gpt2, 12, 1024, clip=False),
+        ("--batch-size", 1, "--tokens", 64): Job(gpt2, 1, 64),
+        ("--batch-size", 1, "--tokens", 64, "--clip", 0): Job(gpt2, 1, 64, clip=False),
         ("--recompute", "block"): Job(gpt2, 12, 1024, recompute=True),
         ("--lora", 8): Job(gpt2, 12, 1024, lora=8),
         ("--lora", 8, "--quantized"): Job(gpt2, 12, 1024, lora=8, quantized=True),
     }
+    assert len({plan(job) for job in jobs.values()}) == len(jobs)  # every option makes a difference
     for typed, job in jobs.items():
         output, planned = run("gpt2", "--memory", *typed), plan(job)
         assert f"{job.batch} × {job.tokens} tokens" in output

@@ -16,14 +16,14 @@ SIZES = {
     "n-layer": 2, "n-embd": 12, "n-head": 3, "head-dim": 5, "qk-head-dim": 2, "vocab-size": 20, "n-positions": 7,
     "n-inner": 11,
 }  # fmt: skip
-D, H, DH, DR, V, T, I, N, R = 12, 3, 5, 2, 20, 7, 11, 2, 4
+D, H, DH, DR, V, T, INNER, N, R = 12, 3, 5, 2, 20, 7, 11, 2, 4
 HEAD = 2 * (D * DR + DR) + D * DH + DH
-BLOCK = 2 * D + H * HEAD + (H * DH * D + D) + 2 * D + (D * I + I) + (I * D + D)
+BLOCK = 2 * D + H * HEAD + (H * DH * D + D) + 2 * D + (D * INNER + INNER) + (INNER * D + D)
 TIED = V * D + T * D + N * BLOCK + 2 * D
 UNTIED, BIASED = TIED + V * D, TIED + V * D + V
 LAYERS = {  # in → out
     "queries": (D, H * DR), "keys": (D, H * DR), "values": (D, H * DH), "FC attProj": (H * DH, D),
-    "FC expand": (D, I), "FC contract": (I, D), "FC logits": (D, V),
+    "FC expand": (D, INNER), "FC contract": (INNER, D), "FC logits": (D, V),
 }  # fmt: skip
 LORA = {name: R * (n_in + n_out) for name, (n_in, n_out) in LAYERS.items()}
 LORA_BLOCK = sum(n for name, n in LORA.items() if name != "FC logits")
@@ -58,8 +58,12 @@ def test_one_head_and_all_heads() -> None:
 
 @pytest.mark.parametrize(
     ("options", "total", "this"),
-    [(["--tied"], TIED, "tied"), (["--untied"], UNTIED, "untied"), (["--untied", "--lm-head-bias"], BIASED, "untied, with a logits bias")],
-)  # fmt: skip
+    [
+        (["--tied"], TIED, "tied"),
+        (["--untied"], UNTIED, "untied"),
+        (["--untied", "--lm-head-bias"], BIASED, "untied, with a logits bias"),
+    ],
+)
 def test_one_block_all_blocks_and_the_network(options: list[str], total: int, this: str) -> None:
     output = run("--table", "2", *options)
     assert cells(output, "one block")[-1] == f"{BLOCK:,}"
@@ -81,7 +85,7 @@ def test_every_parameter_has_its_shape_and_count() -> None:
     }
     assert shapes["w_q"] == ["3 × (12 × 2)", f"{H * D * DR:,}"] and shapes["b_q"] == ["3 × (2)", f"{H * DR}"]
     assert shapes["w_v"] == ["3 × (12 × 5)", f"{H * D * DH:,}"]
-    assert shapes["w_6"] == ["12 × 11", f"{D * I}"] and shapes["w_11"] == ["12 × 20", f"{D * V}"]
+    assert shapes["w_6"] == ["12 × 11", f"{D * INNER}"] and shapes["w_11"] == ["12 × 20", f"{D * V}"]
     assert cells(output, "all")[1] == f"{BIASED:,}"
 
 
@@ -109,7 +113,7 @@ def test_programs_get_the_same_numbers() -> None:
     assert data["lora"]["fewer"] == pytest.approx(1 - LORA_TOTAL / BIASED)
     by_symbol = {row["symbol"]: row for row in data["table_3"]}
     assert (by_symbol["w_q"]["each"], by_symbol["w_q"]["count"]) == (D * DR, H * D * DR)
-    assert (by_symbol["w_8"]["each"], by_symbol["w_8"]["count"]) == (I * D, I * D)
+    assert (by_symbol["w_8"]["each"], by_symbol["w_8"]["count"]) == (INNER * D, INNER * D)
 
 
 def test_a_cell_with_a_bar_is_one_cell() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,7 @@ def test_the_numbers_at_the_end_are_those_of_the_saved_model(tmp_path: Path) -> 
     assert f"{n:,} of {n:,} parameters" in result.output
     entropy, gap, word = re.findall(r"is ([\d.]+): the model is ([\d.]+) (above|below) it", result.output)[0]
     ids = list(text.encode())
-    pairs, firsts = Counter(zip(ids, ids[1:], strict=False)), Counter(ids[:-1])
+    pairs, firsts = Counter(pairwise(ids)), Counter(ids[:-1])
     whole = -sum(n * math.log(n / firsts[a]) for (a, _), n in pairs.items()) / (len(ids) - 1)
     assert float(entropy) == pytest.approx(whole, abs=0.05)
     assert float(gap) == pytest.approx(abs(float(entropy) - loss), abs=0.006)
