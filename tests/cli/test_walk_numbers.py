@@ -154,3 +154,19 @@ def test_other_seeds_and_sums_give_other_numbers() -> None:
     assert first["loss"] != second["loss"] and first["seed"] == 0 and second["seed"] == 1
     assert summed["loss"] == pytest.approx(4 * first["loss"], rel=1e-12)
     assert second["loss"] == pytest.approx(small_model(SMALL, 1).loss(np.array([TOKENS])), rel=1e-12)
+
+
+def test_a_matrix_that_just_fits_is_shown_whole_with_its_own_margins() -> None:
+    from onfoot.cli.matrix import matrix_lines
+
+    x = np.arange(1, 145).reshape(12, 12)
+    lines = matrix_lines(x, ("Σ", x.sum(axis=1)))
+    assert [line.split("│")[0].split() for line in lines] == [[str(n) for n in row] for row in x]
+    assert [line.split("Σ")[1].strip() for line in lines] == [str(n) for n in x.sum(axis=1)]
+    cut = matrix_lines(np.arange(1, 14))
+    assert cut[0].split() == ["1", "2", "3", "4", "5", "6", "7", "8", "9", "…", "12", "13"]
+
+
+def test_one_token_has_no_target() -> None:
+    result = CliRunner().invoke(app, ["walk", "--tokens", "3"])
+    assert result.exit_code == 2 and "1 token has no target" in result.output
