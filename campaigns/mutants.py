@@ -86,13 +86,13 @@ def spread(mutants: list[Mutant], count: int) -> list[Mutant]:
     return [mutants[i] for _, i in sorted(keys)[:count]]
 
 
-def judge(mutants: list[Mutant], workers: int = WORKERS, verbose: bool = True) -> Outcome:
-    """Runs every mutant against its tests, and the tests once without."""
+def judge(mutants: list[Mutant], workers: int = WORKERS, verbose: bool = True, warm: bool = True) -> Outcome:
+    """Runs every mutant against its tests, and the tests once without. `warm` imports what most tests need first."""
     live = [m for m in mutants if not m.equivalent]
     failures = [f"stale: {m.name}: {why}" for m in live if (why := m.stale())]
     live = [m for m in live if not m.stale()]
     with tempfile.TemporaryDirectory(prefix="onfoot-mutants-") as folder:
-        pool = _Pool(Path(folder), min(workers, max(1, len(live))), verbose)
+        pool = _Pool(Path(folder), min(workers, max(1, len(live))), verbose, warm)
         try:
             sound = pool.map([(None, (test,)) for test in sorted({t for m in live for t in m.tests})])
             broken = {tests[0]: last for (_, tests), (code, last) in sound if code != 0}
@@ -131,14 +131,14 @@ Job = tuple[Mutant | None, tuple[str, ...]]
 class _Pool:
     """Processes that have imported what tests need, but not onfoot, and fork for every job."""
 
-    def __init__(self, folder: Path, workers: int, verbose: bool) -> None:
+    def __init__(self, folder: Path, workers: int, verbose: bool, warm: bool) -> None:
         self.verbose = verbose
         self.servers = []
         for i in range(workers):
             source = folder / str(i) / "src"
             shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
             subprocess.run([sys.executable, "-m", "compileall", "-q", str(source)], check=True)
-            command = [sys.executable, "-m", "campaigns.mutants_server", str(source)]
+            command = [sys.executable, "-m", "campaigns.mutants_server", str(source), *(["warm"] if warm else [])]
             threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             env = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join([str(source), str(ROOT)])}
             self.servers.append(

@@ -1,6 +1,6 @@
 """Runs tests in forks of a process that has imported everything but onfoot: seconds per mutant instead of tens.
 
-`python -m campaigns.mutants_server SOURCE` reads a job per line, {"tests", "file", "seconds"}, and answers each with
+`python -m campaigns.mutants_server SOURCE [warm]` reads a job per line, {"tests", "file", "seconds"}, and answers each with
 {"code", "seconds", "last"}: pytest's exit status (a negative one is a signal's, as of a run that hung), and the line
 that says which test failed.
 """
@@ -25,11 +25,12 @@ WARM = (
     "tokenizers", "safetensors.numpy", "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
 )  # fmt: skip
+COMPILED = ("kernels/", "quantized.py")  # what the kernels are compiled from
 
 
 def main() -> None:
     source = Path(sys.argv[1])
-    for name in WARM:
+    for name in WARM if "warm" in sys.argv[2:] else ():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     assert not any(name.split(".")[0] == "onfoot" for name in sys.modules), "a mutant would not be seen"
@@ -37,16 +38,18 @@ def main() -> None:
         job = json.loads(line)
         if job["file"]:  # a compiled file of the same second and size would hide the mistake
             Path(cache_from_source(str(source / "onfoot" / job["file"]))).unlink(missing_ok=True)
-        print(json.dumps(in_a_fork(source, job["tests"], job["seconds"])), flush=True)
+        print(json.dumps(in_a_fork(source, job)), flush=True)
 
 
-def in_a_fork(source: Path, tests: list[str], seconds: float) -> dict[str, Any]:
-    begun = time.monotonic()
+def in_a_fork(source: Path, job: dict[str, Any]) -> dict[str, Any]:
+    begun, seconds = time.monotonic(), job["seconds"]
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         output = Path(folder) / "output"
         child = os.fork()
         if child == 0:
-            run_tests(Path(folder), output, tests)
+            if job["file"].startswith(COMPILED):  # machine code with a mistake is kept apart, and thrown away
+                os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
+            run_tests(Path(folder), output, job["tests"])
         code, wait = None, 0.002
         while code is None and time.monotonic() < begun + seconds:
             pid, status = os.waitpid(child, os.WNOHANG)
