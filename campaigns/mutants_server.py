@@ -1,6 +1,6 @@
 """Runs tests in forks of a process that has imported everything but onfoot: seconds per mutant instead of tens.
 
-`python -m campaigns.mutants_server SOURCE [warm]` reads a job per line, {"tests", "file", "seconds"}, and answers each with
+`python -m campaigns.mutants_server SOURCE [warm]` reads a job per line, {"tests", "file", "seconds"}, and answers with
 {"code", "seconds", "last"}: pytest's exit status (a negative one is a signal's, as of a run that hung), and the line
 that says which test failed.
 """
