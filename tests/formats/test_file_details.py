@@ -129,8 +129,7 @@ def test_transformers_reads_the_same_configuration(tmp_path: Path, family: str, 
     assert theirs.architectures == ["LlamaForCausalLM" if family == "llama" else "Qwen2ForCausalLM"]
     assert theirs.rope_parameters["rope_theta"] == 777.0 and theirs.rms_norm_eps == 3e-6
     assert theirs.rope_parameters["rope_type"] == (scaling or {"rope_type": "default"})["rope_type"]
-    if scaling:
-        assert theirs.rope_parameters["factor"] == scaling["factor"]
+    assert theirs.rope_parameters.get("factor") == (scaling or {}).get("factor")
     assert theirs.num_key_value_heads == 2 and theirs.hidden_act == "silu"
     assert load_config(tmp_path) == config
     values = transformers_config(config, "float32")

@@ -75,11 +75,11 @@ def test_patterns_mean_here_what_they_mean_to_peft(tmp_path: Path, name: str) ->
     theirs.save_pretrained(tmp_path / "adapter")
     model.load_adapter(tmp_path / "adapter")
     adapter = model.adapters[model.active_adapter or ""]
+    modules = dict(theirs.base_model.model.named_modules())
     assert len(adapter.layers) == 4
-    for layer, module in theirs.base_model.model.named_modules():
-        if layer in adapter.layers:
-            ours = adapter.layers[layer]
-            assert (ours.r, ours.scale) == (module.r["default"], pytest.approx(module.scaling["default"])), layer
+    for layer, ours in adapter.layers.items():
+        r, scale = modules[layer].r["default"], modules[layer].scaling["default"]
+        assert (ours.r, ours.scale) == (r, pytest.approx(scale)), layer
     expected = theirs.eval()(torch.tensor(TOKENS)).logits.detach().numpy()
     assert_close(model.logits(TOKENS), expected, 1e-10)
 
@@ -179,5 +179,5 @@ def test_a_tied_heads_own_weight_must_be_the_models(tmp_path: Path) -> None:
     again.load_adapter(tmp_path)
     assert_close(again.logits(TOKENS), model.logits(TOKENS), 1e-12)
     save_file({**tensors, name: table + 0.01}, path)
-    with pytest.raises(ValueError, match=r"lm_head\.base_layer\.weight is not the model's own"):
+    with pytest.raises(ValueError, match=r"lm_head\.base_layer\.weight'? is not the model's own"):
         base().load_adapter(tmp_path)
