@@ -787,8 +787,8 @@ OPS = [
     ),
     *of(
         "ops/update.py", "train/test_optimizer.py train/test_step_details.py",
-        ("spread *= 1 / math.sqrt(1 - beta2**steps)", "spread *= 1 / (1 - beta2**steps)"),
-        ("p -= (lr / (1 - beta1**steps)) * m / spread", "p -= lr * m / spread"),
+        [("spread *= 1 / math.sqrt(1 - beta2**steps)", "spread *= 1 / (1 - beta2**steps)"), ("spread *= 1 / math.sqrt(correction(beta2, steps))", "spread *= 1 / correction(beta2, steps)")],
+        [("p -= (lr / (1 - beta1**steps)) * m / spread", "p -= lr * m / spread"), ("p -= (lr / correction(beta1, steps)) * m / spread", "p -= lr * m / spread")],
         ("p *= 1 - lr * decay", "p *= 1 - decay"),
         ("    spread += eps\n", ""),
         ("g = g * scale if scale != 1.0 else g", "pass"),
