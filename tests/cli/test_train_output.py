@@ -1,0 +1,108 @@
+"""What `onfoot train` says at its end: the loss, its perplexity, the bigram entropy beside it, and where things are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+import onfoot
+from onfoot.cli import app
+from onfoot.cli.train import finish, go_on, next_free
+
+SMALL = [
+    "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2", "--steps", "4",
+    "--eval-every", "4", "--save-every", "4", "--eval-windows", "1000", "--sample-tokens", "4", "--warmup", "1",
+]  # fmt: skip
+
+
+def test_the_numbers_at_the_end_are_those_of_the_saved_model(tmp_path: Path) -> None:
+    text = "".join(chr(97 + (i * i) % 7) + " " * (i % 3 == 0) for i in range(4000))
+    (tmp_path / "text.txt").write_text(text)
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "text.txt"), "--out", str(tmp_path / "run"), *SMALL])
+    assert result.exit_code == 0, result.output
+    loss, perplexity = map(float, re.findall(r"validation loss ([\d.]+) .*\(perplexity ([\d.]+)\)", result.output)[0])
+    assert perplexity == pytest.approx(math.exp(loss), rel=1e-3)
+    n = sum(t.size for t in load_file(tmp_path / "run" / "best" / "model.safetensors").values())
+    assert f"{n:,} of {n:,} parameters" in result.output
+    entropy, gap, word = re.findall(r"is ([\d.]+): the model is ([\d.]+) (above|below) it", result.output)[0]
+    ids = list(text.encode())
+    pairs, firsts = Counter(pairwise(ids)), Counter(ids[:-1])
+    whole = -sum(n * math.log(n / firsts[a]) for (a, _), n in pairs.items()) / (len(ids) - 1)
+    assert float(entropy) == pytest.approx(whole, abs=0.05)
+    assert float(gap) == pytest.approx(abs(float(entropy) - loss), abs=0.006)
+    assert word == ("below" if loss < float(entropy) else "above")
+
+
+class Ended:
+    """A trainer that has nothing left to do."""
+
+    def __init__(self, loss: float, bigram: float | None, interrupted: bool = False) -> None:
+        self.model = onfoot.create(onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1))
+        self.options, self.run = SimpleNamespace(command="train", steps=7), Path("runs/x")
+        self.source = SimpleNamespace(report=lambda: "the data", prompt=lambda: None)
+        self.state, self.bigram = SimpleNamespace(step=7), bigram
+        self.outcome = SimpleNamespace(interrupted=interrupted, validation_loss=loss, state=self.state)
+
+    def train(self) -> Any:
+        return self.outcome
+
+    def sample(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("loss", "bigram", "words"),
+    [
+        (1.5, 2.25, ["1.5000", "perplexity 4.48", "2.2500", "0.75 below"]),
+        (2.0, 1.75, ["2.0000", "perplexity 7.39", "1.7500", "0.25 above"]),
+        (800.0, None, ["800.0000", "perplexity 1014232054735004"]),
+    ],
+)
+def test_better_is_below_the_bigram_entropy(
+    loss: float, bigram: float | None, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(Ended(loss, bigram))  # type: ignore[arg-type]
+    output = capsys.readouterr().out
+    assert [word for word in words if word not in output] == []
+    assert ("bigram" in output) == (bigram is not None)
+
+
+def test_what_trains_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    ended: Any = Ended(1.0, None)
+    n = ended.model.n_params
+    ended.model.add_lora(r=1)
+    finish(ended)
+    assert f"{ended.model.n_trainable:,} of {n + ended.model.n_trainable:,} parameters" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_ends_with_the_shells_status() -> None:
+    with pytest.raises(typer.Exit) as ended:
+        finish(Ended(1.0, None, interrupted=True))  # type: ignore[arg-type]
+    assert ended.value.exit_code == 130
+
+
+def test_a_complete_run_is_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def resume(run: Path) -> tuple[Any, list[str]]:
+        return Ended(1.0, None), ["a complaint"]
+
+    context: Any = SimpleNamespace(params={})
+    go_on(context, Path("runs/x"), resume)
+    output = capsys.readouterr().out
+    assert "a complaint" in output and "all 7 steps are done" in output and "resuming" not in output
+
+
+def test_new_runs_are_numbered_from_one(tmp_path: Path) -> None:
+    assert next_free(tmp_path, "train") == tmp_path / "train-001"
+    (tmp_path / "train-001").mkdir()
+    (tmp_path / "train-003").mkdir()
+    assert next_free(tmp_path, "train") == tmp_path / "train-002"

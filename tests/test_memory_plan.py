@@ -1,0 +1,50 @@
+"""The plan of a run's memory, part by part: what is counted by hand from the sizes, and what each option saves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import onfoot
+from onfoot.memory import PROGRAM, Job, advice, plan
+
+CONFIG = onfoot.preset("gpt2")
+N = 124_439_808
+JOB = Job(CONFIG, 4, 256)
+
+
+def test_weights_and_means_are_counted() -> None:
+    planned = plan(JOB)
+    assert planned.weights == 4 * N and planned.moments == 2 * 4 * N
+    assert 50 << 20 <= PROGRAM <= 200 << 20
+    parts = (planned.weights, planned.moments, planned.activations, planned.gradients, planned.working, PROGRAM)
+    assert planned.peak == sum(parts)
+
+
+def test_an_adapters_means_are_its_own_and_a_quantised_base_is_small() -> None:
+    companions = 12 * 16 * ((768 + 2304) + (768 + 768) + (768 + 3072) + (3072 + 768))
+    lora = plan(replace(JOB, lora=16))
+    assert lora.weights == 4 * (N + companions) and lora.moments == 2 * 4 * companions
+    small = plan(replace(JOB, lora=16, quantized=True))
+    linear = 12 * 12 * 768**2 + 50257 * 768
+    assert small.weights == pytest.approx(4 * (N - linear + companions) + 1.1875 * linear, rel=1e-6)
+
+
+def test_clipping_keeps_all_gradients_at_once() -> None:
+    tight = Job(CONFIG, 1, 64)
+    assert plan(tight).gradients == 4 * N
+    assert plan(replace(tight, clip=False)).gradients < 4 * N / 2
+
+
+def test_advice_is_what_fits_and_saves() -> None:
+    job = Job(CONFIG, 8, 1024)
+    peak = plan(job).peak
+    said = dict(advice(job, peak))
+    assert all(size < peak for size in said.values())
+    assert dict(advice(job, 10 * peak)) == said  # what needs more than the job itself is no advice
+    middle = sorted(said.values())[1]
+    assert set(dict(advice(job, middle)).values()) == {size for size in said.values() if size < middle}
+    half = next(text for text in said if text.startswith("--batch-size 4 "))
+    assert said[half] == plan(replace(job, batch=4)).peak
+    assert not any(text.startswith("--batch-size") for text in dict(advice(Job(CONFIG, 1, 1024), 10 * peak)))

@@ -1,0 +1,266 @@
+"""What a step is made of: seeds of microbatches, clipping of large models, large vocabularies, seams of chunks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onfoot
+from onfoot.models.model import Model
+from onfoot.train import corpus, pretrain
+from onfoot.train.corpus import Text, bigram_entropy, open_tokens, write_tokens
+from onfoot.train.log import Log
+from onfoot.train.loop import Trainer
+from onfoot.train.optimizer import TOGETHER, AdamW, clip_scale, global_norm
+from onfoot.train.options import TrainOptions
+from onfoot.train.schedule import learning_rate
+from oracles import assert_close, scrambled
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("to be or not to be, that is the question. " * 40)
+    return path
+
+
+def trainer(folder: Path, text: Path, **changes: Any) -> Trainer:
+    options = {
+        "n_layer": 1, "n_head": 1, "n_embd": 8, "context": 8, "batch_size": 2, "accumulate": 3, "steps": 4,
+        "eval_every": 100, "save_every": 100, "eval_windows": 2, "sample_tokens": 0, "warmup": 1, "dropout": 0.2,
+        "clip": 0.05, "dtype": "float64",
+    }  # fmt: skip
+    return pretrain.start(folder, TrainOptions(texts=[str(text)], **{**options, **changes}))
+
+
+def asked_seeds(one: Trainer, monkeypatch: pytest.MonkeyPatch, steps: int) -> list[int]:
+    """The dropout seeds of that many steps, microbatch by microbatch."""
+    seen: list[int] = []
+    right = one.model.loss_and_grads
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        seen.append(named["dropout_seed"])
+        return right(*arguments, **named)
+
+    monkeypatch.setattr(one.model, "loss_and_grads", watched)
+    for _ in range(steps):
+        one.step(1e-3)
+        one.state.step += 1
+    return seen
+
+
+def test_every_microbatch_of_every_step_drops_by_a_seed_of_its_own(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = asked_seeds(trainer(tmp_path / "a", text), monkeypatch, 4)
+    assert len(seeds) == len(set(seeds)) == 4 * 3
+    again = trainer(tmp_path / "b", text)
+    again.state.step = 2
+    assert asked_seeds(again, monkeypatch, 2) == seeds[6:]  # a resumed run drops as if it had not been interrupted
+    other = asked_seeds(trainer(tmp_path / "c", text, seed=1), monkeypatch, 4)
+    assert not {*other} & {*seeds}
+
+
+def test_every_rank_drops_by_a_seed_of_its_own(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = trainer(tmp_path / "a", text)
+    seeds = set()
+    for rank in range(4):
+        monkeypatch.setattr(one, "world", type("Rank", (), {"rank": rank})())
+        seeds |= {one.dropout_seed(i) for i in range(3)}
+    assert len(seeds) == 12
+
+
+def test_a_step_over_microbatches_is_one_step_of_the_clipped_mean_gradient(tmp_path: Path, text: Path) -> None:
+    one = trainer(tmp_path / "a", text)
+    batches = one.source.microbatches(0)
+    n = sum(int((b.targets != -100).sum()) for b in batches)
+    before = {name: torch.tensor(np.array(value)) for name, value in one.model.params.items()}
+    total: dict[str, np.ndarray] = {}
+    expected = 0.0
+    for i, batch in enumerate(batches):
+        loss, grads = one.model.loss_and_grads(batch.tokens, batch.targets, divisor=n, dropout_seed=one.dropout_seed(i))
+        expected += loss
+        for name, grad in grads.items():
+            total[name] = total.get(name, 0) + np.array(grad)
+    loss, norm, n_tokens = one.step(1e-2)
+    assert loss == pytest.approx(expected, rel=1e-12) and n_tokens == 3 * 2 * 8
+    length = math.sqrt(sum((g**2).sum() for g in total.values()))
+    assert norm == pytest.approx(length, rel=1e-12) and length > 0.05
+    leaves = {name: value.requires_grad_() for name, value in before.items()}
+    groups = [
+        {
+            "params": [x for x in leaves.values() if (x.ndim > 1) == decays],
+            "weight_decay": one.optimizer.weight_decay * decays,
+        }
+        for decays in (True, False)
+    ]
+    theirs = torch.optim.AdamW(groups, lr=1e-2, betas=one.optimizer.betas, eps=1e-8)
+    for name, leaf in leaves.items():
+        leaf.grad = torch.tensor(total[name] * 0.05 / length)
+    theirs.step()
+    for name, leaf in leaves.items():
+        assert_close(one.model.params[name], leaf.detach().numpy(), 1e-9, name)
+
+
+def test_clipping_reaches_the_parameters_that_are_updated_before_the_last() -> None:
+    """Above 2²⁰ numbers updates do not wait for one another; each is scaled all the same."""
+    config = onfoot.GPT2Config(vocab_size=9000, n_positions=16, n_embd=128, n_layer=2, n_head=2)
+    model = onfoot.create(config, dtype="float64", engine="numpy")
+    assert model.n_params > TOGETHER + 2 * 12 * 128**2
+    rng = np.random.default_rng(0)
+    grads = {name: rng.normal(size=value.shape) for name, value in model.params.items()}
+    leaves = {name: torch.tensor(np.array(value), requires_grad=True) for name, value in model.params.items()}
+    theirs = torch.optim.AdamW(
+        [
+            {"params": [x for x in leaves.values() if x.ndim > 1], "weight_decay": 0.1},
+            {"params": [x for x in leaves.values() if x.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=1e-2, betas=(0.9, 0.95), eps=1.0,
+    )  # fmt: skip
+    ours = AdamW(model, lr=1e-2, eps=1.0)  # with an epsilon that large the size of a gradient matters
+    for scale in (0.25, 0.5):
+        for name, leaf in leaves.items():
+            leaf.grad = torch.tensor(scale * grads[name])
+        theirs.step()
+        ours.step(grads, scale=scale)
+    for name, leaf in leaves.items():
+        assert_close(model.params[name], leaf.detach().numpy(), 1e-10, name)
+
+
+def test_the_norm_is_that_of_all_gradients_as_one_vector() -> None:
+    grads = {"a": np.array([3.0, 0.0]), "b": np.array([[4.0]]), "c": np.array([12.0])}
+    assert global_norm(grads) == 13
+    assert clip_scale(13.0, 6.5) == 0.5 and clip_scale(6.5, 6.5) == clip_scale(1.0, 6.5) == clip_scale(13.0, 0.0) == 1
+
+
+def test_a_rate_given_to_a_step_is_that_steps_rate_alone() -> None:
+    config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
+    model = Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy")
+    before = {name: value.copy() for name, value in model.params.items()}
+    grads = {name: np.ones_like(value) for name, value in model.params.items()}
+    optimizer = AdamW(model, lr=1e-3, weight_decay=0.0)
+    optimizer.step(grads, lr=0.0)
+    assert all((model.params[name] == before[name]).all() for name in before)
+    optimizer.step(grads)
+    for name in before:
+        assert_close(before[name] - model.params[name], np.full_like(before[name], 1e-3), 1e-6, name)
+
+
+def test_a_restored_optimizer_goes_on_with_its_step_count() -> None:
+    config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
+    models = [Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy") for _ in range(2)]
+    rng = np.random.default_rng(0)
+    grads = [{name: rng.normal(size=value.shape) for name, value in models[0].params.items()} for _ in range(4)]
+    whole = AdamW(models[0])
+    for one in grads:
+        whole.step(one)
+    first = AdamW(models[1])
+    for one in grads[:2]:
+        first.step(one)
+    second = AdamW(models[1])
+    second.restore(first.moments(), first.steps)
+    for one in grads[2:]:
+        second.step(one)
+    for name, value in models[0].params.items():
+        np.testing.assert_array_equal(models[1].params[name], value)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
+def test_schedules_are_these_numbers(kind: str) -> None:
+    rates = [learning_rate(step, 12, 2.0, 4, kind) for step in range(12)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    done = [(step - 4) / 8 for step in range(4, 12)]
+    if kind == "constant":
+        assert rates[4:] == [2.0] * 8
+    elif kind == "linear":
+        assert rates[4:] == pytest.approx([0.2 + 1.8 * (1 - d) for d in done])
+    else:
+        assert rates[4:] == pytest.approx([0.2 + 0.9 * (1 + math.cos(math.pi * d)) for d in done])
+    assert learning_rate(50, 12, 2.0, 4, kind) == pytest.approx(2.0 if kind == "constant" else 0.2)
+
+
+class Large:
+    """A tokenizer of so many ids, one per character: those at its end."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.end_id = size, size - 1
+
+    def encode(self, text: str) -> list[int]:
+        return [self.size - 1 - ord(c) % 7 for c in text]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(300, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (131_072, "uint32"), (200_000, "uint32")],
+)
+def test_ids_of_large_vocabularies_are_kept_whole(tmp_path: Path, size: int, dtype: str) -> None:
+    tokenizer: Any = Large(size)
+    texts = [Text("a", text="hello"), Text("b", text="world")]
+    tokens = write_tokens(texts, tokenizer, tmp_path)
+    expected = [*tokenizer.encode("hello"), size - 1, *tokenizer.encode("world"), size - 1]
+    assert tokens.tolist() == open_tokens(tmp_path).tolist() == expected and max(expected) == size - 1
+    assert tokens.dtype == dtype
+    assert json.loads((tmp_path / "tokens.json").read_text())["tokens"] == 12
+    (tmp_path / "tokens.bin").write_bytes((tmp_path / "tokens.bin").read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="not those of 12 tokens"):
+        open_tokens(tmp_path)
+
+
+@pytest.mark.parametrize("n", [2, 7, 8, 14, 15, 16, 100])
+def test_the_bigram_entropy_counts_the_pairs_at_the_seams(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "PIECE", 7)
+    ids = np.random.default_rng(n).integers(0, 5, n).astype(np.uint16)
+    pairs, firsts = Counter(pairwise(ids.tolist())), Counter(ids[:-1].tolist())
+    right = -sum(k * math.log(k / firsts[a]) for (a, _), k in pairs.items()) / (n - 1)
+    assert bigram_entropy(ids, 5) == pytest.approx(right, abs=1e-12)
+
+
+def test_a_log_is_cut_behind_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log.jsonl")
+    for step in range(1, 6):
+        log.append(step=step, loss=float(step))
+    with log.path.open("a") as file:
+        file.write('{"step": 6, "lo')  # a crash
+    assert [r["step"] for r in log.read()] == [1, 2, 3, 4, 5]
+    log.resume(3)
+    assert [r["step"] for r in log.read()] == [1, 2, 3]
+
+
+def test_evaluations_checkpoints_and_rates_come_when_they_are_due(tmp_path: Path, text: Path) -> None:
+    one = trainer(tmp_path / "a", text, steps=7, eval_every=3, save_every=2, keep=100, warmup=2, lr=1e-2, dropout=0.0)
+    outcome = one.train()
+    records = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
+    validated = {r["step"]: r["val_loss"] for r in records if "val_loss" in r}
+    assert list(validated) == [3, 6, 7]
+    kept = {int(p.name.removeprefix("step-")) for p in (tmp_path / "a" / "checkpoints").iterdir()}
+    assert {2, 4, 6, 7} <= kept
+    assert [r["lr"] for r in records if "loss" in r] == pytest.approx(
+        [learning_rate(step, 7, 1e-2, 2, one.options.schedule) for step in range(7)]
+    )
+    total = n = 0.0
+    for batch in one.source.validation():
+        for tokens, targets in zip(batch.tokens, batch.targets, strict=True):
+            counts = int((targets != -100).sum())
+            total += one.model.loss(tokens[None], targets[None]) * counts
+            n += counts
+    assert validated[7] == pytest.approx(total / n, rel=1e-9) and outcome.validation_loss == validated[7]
+    assert outcome.state.best_loss == min(validated.values())
+    assert validated[outcome.state.best_step] == outcome.state.best_loss
+
+
+def test_a_sample_is_drawn_with_the_runs_seed(tmp_path: Path, text: Path) -> None:
+    samples = set()
+    for seed in (0, 3):
+        one = trainer(tmp_path / f"{seed}", text, sample_tokens=30, seed=seed)
+        out = one.model.generate([one.source.prompt()], 30, 0.8, seed=seed, slide=True)[0]
+        assert one.sample() == one.model.tokenizer.decode(out.tolist())
+        samples.add(one.sample())
+    assert len(samples) == 2
