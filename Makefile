@@ -38,8 +38,7 @@ walk: setup      ## a small network, every number of its forward and backward pa
 test: setup-test setup-browser setup-kernels ## the tests that every change must pass
 	$(BIN)/pytest -m "not slow" -n auto $(seed)
 
-test-all: SEED = random
-test-all: setup-test setup-browser setup-kernels ## the slower proofs as well, and each time with other random examples
+test-all: setup-test setup-browser setup-kernels ## the slower proofs as well
 	$(BIN)/pytest -n auto $(seed)
 
 test-versions:   ## the kernels on the lowest and the newest Numba that is supported, in environments of their own

@@ -39,6 +39,11 @@ def configurations(draw: Any) -> onfoot.GPT2Config:
     )
 
 
+# What all but vanishes is the rounding of what it was summed from; a norm whose features hardly differ enlarges that
+# by up to 1/√eps: one token that attends to itself alone, features of width 2.
+ROUNDING = float(np.finfo(np.float64).eps) / np.sqrt(1e-5)
+
+
 def batch(config: onfoot.GPT2Config, b: int, t: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Random tokens and targets, some of them −100."""
     rng = np.random.default_rng(seed)
@@ -78,10 +83,8 @@ def test_every_gradient_equals_autograd(config: onfoot.GPT2Config, b: int, t: in
         assert np.abs(expected[name][key_biases(config)]).max() <= 1e-12 * max(norm, 1)
         expected[name][key_biases(config)] = 0
     for name in expected:
-        if np.linalg.norm(expected[name]) < 1e-13 * norm:  # nothing but rounding: one token attends to itself alone
-            assert np.linalg.norm(grads[name]) < 1e-13 * norm
-            continue
-        assert_close(grads[name], expected[name], 1e-10, name)
+        error = np.linalg.norm(grads[name] - expected[name])
+        assert error <= 1e-10 * np.linalg.norm(expected[name]) + ROUNDING * norm, name
 
 
 @settings(max_examples=30)
@@ -119,7 +122,7 @@ def test_numpy_and_torch_engines_agree(config: onfoot.GPT2Config, b: int, t: int
     norm = np.sqrt(sum(float((g**2).sum()) for g in grads.values()))
     for name in grads:
         difference = np.linalg.norm(grads[name] - grads_torch[name].numpy())
-        assert difference <= 1e-12 * max(np.linalg.norm(grads[name]), 1e-3 * norm), name
+        assert difference <= 1e-12 * np.linalg.norm(grads[name]) + ROUNDING * norm, name
 
 
 @pytest.mark.parametrize(
