@@ -129,6 +129,26 @@ def test_a_cache_that_is_not_ours_alone_is_not_read(
     assert compilations(given)[-1].startswith(f"{temporary}/onfoot-") and not Path(compilations(given)[-1]).exists()
 
 
+READ_ONLY = "import os; os.access = lambda path, mode: mode == os.R_OK\n"
+
+
+def test_a_cache_that_cannot_be_written_is_read_where_it_is_whole(tmp_path: Path, given: Path) -> None:
+    in_cache(tmp_path)
+    done = python(READ_ONLY + USE, tmp_path)
+    assert done.stdout.split() == ["numba", "True"] and done.stderr == ""
+    done = python(READ_ONLY + USE, tmp_path / "empty", given)
+    assert done.stdout.split() == ["numba", "True"]
+    assert "onfoot cannot be written: the kernels are compiled for this process only" in done.stderr
+    assert [*(tmp_path / "empty" / "onfoot").iterdir()] == []
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, given: Path) -> None:
+    refuse = "def refuse(*args, **others): raise NotImplementedError('no locks here')\n"
+    done = python(f"import filelock\n{refuse}filelock.FileLock.acquire = refuse\n" + USE, tmp_path, given)
+    assert done.stdout.split() == ["numba", "True"] and "no locks" not in done.stderr
+    assert python(USE, tmp_path).stderr == ""
+
+
 @posix
 @pytest.mark.parametrize("spoiled", ["folder", "manifest", "object"])
 def test_a_folder_or_file_that_others_may_write_to_is_compiled_again(tmp_path: Path, given: Path, spoiled: str) -> None:
