@@ -332,17 +332,33 @@ def test_the_kernels_need_what_every_machine_has() -> None:
     assert {symbol.removeprefix("onfoot.") for symbol in needed if symbol.startswith("onfoot.")} <= code.objects.keys()
 
 
-def test_a_proof_that_crashes_refuses_the_file_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one leaves it out, and what builds on it is refused as well."""
-    start, commands = compiler.start, [f"import os; print('rope', flush=True); os.kill(os.getpid(), {signal.SIGSEGV})"]
+def ended_by(number: int) -> Callable[[str, Path], subprocess.Popen[str]]:
+    """Proofs of which the first is ended by a signal while it is at "rope"."""
+    start, commands = compiler.start, [f"import os; print('rope', flush=True); os.kill(os.getpid(), {number})"]
 
-    def crash_first(module: str, work: Path) -> subprocess.Popen[str]:
+    def start_one(module: str, work: Path) -> subprocess.Popen[str]:
         if not commands:
             return start(module, work)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen([sys.executable, "-c", commands.pop()], text=True, **pipes)
 
-    monkeypatch.setattr(compiler, "start", crash_first)
+    return start_one
+
+
+@posix
+def test_a_proof_that_crashes_refuses_the_file_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one leaves it out, and what builds on it is refused as well."""
+    monkeypatch.setattr(compiler, "start", ended_by(signal.SIGSEGV))
     folder = write(tmp_path / "work")
     refused = compiler.prove(folder, manifest.read(folder)).refused
     assert refused == {"rope": "its proof was ended by SIGSEGV", "decoder": "rope"}
+
+
+@posix
+def test_a_proof_that_is_killed_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever killed it, the kernels did not."""
+    monkeypatch.setattr(compiler, "start", ended_by(signal.SIGKILL))
+    folder = write(tmp_path / "work")
+    with pytest.raises(ImportError, match="its proof was ended by SIGKILL"):
+        compiler.prove(folder, manifest.read(folder))
+    assert manifest.read(folder).refused == {}
