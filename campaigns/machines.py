@@ -7,6 +7,7 @@ ARM is emulated by QEMU (`campaigns/emulated_arm.py`), which takes an hour or mo
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -109,11 +110,19 @@ def run_tests(name: str) -> tuple[dict[str, Any], list[str]]:
         if not report.exists():
             return {}, [f"the tests ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"]
         cases = [*ElementTree.parse(report).iter("testcase")]
+        (kept,) = (work / "cache").glob("onfoot/kernels-*/manifest")
+        slower = json.loads(kept.read_text().partition("\n")[2])["slower"]
     of = {kind: [case for case in cases if case.find(kind) is not None] for kind in ("failure", "error", "skipped")}
     failures = [f"{case.get('classname')}::{case.get('name')}" for case in (*of["failure"], *of["error"])]
     if done.returncode and not failures:
         failures = [f"the tests ended with status {done.returncode}"]
-    return {"tests": len(cases), "failed": len(failures), "skipped": len(of["skipped"])}, failures
+    figures = {
+        "tests": len(cases),
+        "failed": len(failures),
+        "skipped": len(of["skipped"]),
+        "times NumPy's step": slower,
+    }
+    return figures, failures
 
 
 def prove_some(name: str, files: Sequence[str]) -> str:

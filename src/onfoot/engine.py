@@ -77,7 +77,7 @@ class Engine:
         return self._asarray(to_numpy(x).astype(np.int64, copy=False))
 
     def __repr__(self) -> str:
-        return f"Engine({self.name!r})"
+        return f"Engine({self.name!r}, {self.reason!r})"
 
 
 def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:

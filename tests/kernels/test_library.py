@@ -60,7 +60,6 @@ def test_damaged_machine_code_is_compiled_again_with_a_line(tmp_path: Path, give
     assert f"the machine code in {folder} is damaged" in done.stderr
     assert len(compilations(given)) == before + 1
     assert manifest.read(folder).objects == library.code().objects
-    assert python(USE, tmp_path).stderr == ""
 
 
 def test_the_first_run_says_that_it_compiles_and_the_next_does_not(tmp_path: Path, given: Path) -> None:
@@ -127,6 +126,26 @@ def test_a_cache_that_is_not_ours_alone_is_not_read(
     assert len(lines) == 1 and said in lines[0], done.stderr
     assert sorted(temporary.iterdir()) == before
     assert compilations(given)[-1].startswith(f"{temporary}/onfoot-") and not Path(compilations(given)[-1]).exists()
+
+
+READ_ONLY = "import os; os.access = lambda path, mode: mode == os.R_OK\n"
+
+
+def test_a_cache_that_cannot_be_written_is_read_where_it_is_whole(tmp_path: Path, given: Path) -> None:
+    in_cache(tmp_path)
+    done = python(READ_ONLY + USE, tmp_path)
+    assert done.stdout.split() == ["numba", "True"] and done.stderr == ""
+    done = python(READ_ONLY + USE, tmp_path / "empty", given)
+    assert done.stdout.split() == ["numba", "True"]
+    assert "onfoot cannot be written: the kernels are compiled for this process only" in done.stderr
+    assert [*(tmp_path / "empty" / "onfoot").iterdir()] == []
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, given: Path) -> None:
+    refuse = "def refuse(*args, **others): raise NotImplementedError('no locks here')\n"
+    done = python(f"import filelock\n{refuse}filelock.FileLock.acquire = refuse\n" + USE, tmp_path, given)
+    assert done.stdout.split() == ["numba", "True"] and "no locks" not in done.stderr
+    assert python(USE, tmp_path).stderr == ""
 
 
 @posix
@@ -313,17 +332,33 @@ def test_the_kernels_need_what_every_machine_has() -> None:
     assert {symbol.removeprefix("onfoot.") for symbol in needed if symbol.startswith("onfoot.")} <= code.objects.keys()
 
 
-def test_a_proof_that_crashes_refuses_the_file_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one leaves it out, and what builds on it is refused as well."""
-    start, commands = compiler.start, [f"import os; print('rope', flush=True); os.kill(os.getpid(), {signal.SIGSEGV})"]
+def ended_by(number: int) -> Callable[[str, Path], subprocess.Popen[str]]:
+    """Proofs of which the first is ended by a signal while it is at "rope"."""
+    start, commands = compiler.start, [f"import os; print('rope', flush=True); os.kill(os.getpid(), {number})"]
 
-    def crash_first(module: str, work: Path) -> subprocess.Popen[str]:
+    def start_one(module: str, work: Path) -> subprocess.Popen[str]:
         if not commands:
             return start(module, work)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen([sys.executable, "-c", commands.pop()], text=True, **pipes)
 
-    monkeypatch.setattr(compiler, "start", crash_first)
+    return start_one
+
+
+@posix
+def test_a_proof_that_crashes_refuses_the_file_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one leaves it out, and what builds on it is refused as well."""
+    monkeypatch.setattr(compiler, "start", ended_by(signal.SIGSEGV))
     folder = write(tmp_path / "work")
     refused = compiler.prove(folder, manifest.read(folder)).refused
     assert refused == {"rope": "its proof was ended by SIGSEGV", "decoder": "rope"}
+
+
+@posix
+def test_a_proof_that_is_killed_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever killed it, the kernels did not."""
+    monkeypatch.setattr(compiler, "start", ended_by(signal.SIGKILL))
+    folder = write(tmp_path / "work")
+    with pytest.raises(ImportError, match="its proof was ended by SIGKILL"):
+        compiler.prove(folder, manifest.read(folder))
+    assert manifest.read(folder).refused == {}

@@ -87,6 +87,15 @@ def test_a_kernel_that_raises_is_refused() -> None:
     assert proof.disagreement({**TABLE, "rope_forward": wrong}, "rope") == "RuntimeError: no such instruction"
 
 
+@pytest.mark.parametrize("error", [MemoryError, OSError])
+def test_what_may_pass_is_no_verdict(error: type[Exception]) -> None:
+    def wrong(*args: Any) -> Any:
+        raise error("for now")
+
+    with pytest.raises(error):
+        proof.disagreement({**TABLE, "rope_forward": wrong}, "rope")
+
+
 def test_what_builds_on_a_refused_file_is_refused_with_it() -> None:
     refused = proof.with_dependents({"linear": "linear: dx: 3e-02"})
     assert refused.keys() == {"linear", "decoder", "gpt2_pass", "logits_loss", "lora", "rms_norm", "update"}

@@ -15,7 +15,8 @@ from onfoot.kernels import manifest, private, say
 from onfoot.kernels.manifest import Code
 
 BUILDERS = 4  # processes at most; each takes the next kernel that nobody has
-PROOF_SECONDS = 600  # after which a kernel counts as one that does not end
+PROOF_SECONDS = 600  # a proof takes one or two
+CRASHES = {getattr(signal, f"SIG{name}", 0) for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "TRAP")}  # a kernel's own
 IMPORTS = Path(__file__).parents[2]  # where onfoot is imported from
 
 
@@ -63,20 +64,20 @@ def prove(work: Path, built: Code) -> Code:
         process = start("proof", work)
         try:
             said, error = process.communicate(timeout=PROOF_SECONDS)
-            ended = how_it_ended("its proof", process.returncode, error)
         except subprocess.TimeoutExpired:
-            process.kill()
-            (said, error), ended = process.communicate(), "its proof did not end"
+            raise ImportError(f"the proof of the kernels did not end in {PROOF_SECONDS} seconds") from None
         finally:
             process.kill()
             process.wait()
-        lines = said.splitlines()
+        lines, ended = said.splitlines(), how_it_ended("its proof", process.returncode, error)
         if process.returncode == 0:
             verdict = json.loads(lines[-1])
             return built._replace(refused=verdict["refused"], slower=verdict["slower"])
-        if not lines or lines[-1] in built.refused:
+        if not lines or lines[-1] in built.refused or -process.returncode not in CRASHES:
             raise ImportError(ended)
-        built.refused[lines[-1]] = ended  # the file it was at: the next one leaves it out
+        built = built._replace(
+            refused={**built.refused, lines[-1]: ended}
+        )  # the file it was at
         manifest.write(work, built)
 
 

@@ -6,12 +6,14 @@ its manifest is compiled again. A failure that may pass (a full disk, a compiler
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
 import os
 import platform
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,29 +73,39 @@ def code() -> Code:
         return manifest.read(_folder)
     name = folder_name()
     try:
-        home = private.cache_home()
+        folder = private.cache_home() / name
+        found, _ = _whole(folder)
+        if found is None:
+            private.check_writable(folder.parent)
     except OSError as error:
-        say(f"{error.strerror or error}{_place(error)}: the kernels are compiled for this process only")
+        where = f": {error.filename}" if error.strerror and error.filename else ""
+        say(f"{error.strerror or error}{where}: the kernels are compiled for this process only")
         with tempfile.TemporaryDirectory(prefix="onfoot-") as fresh:
             return compiler.build(Path(fresh) / name)
-    folder = home / name
-    found, _ = _whole(folder)
     if found is None:
-        from filelock import FileLock
-
-        with FileLock(folder.with_suffix(".lock"), mode=0o600):  # one process compiles, the others wait
+        with _alone(folder.with_suffix(".lock")):
             found, problem = _whole(folder)
             if found is None:
                 if problem:
                     say(f"the machine code in {folder} is damaged ({problem}): it is compiled again")
                 found = compiler.build(folder)
-            private.remove_old(home)
+            private.remove_old(folder.parent)
     private.mark_as_used(folder)
     return found
 
 
-def _place(error: OSError) -> str:
-    return f": {error.filename}" if error.strerror and error.filename else ""
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process compiles, the others wait; where files cannot be locked, each compiles for itself."""
+    from filelock import FileLock
+
+    lock = FileLock(path, mode=0o600)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _whole(folder: Path) -> tuple[Code | None, str]:

@@ -26,9 +26,13 @@ def cache_home() -> Path:
     home.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     home.mkdir(mode=0o700, exist_ok=True)
     check_folder(home)
-    if not os.access(home, os.W_OK | os.X_OK):
-        raise PermissionError(f"{home} cannot be written")
     return home
+
+
+def check_writable(path: Path) -> None:
+    """An OSError where nothing can be added to a folder."""
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written")
 
 
 def check_folder(path: Path) -> None:
