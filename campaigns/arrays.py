@@ -7,6 +7,7 @@ failure too. `python -m campaigns.arrays SEED INDEX` repeats one attempt.
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def flat(x: Any) -> list[np.ndarray]:
 
 def copied(x: Any) -> Any:
     """Arguments for the formula, which may write into them."""
-    return x.copy() if type(x) is np.ndarray and x.flags.writeable else x
+    return x.copy() if type(x) is np.ndarray else copy.deepcopy(x)
 
 
 def answer(function: Callable[..., Any], args: list[Any]) -> Any:

@@ -84,7 +84,7 @@ def _decoder_call(
     def right(x: Any, length: int, start: Any, *arrays: Any) -> Any:
         if not 0 <= length < room or np.min(start) < 0 or np.max(start) > length:
             raise IndexError("no such place")
-        return step(*unpacked(arrays), x, length, start)
+        return step(*unpacked(arrays), x, length, np.reshape(start, -1))
 
     args = [normal(rng, batch, 1, width), int(rng.integers(2, room)), start, *arrays, *caches]
     return Call(name, ours, right, args)

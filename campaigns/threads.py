@@ -16,6 +16,7 @@ import numpy as np
 
 import onfoot
 from campaigns import Outcome
+from onfoot.kernels import pool
 from onfoot.models.model import Model
 
 COUNT = 100_000
@@ -95,24 +96,37 @@ class Beside:
             i += 1
 
 
-def run(count: int, seed: int) -> Outcome:
+def together(count: int, logits: Work, others: dict[str, Work]) -> Beside:
     """`count` rows of logits from two threads, with two more beside them."""
-    logits, others = works(seed)
     table = {"one-row logits": logits, **others}
     beside = Beside({name: [work(i) for i in range(PROMPTS)] for name, work in table.items()})
     names = list(others)
-    before = sys.getswitchinterval()
+    rows = [threading.Thread(target=beside.count, args=("one-row logits", logits, count // 2)) for _ in range(2)]
+    rest = [threading.Thread(target=beside.until_enough, args=(part, others)) for part in (names[::2], names[1::2])]
+    for thread in (*rows, *rest):
+        thread.start()
+    for thread in rows:
+        thread.join()
+    beside.enough.set()
+    for thread in rest:
+        thread.join()
+    return beside
+
+
+def run(count: int, seed: int) -> Outcome:
+    """Most of it with kernels on one thread each, the rest on two: a pool of threads for every thread of Python's."""
+    logits, others = works(seed)
+    done: Counter[str] = Counter()
+    wrong: list[str] = []
+    before, interval = pool.threads(), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        rows = [threading.Thread(target=beside.count, args=("one-row logits", logits, count // 2)) for _ in range(2)]
-        rest = [threading.Thread(target=beside.until_enough, args=(part, others)) for part in (names[::2], names[1::2])]
-        for thread in (*rows, *rest):
-            thread.start()
-        for thread in rows:
-            thread.join()
-        beside.enough.set()
-        for thread in rest:
-            thread.join()
+        for kernel_threads, part in ((1, count - count // 50), (2, count // 50)):
+            pool.set_threads(kernel_threads)
+            beside = together(part, logits, others)
+            done += beside.done
+            wrong += [f"seed {seed}, kernels on {kernel_threads} threads, {line}" for line in beside.wrong]
     finally:
-        sys.setswitchinterval(before)
-    return Outcome({**beside.done, "wrong": len(beside.wrong)}, [f"seed {seed}, {line}" for line in beside.wrong])
+        sys.setswitchinterval(interval)
+        pool.set_threads(before)
+    return Outcome({**done, "wrong": len(wrong)}, wrong)

@@ -192,6 +192,8 @@ def gpt2_decoder(
     c, f = layers[0][0][0].size, layers[0][4][0].shape[-1]
     wide = heads * (2 * d_k + d_v)
     layers = _taken(layers, cache, [(c,), (c, wide), (heads * d_v, c), (c,), (c, f), (f, c)])
+    if any(block[i][1] is None for block in layers for i in (0, 3)):
+        raise ValueError("a layer norm has a bias, and one of a decoder's has none")
 
     def list_calls(state: State) -> list[Call]:
         x, batch, c = state.x, *state.x.shape

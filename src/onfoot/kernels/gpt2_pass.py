@@ -207,14 +207,14 @@ def gpt2_pass(
     These are the tables of tokens and positions; of each block weight and bias of ln_1, c_attn, attention's c_proj,
     ln_2, c_fc and the MLP's c_proj; the last norm's; and the head's table, unless it is that of the tokens.
     """
+    if not fits(*params) or not all(p.flags.c_contiguous for p in params):
+        raise TypeError("gpt2_pass: parameters must be contiguous arrays of float32")
     (vocabulary, c), (_, qkv), (a, _) = params[TOKENS].shape, params[BLOCKS + ATTN].shape, params[BLOCKS + PROJ].shape
     f, blocks = params[BLOCKS + EXPAND].shape[1], (len(params) - BLOCKS) // PER_BLOCK
     (sequences, length), positions = tokens.shape, params[POSITIONS].shape[0]
     s = Sizes(sequences, length, vocabulary, positions, blocks, heads, c, qkv, a, f)
     shapes = tuple([p.shape for p in params])
     _check(s, shapes)
-    if not fits(*params) or not all(p.flags.c_contiguous for p in params):
-        raise TypeError("gpt2_pass: parameters must be contiguous arrays of float32")
     if tokens.dtype != np.int64 or tokens.view(np.uint64).max() >= vocabulary:
         raise IndexError(f"gpt2_pass: tokens must be 64-bit integers in 0 ... {vocabulary - 1}")
     at, total = _begins(shapes)

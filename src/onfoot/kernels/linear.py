@@ -145,7 +145,7 @@ def linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = 
 
 def linear_skip(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = skip + x w + b~: a layer whose output closes a skip. Its backward pass is the layer's own."""
-    if not together(x, weight, bias, skip):
+    if skip is None or not together(x, weight, bias, skip):
         y, saved = linear_forward(x, weight, bias)
         return skip + y, saved
     return affine(x, weight, bias, skip=skip), Saved(x, weight, bias is not None)
@@ -183,7 +183,7 @@ def frozen_linear_skip(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray
 ) -> tuple[np.ndarray, Any]:
     """The same beside a skip: y = skip + x w + b~."""
-    if not together(x, weight, bias, skip):
+    if skip is None or not together(x, weight, bias, skip):
         y, saved = frozen_linear_forward(x, weight, bias)
         return skip + y, saved
     return affine(x, weight, bias, skip=skip), FrozenSaved(weight, x.shape)

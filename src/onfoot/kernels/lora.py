@@ -65,6 +65,8 @@ def lora_linear_skip(
     keep: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """The same beside a skip: y = skip + x w + b + α (x ∘ keep) d u."""
+    if skip is None:
+        raise TypeError("lora_linear_skip: there is no skip")
     return lora_linear_forward(x, weight, bias, down, up, scale, keep, skip)
 
 
