@@ -383,6 +383,11 @@ class Campaign:
         assert ended.status == 0, ended.said
         self.whole[job], self.operations[job] = result(run), ended.seen
 
+    def failed(self, what: str, error: Exception) -> None:
+        said = str(error).replace(str(self.folder), "…")
+        self.failures.append(f"{what} (seed {self.seed}): {said}")
+        print(f"  FAILED {self.failures[-1]}", flush=True)
+
     def process(self, job: str, run: Path, blow: Blow, victim: int = 0) -> Ending:
         if job == "ranks":
             return on_two_ranks(self.folder, job, run, blow, victim)
@@ -409,8 +414,7 @@ class Campaign:
             assert wrong is None, wrong
             self.figures["ended bit-identical"] += 1
         except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
-            said = str(error).replace(str(self.folder), "…")
-            self.failures.append(f"attack {number} (seed {self.seed}): {'; '.join(about)}: {said}")
+            self.failed(f"attack {number}, {'; '.join(about)}", error)
         finally:
             shutil.rmtree(run, ignore_errors=True)
 
@@ -431,8 +435,7 @@ class Campaign:
             wrong = same(result(disk / "run"), self.whole[job], "")
             assert wrong is None, wrong
         except AssertionError as error:
-            said = str(error).replace(str(self.folder), "…")
-            self.failures.append(f"disk {number} (seed {self.seed}): {job}, {size} KiB: {said}")
+            self.failed(f"disk {number}, {job}, {size} KiB", error)
         finally:
             subprocess.run(["umount", str(disk)], check=True)
 
