@@ -92,7 +92,7 @@ def _check_others(folder: Path) -> None:
     """Refuses a tokenizer that is not the one that the tokens were made with, and what is said of them."""
     wrong = differs(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).is_file() else None
     if wrong:
-        raise ValueError(f"{folder}: {wrong}; put back what was there, or begin a new run")
+        raise ValueError(f"{folder}: {wrong}, by {MANIFEST}; put back what was there, or begin a new run")
 
 
 def find_data(run: Path, ranks: World) -> tuple[Tokenizer, np.ndarray]:
