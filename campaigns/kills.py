@@ -36,6 +36,7 @@ from campaigns import Outcome
 
 COUNT = 1000
 RANKS_EVERY = 50  # one attack of so many is on two ranks: mpiexec takes seconds to start
+WORKERS = 4  # attacks at a time: a killed process is waited for more than it computes
 TALKS = 30  # how often a rank speaks to the other in a run, about
 PATIENCE = 120.0  # seconds until a run that goes on is said to hang
 SIGNALS = {"kill": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
@@ -235,7 +236,7 @@ def as_process(work: Callable[[], None], blow: Blow, note: Path) -> None:
 
 def forked(folder: Path, job: str, run: Path, blow: Blow) -> Ending:
     """A run in a fork of this process."""
-    note = folder / "note"
+    note = note_of(run)
     note.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
@@ -257,6 +258,11 @@ def forked(folder: Path, job: str, run: Path, blow: Blow) -> Ending:
     return ending(os.waitstatus_to_exitcode(status), note)
 
 
+def note_of(run: Path) -> Path:
+    """Where a process leaves word how it ended."""
+    return run.with_name(f"note of {run.name}")
+
+
 def ending(status: int, note: Path) -> Ending:
     try:
         said, seen, fell = json.loads(note.read_text())
@@ -270,17 +276,19 @@ MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shut
 
 def on_two_ranks(folder: Path, job: str, run: Path, blow: Blow, victim: int = 0) -> Ending:
     """The same under mpiexec; one of the ranks gets the blow."""
-    note = folder / "note"
+    note = note_of(run)
     note.unlink(missing_ok=True)
     assert MPIEXEC is not None
     command = [MPIEXEC, "-n", "2", sys.executable, "-m", "campaigns.kills", str(folder), "rank", str(run)]
     command += [blow.kind, str(blow.at), str(victim)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     out = ending(done.returncode, note)
-    if out.status and blow.kind == "kill":
-        return Ending(-signal.SIGKILL, out.said, out.seen, True)
-    bad = "Traceback" in done.stderr
-    return Ending(1 if bad else out.status, done.stderr if bad else out.said, out.seen, out.fell)
+    if done.returncode == 0:
+        return out
+    fell = out.fell or (blow.at > 0 and not note.exists())  # who ends all ranks leaves no note
+    if blow.kind == "kill" and fell:
+        return Ending(-signal.SIGKILL, done.stderr, out.seen, fell)
+    return Ending(1 if "Traceback" in done.stderr else 2, out.said or done.stderr, out.seen, fell)
 
 
 def as_rank(folder: Path, run: Path, kind: str, at: int, victim: int) -> None:
@@ -297,12 +305,16 @@ def as_rank(folder: Path, run: Path, kind: str, at: int, victim: int) -> None:
             return table(self, *values)
 
         World.table = hooked  # type: ignore[method-assign]
+    status, said = 0, ""
     try:
         go(folder, "ranks", run)
+    except (ValueError, OSError) as error:
+        status, said = 2, str(error)
     finally:
         if world().rank == victim:
-            with os.fdopen(os.open(folder / "note", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
-                file.write(json.dumps(["", blow.seen, blow.fell]))
+            with os.fdopen(os.open(note_of(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+                file.write(json.dumps([said, blow.seen, blow.fell]))
+    sys.exit(status)
 
 
 # --- what must come of them ---
@@ -383,6 +395,11 @@ class Campaign:
         assert ended.status == 0, ended.said
         self.whole[job], self.operations[job] = result(run), ended.seen
 
+    def failed(self, what: str, error: Exception) -> None:
+        said = str(error).replace(str(self.folder), "…")
+        self.failures.append(f"{what} (seed {self.seed}): {said}")
+        print(f"  FAILED {self.failures[-1]}", flush=True)
+
     def process(self, job: str, run: Path, blow: Blow, victim: int = 0) -> Ending:
         if job == "ranks":
             return on_two_ranks(self.folder, job, run, blow, victim)
@@ -409,8 +426,7 @@ class Campaign:
             assert wrong is None, wrong
             self.figures["ended bit-identical"] += 1
         except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
-            said = str(error).replace(str(self.folder), "…")
-            self.failures.append(f"attack {number} (seed {self.seed}): {'; '.join(about)}: {said}")
+            self.failed(f"attack {number}, {'; '.join(about)}", error)
         finally:
             shutil.rmtree(run, ignore_errors=True)
 
@@ -431,8 +447,7 @@ class Campaign:
             wrong = same(result(disk / "run"), self.whole[job], "")
             assert wrong is None, wrong
         except AssertionError as error:
-            said = str(error).replace(str(self.folder), "…")
-            self.failures.append(f"disk {number} (seed {self.seed}): {job}, {size} KiB: {said}")
+            self.failed(f"disk {number}, {job}, {size} KiB", error)
         finally:
             subprocess.run(["umount", str(disk)], check=True)
 
@@ -474,39 +489,52 @@ class Campaign:
         return "log" if path.name == "log.jsonl" else ""
 
 
+def plan(number: int, seed: int, operations: dict[str, int]) -> tuple[str, Blow | None]:
+    """Which run an attack is on, and its first blow: each operation of each job is killed once, in random order."""
+    if "ranks" in operations and number % RANKS_EVERY == RANKS_EVERY - 1:
+        return "ranks", None
+    every = [(job, at) for job in JOBS for at in range(1, operations[job] + 1)]
+    random.Random(seed).shuffle(every)
+    if number < len(every):
+        return every[number][0], Blow("kill", every[number][1])
+    return random.Random(f"{seed} {number} job").choice(JOBS), None
+
+
+def worker(campaign: Campaign, first: int, count: int) -> None:
+    """Every so many-th attack, until enough processes were killed."""
+    number = first
+    while campaign.figures["kill"] < count:
+        campaign.attack(number, *plan(number, campaign.seed, campaign.operations))
+        campaign.figures["runs"] += 1
+        number += WORKERS
+        if campaign.figures["runs"] % 50 == 0:
+            print(f"  worker {first}: {campaign.figures['kill']:,} of {count:,} kills", flush=True)
+
+
 def main(folder: Path, count: int, seed: int) -> None:
     import onfoot.train.finetune  # noqa: F401 (before the forks, so that they need not)
 
     prepare(folder)
     campaign = Campaign(folder, seed)
-    jobs = [*JOBS, *(["ranks"] if MPIEXEC and count >= RANKS_EVERY else [])]
-    for job in jobs:
+    for job in [*JOBS, *(["ranks"] if MPIEXEC and count >= RANKS_EVERY else [])]:
         campaign.undisturbed(job)
-    rng = random.Random(seed)
-    every = [(job, at) for job in JOBS for at in range(1, campaign.operations[job] + 1)]  # each operation, killed once
-    if len(every) > count:
-        every = rng.sample(every, count)
-    number = 0
-    while campaign.figures["kill"] < count:
-        if "ranks" in jobs and number % RANKS_EVERY == RANKS_EVERY - 1:
-            job, first = "ranks", None
-        elif every:
-            job, at = every.pop()
-            first = Blow("kill", at)
-        else:
-            job, first = rng.choice(JOBS), None
-        campaign.attack(number, job, first)
-        number += 1
-        if number % 50 == 0:
-            print(f"  {campaign.figures['kill']:,} kills, {len(campaign.failures)} failures", flush=True)
+    workers = []
+    for first in range(WORKERS):
+        workers.append(os.fork())
+        if workers[-1] == 0:
+            worker(campaign, first, -(-count // WORKERS))
+            (folder / f"worker-{first}").write_text(json.dumps([campaign.figures, campaign.failures]))
+            os._exit(0)
+    for first, pid in enumerate(workers):
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        figures, failures = json.loads((folder / f"worker-{first}").read_text())
+        campaign.figures.update(figures)
+        campaign.failures += failures
     for disk in range(count // 20):
         campaign.small_disk(disk)
-    figures = {"runs": number, **{f"operations of {job}": n for job, n in campaign.operations.items()}}
-    print(json.dumps({"figures": {**figures, **sorted_by_name(campaign.figures)}, "failures": campaign.failures}))
-
-
-def sorted_by_name(figures: Counter[str]) -> dict[str, int]:
-    return dict(sorted(figures.items()))
+    figures = {f"file operations of {job}": n for job, n in campaign.operations.items()}
+    figures |= dict(sorted(campaign.figures.items()))
+    print(json.dumps({"figures": figures, "failures": campaign.failures}))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import onfoot
 from onfoot.bench import machine
+from onfoot.cli import app
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import checkpoint, files, finetune, pretrain
@@ -413,3 +415,23 @@ def test_peak_memory_is_in_bytes_on_every_system(tmp_path: Path, monkeypatch: py
         assert machine.peak_bytes() == expected
     monkeypatch.setattr(machine, "resource", None)  # Windows
     assert machine.peak_bytes() == 0
+
+
+def test_a_run_killed_while_its_curve_was_drawn_gets_it_when_it_is_resumed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(tmp_path)).train()
+    (run / "loss.png").rename(run / ".loss.png.new")
+    (run / "checkpoints" / ".removing-step-0000002").mkdir()
+    result = CliRunner().invoke(app, ["train", "--resume", str(run)])
+    assert result.exit_code == 0 and "is complete: all 8 steps are done" in " ".join(result.output.split())
+    assert (run / "loss.png").read_bytes() == b"a picture" and not (run / ".loss.png.new").exists()
+    assert names(run) == ["step-0000008"]
+
+
+def test_damage_and_changes_are_told_on_the_command_line(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped(run, 7, options(tmp_path, keep=3))
+    damage(checkpoint_folder(run, 6))
+    result = CliRunner().invoke(app, ["train", "--resume", str(run)])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 0 and "resuming" in said and "it is set aside as damaged-step-0000006" in said

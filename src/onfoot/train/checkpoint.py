@@ -77,9 +77,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def manifest_of(folder: Path) -> Manifest:
+def manifest_of(folder: Path, leave_out: tuple[str, ...] = ()) -> Manifest:
     """Every file of a folder with its size and SHA-256."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
     return {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
 
 

@@ -87,15 +87,16 @@ class AdamW:
 
     def expect(self, names: Iterable[str]) -> None:
         """Refuses parameters that this optimizer cannot update: without running means of it, or of another shape."""
-        unknown = sorted(name for name in names if name not in self.m)
+        unknown = set(names).difference(self.m)
         if unknown:
             raise ValueError(
-                f"{unknown[0]} did not train when this optimizer was made, so there are no running means of it; make "
+                f"{min(unknown)} did not train when this optimizer was made, so there are no running means of it; make "
                 f"a new AdamW after add_lora(), or after whatever else changed what trains"
             )
-        for name in names:
-            p, mean = self.model.params[name], self.m[name]
-            if tuple(p.shape) != tuple(mean.shape) or p.dtype != mean.dtype:
+        params = self.model.params
+        for name in names:  # (quick where all is well: this is done at each step)
+            p, mean = params[name], self.m[name]
+            if p.shape != mean.shape or p.dtype != mean.dtype:
                 raise ValueError(
                     f"{name} is {p.dtype} {tuple(p.shape)}, and was {mean.dtype} {tuple(mean.shape)} when this "
                     f"optimizer was made; make a new AdamW"
@@ -106,11 +107,12 @@ class AdamW:
     def check(self, grads: Mapping[str, Array]) -> None:
         """Refuses gradients that do not belong to the parameters, before any of these has changed."""
         self.expect(grads)
+        params = self.model.params
         for name, grad in grads.items():
-            p = self.model.params[name]
-            if type(grad) is not type(p) and not (isinstance(grad, np.ndarray) and isinstance(p, np.ndarray)):
+            p = params[name]
+            if isinstance(grad, np.ndarray) != isinstance(p, np.ndarray) or not hasattr(grad, "shape"):
                 raise ValueError(f"the gradient of {name} is a {type(grad).__name__}, and not an array like it")
-            if tuple(grad.shape) != tuple(p.shape):
+            if grad.shape != p.shape:
                 raise ValueError(f"the gradient of {name} has shape {tuple(grad.shape)}, and {name} {tuple(p.shape)}")
             if grad.dtype != p.dtype:
                 raise ValueError(f"the gradient of {name} is {grad.dtype}, and {name} {p.dtype}; convert it")

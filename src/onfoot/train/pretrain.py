@@ -84,16 +84,18 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     (folder / MANIFEST).unlink(missing_ok=True)
     tokenizer.save(folder, options.context)
     tokens = corpus.write_tokens(texts, tokenizer, folder)
-    files = {name: entry for name, entry in manifest_of(folder).items() if name != "tokens.bin"}
-    write_json(folder / MANIFEST, files)
+    _check_others(folder)
     return tokenizer, tokens
 
 
 def _check_others(folder: Path) -> None:
     """Refuses a tokenizer that is not the one that the tokens were made with, and what is said of them."""
-    wrong = differs(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).is_file() else None
+    path = folder / MANIFEST
+    if not path.is_file():
+        write_json(path, manifest_of(folder, leave_out=("tokens.bin", f"{MANIFEST}.new")))
+    wrong = differs(folder, read_json(path))
     if wrong:
-        raise ValueError(f"{folder}: {wrong}; put back what was there, or begin a new run")
+        raise ValueError(f"{folder}: {wrong}, by {MANIFEST}; put back what was there, or begin a new run")
 
 
 def find_data(run: Path, ranks: World) -> tuple[Tokenizer, np.ndarray]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,10 +87,13 @@ def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != LOCK:
             path.unlink(missing_ok=True)
+    if sys.platform == "win32":  # where an open file cannot be removed
+        lock.release(force=True)
     (run / LOCK).unlink(missing_ok=True)
     lock.release(force=True)
     if not keep_folder:
-        shutil.rmtree(run, ignore_errors=True)
+        with suppress(OSError):  # another process may have begun a run there already
+            run.rmdir()
 
 
 def resume(run: Path, kind: type[Options], build: Build[Options]) -> tuple[Trainer, list[str]]:
