@@ -61,7 +61,8 @@ def test_what_a_file_leaves_out_is_what_peft_takes(tmp_path: Path, missing: tupl
 
 @pytest.mark.parametrize(
     "changes",
-    [{"r": 0}, {"r": "8"}, {"r": 2**40}, {"r": True}, {"lora_alpha": "8"}, {"lora_alpha": float("nan")}, {"lora_alpha": 0},
+    [{"r": 0}, {"r": "8"}, {"r": 2**40}, {"r": True}, {"lora_alpha": "8"}, {"lora_alpha": float("nan")},
+     {"lora_alpha": 0},
      {"lora_alpha": [8]}, {"lora_alpha": 10**400}, {"lora_dropout": 1.5}, {"lora_dropout": "0"}, {"use_rslora": "no"},
      {"rank_pattern": [1]}, {"rank_pattern": {"c_fc": "2"}}, {"alpha_pattern": {"c_fc": None}}, {"peft_type": ["LORA"]},
      {"rank_pattern": {"(": 2}}, {"init_lora_weights": {"a": 1}}, {"bias": "x\ny"}, {"x\ny": 1}],

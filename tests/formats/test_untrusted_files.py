@@ -1,4 +1,4 @@
-"""Folders that came from anyone: whatever is wrong with a file, one line names it, at once and without filling memory."""
+"""Folders that came from anyone: whatever is wrong with a file, one line names it, at once and in little memory."""
 
 from __future__ import annotations
 

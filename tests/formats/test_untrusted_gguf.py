@@ -119,7 +119,8 @@ def written(path: Path, change: Callable[[gguf.GGUFWriter, dict[str, Any]], None
 
 
 @pytest.mark.parametrize("name", ["context_length", "embedding_length", "block_count", "feed_forward_length",
-                                  "attention.head_count", "attention.head_count_kv", "attention.key_length"])  # fmt: skip
+                                  "attention.head_count", "attention.head_count_kv",
+                                  "attention.key_length"])  # fmt: skip
 @pytest.mark.parametrize("value", [0, 10**9, 2**63, 1.5, "4", [4]])
 def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path: Path, name: str, value: Any) -> None:
     path = written(tmp_path / "x.gguf", lambda writer, values: values.update({name: value}))

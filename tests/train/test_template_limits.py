@@ -17,7 +17,9 @@ MESSAGES = [
 ]
 FOREVER = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "loops that choose nothing": "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
+    "loops that choose nothing": (
+        "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}"
+    ),
     "macros that call themselves twice": (
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
     ),
@@ -27,11 +29,18 @@ FOREVER = {
     "a text that doubles": (
         "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}"
     ),
-    "a text joined to itself": "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "a list that doubles": "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "lists in lists": "{% set ns = namespace(x=[]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "a text joined to itself": (
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    ),
+    "a list that doubles": (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+    ),
+    "lists in lists": (
+        "{% set ns = namespace(x=[]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}"
+    ),
     "objects in objects": (
-        "{% set ns = namespace(x={}) %}{% for i in range(99) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}{{ ns.x }}"
+        "{% set ns = namespace(x={}) %}{% for i in range(99) %}{% set ns.x = {1: ns.x, 2: ns.x} %}"
+        "{% endfor %}{{ ns.x }}"
     ),
     "a list of long texts": "{{ ('a' * 9999 * 99 * [1]|length * 1)|list * 99 }}",
     "a wide number": "{{ '%9999999999d' % 1 }}",
@@ -105,18 +114,24 @@ def test_python_stays_out_of_reach(source: str) -> None:
 
 ALLOWED = [
     CHATML,
-    "{% for m in messages %}{% if loop.first %}^{% elif loop.last %}${% else %}-{% endif %}{{ m.role|upper }}{% endfor %}",
-    "{%- for m in messages if m['role'] != 'system' -%}{{ loop.index }}/{{ loop.length }} {{ m['content']|trim }}{%- endfor -%}",
-    "{% macro show(m, end='') %}[{{ m.role }}] {{ m.content }}{{ end }}{% endmacro %}{% for m in messages %}{{ show(m, '\n') }}{% endfor %}",
+    "{% for m in messages %}{% if loop.first %}^{% elif loop.last %}${% else %}-"
+    "{% endif %}{{ m.role|upper }}{% endfor %}",
+    "{%- for m in messages if m['role'] != 'system' -%}{{ loop.index }}/{{ loop.length }} "
+    "{{ m['content']|trim }}{%- endfor -%}",
+    "{% macro show(m, end='') %}[{{ m.role }}] {{ m.content }}{{ end }}{% endmacro %}"
+    "{% for m in messages %}{{ show(m, '\n') }}{% endfor %}",
     "{% set ns = namespace(n=0, text='') %}{% for m in messages %}{% set ns.n = ns.n + m.content|length %}"
     "{% set ns.text = ns.text ~ m.role[0] %}{% endfor %}{{ ns.n }} {{ ns.text }}",
     "{{ messages|map(attribute='role')|join(', ') }} {{ messages|selectattr('role', 'equalto', 'user')|list|length }}",
     "{{ messages[1:]|tojson(indent=2) }} {{ messages[0]|tojson }}",
     "{{ '%s has %d' % (messages[0].role, 3) }} {{ '{} {}'.format(1, 'b') }} {{ 'a,b'.split(',')|last }}",
-    "{{ messages[0].content.replace('[', '(') }} {{ messages[0].content|replace('.', '!') }} {{ 'x'.join(['a', 'b']) }}",
+    "{{ messages[0].content.replace('[', '(') }} {{ messages[0].content|replace('.', '!') }} "
+    "{{ 'x'.join(['a', 'b']) }}",
     "{% set x %}{{ messages[0].content }}{% endset %}{{ x|upper }} {% filter lower %}ABC{% endfilter %}",
-    "{{ 'Be' in messages[0].content }} {{ messages is iterable }} {{ nothing is defined }} {{ (1, 2)[1] }} {{ {'a': 1}.a }}",
-    "{% for k, v in {'a': 1, 'b': [2, 3]}.items() %}{{ k }}={{ v }};{% endfor %}{{ range(5)|list }} {{ 7 // 2 }} {{ 2 ** 10 }}",
+    "{{ 'Be' in messages[0].content }} {{ messages is iterable }} {{ nothing is defined }} "
+    "{{ (1, 2)[1] }} {{ {'a': 1}.a }}",
+    "{% for k, v in {'a': 1, 'b': [2, 3]}.items() %}{{ k }}={{ v }};"
+    "{% endfor %}{{ range(5)|list }} {{ 7 // 2 }} {{ 2 ** 10 }}",
     "{{ 'line one\nline two'|indent(3) }} {{ 'a\nb'|indent(2, true) }} {{ 2.567|round(2) }} {{ [1, 2, 3]|sum }}",
     "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
     "{{ messages|length > 2 and not false }} {{ messages[-1].content.strip().startswith('Be') }} {{ none or 'x' }}",

@@ -31,9 +31,11 @@ def test_what_was_saved_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"steps": "5"}, {"steps": 1.5}, {"steps": True}, {"steps": 10**400}, {"steps": None}, {"steps": [5]}, {"lr": "0.1"},
+    [{"steps": "5"}, {"steps": 1.5}, {"steps": True}, {"steps": 10**400}, {"steps": None}, {"steps": [5]},
+     {"lr": "0.1"},
      {"lr": float("nan")}, {"lr": float("inf")}, {"clip": None}, {"betas": 3}, {"betas": [0.9]}, {"betas": ["a", "b"]},
-     {"betas": [[0.9], 0.9]}, {"watch": 1}, {"texts": "a"}, {"texts": [1]}, {"texts": None}, {"init": 3}, {"engine": ["numpy"]},
+     {"betas": [[0.9], 0.9]}, {"watch": 1}, {"texts": "a"}, {"texts": [1]}, {"texts": None}, {"init": 3},
+     {"engine": ["numpy"]},
      {"schedule": {}}, {"dtype": 32}, {"tokenizer": None}, {"seed": 2**70}, {"x\ny": 1}, {"dropout": "none"}],
     ids=str,
 )  # fmt: skip
@@ -65,7 +67,8 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dtype": "object"}, {"dtype": "float64"}, {"dtype": ["u2", "u2"]}, {"dtype": None}, {"tokens": -1}, {"tokens": "18"},
+    [{"dtype": "object"}, {"dtype": "float64"}, {"dtype": ["u2", "u2"]}, {"dtype": None}, {"tokens": -1},
+     {"tokens": "18"},
      {"tokens": 18.0}, {"tokens": 10**30}, {"tokens": 17}, {"sha256": 5}, {"sha256": None}, {"dtype": "uint32"}],
     ids=str,
 )  # fmt: skip
@@ -102,7 +105,8 @@ def test_a_pipe_among_the_texts_is_not_waited_for(tmp_path: Path, name: str) -> 
      b'{"prompt": "a", "prompt": "b", "completion": "c"}', b'{"prompt": "a", "completion": ' + b"9" * 5000 + b"}",
      b"[" + b"[]," * 1_100_000 + b"[]]", b'{"messages": [{"role": ["user"], "content": "a"}]}',
      b'{"messages": [{"role": "x\\ny", "content": "a"}]}', b'{"x\\ny": 1}', b'{"messages": {"role": "user"}}'],
-    ids=["deep", "half a character", "a key twice", "a long number", "a million values", "a list as a role", "a role of two lines",
+    ids=["deep", "half a character", "a key twice", "a long number", "a million values", "a list as a role",
+         "a role of two lines",
          "a field of two lines", "an object"],
 )  # fmt: skip
 def test_lines_that_make_no_sense_are_named(tmp_path: Path, line: bytes) -> None:
