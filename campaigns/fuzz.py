@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,6 +35,7 @@ SECONDS = 5  # of computing for one input; one that waits may do so for four tim
 GROWTH = 200 << 20  # bytes beside twice the file's size
 SHOW = 8  # of so many inputs, one is shown by `onfoot info` too, which takes longer than reading it
 WORKERS = max(1, min(2, os.cpu_count() or 1))
+Result = tuple[str, str, float, float]  # the file, "read", "refused" or what went wrong, seconds, bytes of growth
 
 
 class Hang(BaseException):
@@ -98,57 +100,66 @@ def repeat(seed: int, index: int, folder: str | Path) -> None:
     case.read(case.folder)
 
 
-def _collect(cases: list[Case], root: Path, count: int, seed: int) -> dict[int, tuple[str, str, float, float]]:
-    """The verdict of every input, from workers that are replaced when they hang or die."""
+@dataclass
+class _Worker:
+    process: Any
+    index: int | None  # the input that it is at
+    since: float = field(default_factory=time.monotonic)
+
+
+def _collect(cases: list[Case], root: Path, count: int, seed: int) -> dict[int, Result]:
+    """The result of every input, from workers that are replaced when they hang or die."""
     context = get_context("fork")
-    results: dict[int, tuple[str, str, float, float]] = {}
-    workers: dict[Connection, tuple[Any, int, int | None, float]] = {}  # process, number, index in hand, since when
+    results: dict[int, Result] = {}
+    workers: dict[Connection, _Worker] = {}
     begun = time.monotonic()
 
-    def start(number: int, first: int) -> None:
+    def start(first: int) -> None:
         here, there = context.Pipe(duplex=False)
-        folder = root / f"worker-{number}-{first}"
+        folder = root / f"worker-{first}"
         process = context.Process(target=_work, args=(cases, folder, there, range(first, count, WORKERS), seed))
         process.start()
         there.close()
-        workers[here] = process, number, None, time.monotonic()
+        workers[here] = _Worker(process, None)
 
     def ended(here: Connection, verdict: str) -> None:
-        process, _, index, since = workers.pop(here)
-        process.kill()
-        process.join()
-        if index is not None:
-            _, case, file = choose(cases, seed, index)
-            results[index] = f"{case.name}/{file}", verdict, time.monotonic() - since, 0.0
-            if index + WORKERS < count:
-                start(index % WORKERS, index + WORKERS)
+        worker = workers.pop(here)
+        worker.process.kill()
+        worker.process.join()
+        if worker.index is None:
+            raise RuntimeError(f"the campaign itself failed: {verdict}")
+        _, case, file = choose(cases, seed, worker.index)
+        results[worker.index] = f"{case.name}/{file}", verdict, time.monotonic() - worker.since, 0.0
+        if worker.index + WORKERS < count:
+            start(worker.index + WORKERS)
 
     for number in range(min(WORKERS, count)):
-        start(number, number)
+        start(number)
     shown = 0
     while workers:
         for here in wait(list(workers), timeout=1):
             assert isinstance(here, Connection)
-            process, number, index, since = workers[here]
             try:
-                message = here.recv()
+                kind, value = here.recv()
             except EOFError:
-                process.join()
-                ended(here, f"the process died with status {process.exitcode}") if index is not None else workers.pop(
-                    here
-                )
+                workers[here].process.join()
+                ended(here, f"the process died with status {workers[here].process.exitcode}")
                 continue
-            if isinstance(message, int):
-                workers[here] = process, number, message, time.monotonic()
-            else:
+            if kind == "begins":
+                workers[here] = _Worker(workers[here].process, value)
+            elif kind == "result":
+                index, workers[here].index = workers[here].index, None
                 assert index is not None
-                results[index] = message
-                workers[here] = process, number, None, time.monotonic()
-        for here, (_, _, index, since) in list(workers.items()):
-            if index is not None and time.monotonic() - since > 4 * SECONDS:
+                results[index] = value
+            elif kind == "fails":
+                raise RuntimeError(f"the campaign itself failed at seed {seed}, index {workers[here].index}: {value}")
+            else:
+                workers.pop(here).process.join()
+        for here, worker in list(workers.items()):
+            if worker.index is not None and time.monotonic() - worker.since > 4 * SECONDS:
                 ended(here, f"hangs outside Python for over {4 * SECONDS} s")
-        if len(results) // 10_000 > shown:
-            shown = len(results) // 10_000
+        if len(results) // 5000 > shown:
+            shown = len(results) // 5000
             bad = sum(verdict not in ("refused", "read") for _, verdict, _, _ in results.values())
             rate = len(results) / (time.monotonic() - begun)
             print(f"  {len(results):,} inputs, {bad} failures, {rate:.0f} inputs per second", flush=True)
@@ -159,36 +170,43 @@ def _work(cases: list[Case], folder: Path, out: Connection, indices: range, seed
     """A worker: its own copy of the corpus, one input after the other."""
     corpus = cases[0].folder.parent
     shutil.copytree(corpus, folder, symlinks=True)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 2)  # a panic inside a tokenizer writes there
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic inside a tokenizer writes there
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGPROF, _hang)
     template.SECONDS = 0.1  # that the limit holds is what counts; waiting for it 50,000 times would take all day
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30), resource.RLIM_INFINITY))
-    for index in indices:
-        random, case, file = choose(cases, seed, index)
-        place = folder / case.folder.relative_to(corpus)
-        os.chdir(place)
-        path = place / file
-        whole = path.read_bytes()
-        make(case, file, place, random)
-        out.send(index)
-        size = path.stat().st_size if path.is_file() else 0
-        before, begun = _reset_peak(), time.process_time()
+    try:
+        for index in indices:
+            out.send(("begins", index))
+            out.send(("result", _one(cases, corpus, folder, seed, index)))
+        shutil.rmtree(folder)
+        out.send(("done", None))
+    except BaseException:
+        out.send(("fails", traceback.format_exc()))
+
+
+def _one(cases: list[Case], corpus: Path, folder: Path, seed: int, index: int) -> Result:
+    """Makes one input, reads it, and puts the valid file back."""
+    random, case, file = choose(cases, seed, index)
+    place = folder / case.folder.relative_to(corpus)
+    os.chdir(place)
+    path = place / file
+    whole = path.read_bytes()
+    make(case, file, place, random)
+    size = path.stat().st_size if path.is_file() else 0
+    before, begun = _reset_peak(), time.process_time()
+    try:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        try:
-            verdict = _verdict(case, place, index % SHOW == 0)
-        except Hang:
-            verdict = f"hangs for over {SECONDS} s"
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        seconds, growth = time.process_time() - begun, _peak() - before
-        if growth > 2 * size + GROWTH:
-            verdict = f"grows by {growth / 1e6:.0f} MB"
-        out.send((f"{case.name}/{file}", verdict, seconds, growth))
-        _put_back(path, whole)
-    shutil.rmtree(folder)
+        verdict = _verdict(case, place, index % SHOW == 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    except Hang:
+        verdict = f"hangs for over {SECONDS} s"
+    seconds, growth = time.process_time() - begun, _peak() - before
+    if growth > 2 * size + GROWTH:
+        verdict = f"grows by {growth / 1e6:.0f} MB"
+    _put_back(path, whole)
+    return f"{case.name}/{file}", verdict, seconds, growth
 
 
 def _verdict(case: Case, place: Path, show: bool) -> str:

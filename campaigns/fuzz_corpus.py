@@ -44,7 +44,7 @@ LINES = [
     {"prompt": "a", "completion": "b", "other": [1, {"x": None}]},
 ]
 NOT_READ = ("generation_config.json", "loss.png", ".lock")  # onfoot writes them for others
-GPT2 = onfoot.GPT2Config(vocab_size=300, n_positions=64, n_embd=8, n_layer=2, n_head=2)
+GPT2 = onfoot.GPT2Config(vocab_size=300, n_positions=64, n_embd=8, n_layer=1, n_head=2)
 LLAMA = onfoot.LlamaConfig(
     vocab_size=300, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=64,
@@ -92,7 +92,8 @@ def build(root: Path) -> list[Case]:
         path = root / f"gguf-{type_}"
         path.mkdir()
         write_gguf(llama, path / "model.gguf", type_, bpe if type_ == "Q8_0" else None)
-        cases.append(Case(f"gguf-{type_}", path, use_gguf, weight=4, info="model.gguf"))
+        reader = use_blocks if type_ in ("Q8_0", "Q4_1") else use_gguf
+        cases.append(Case(f"gguf-{type_}", path, reader, weight=4, info="model.gguf"))
     cases.append(Case("adapter", _adapter(gpt2, root), use_folder, ["adapter_config.json", TENSORS], 6, "."))
     cases.append(Case("run", _run(root), use_run, weight=10, info="."))
     lines = root / "lines"
@@ -116,9 +117,11 @@ def use_folder(folder: Path) -> None:
 
 
 def use_gguf(folder: Path) -> None:
-    path = folder / "model.gguf"
-    exercise(onfoot.load(path, engine="numpy", quantized=True))
-    exercise(onfoot.load(path, engine="numpy"))
+    exercise(onfoot.load(folder / "model.gguf", engine="numpy"))
+
+
+def use_blocks(folder: Path) -> None:
+    exercise(onfoot.load(folder / "model.gguf", engine="numpy", quantized=True))
 
 
 def use_tokenizer(folder: Path) -> None:
@@ -202,7 +205,6 @@ def exercise(model: Model) -> None:
         ids = model.tokenizer.encode(TEXT)
         model.tokenizer.decode(ids)
         model.tokenizer.decode(range(min(model.config.vocab_size, 300)))
-        model.logits(np.array([ids[:n] or [0]]))
         prompt_ids(model, MESSAGES)
         ends(model)
 

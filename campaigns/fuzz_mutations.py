@@ -167,7 +167,7 @@ def _blind(data: bytes, random: Random) -> bytes:
 def _json(data: bytes, random: Random) -> bytes:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _blind(data, random)
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         value = _changed(value, random)
@@ -226,7 +226,8 @@ def _changed(value: Any, random: Random) -> Any:
     elif kind == 3 and isinstance(inside, list):
         inside += [old] * random.choice((1, 2, 50))
     elif kind in (4, 5, 6) and isinstance(old, int | float) and not isinstance(old, bool):
-        with_it = [old + 1, old - 1, old * 2, -old, old / 2, float(old), str(old), [old], old * 10**6, old + 2**32]
+        half, whole = (old / 2, float(old)) if abs(old) < 1e300 else (old, old)
+        with_it = [old + 1, old - 1, old * 2, -old, half, whole, str(old), [old], old * 10**6, old + 2**32]
         inside[key] = random.choice(with_it)
     elif kind in (4, 5) and isinstance(old, str):
         inside[key] = random.choice((old + "x", old[:-1], old.upper(), old * 100, [old], {"content": old}))
@@ -238,7 +239,7 @@ def _changed(value: Any, random: Random) -> Any:
 def _tokenizer(data: bytes, random: Random) -> bytes:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _blind(data, random)
     if not isinstance(value, dict):
         return _json(data, random)
@@ -309,7 +310,7 @@ def _safetensors(data: bytes, random: Random) -> bytes:
     else:
         try:
             value = json.loads(header)
-        except ValueError:
+        except (ValueError, RecursionError):
             return _blind(data, random)
         names = [name for name in value if name != "__metadata__"]
         entry = value.get(random.choice(names)) if names else None

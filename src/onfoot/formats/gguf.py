@@ -97,7 +97,7 @@ class GgufFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not self.path.exists():
+        if not os.path.exists(self.path):
             raise ValueError(f"{self.path} does not exist")
         with open_file(self.path) as file:
             self.size = os.fstat(file.fileno()).st_size

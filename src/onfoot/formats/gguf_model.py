@@ -39,7 +39,7 @@ def find_file(name: str | Path) -> Path | None:
     path = Path(name)
     if path.suffix == ".gguf":
         return path
-    if path.exists() or str(name) not in PACKAGES:
+    if str(name) not in PACKAGES or path.exists():
         return None
     module, hint = PACKAGES[str(name)]
     spec = find_spec(module)  # finds the package without running it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -350,6 +351,7 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
     GGUF file as they are, those of a folder rounded to 8 bits as they are read. For generation at a multiple of the
     speed, or as a base for adapters, in a fraction of the memory.
     """
+    from onfoot.formats.files import shown
     from onfoot.formats.gguf_model import find_file, load_gguf
     from onfoot.formats.huggingface import is_model_folder, load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
@@ -364,13 +366,13 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
     if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may lie in its base's own folder
         return load_folder(folder, check_dtype(dtype), engine, quantized)
     base = base_of(folder)
-    if not isinstance(base, str) or not (Path(base).is_dir() or find_file(base)):
+    if not isinstance(base, str) or not (os.path.isdir(base) or find_file(base)):
         raise ValueError(
-            f"{folder} is an adapter of {base!r}, which is not here; load the base, then the adapter "
+            f"{folder} is an adapter of {shown(base)}, which is not here; load the base, then the adapter "
             f"(onfoot generate BASE --adapter {folder})"
         )
     if is_adapter_folder(base) and not is_model_folder(base):
-        raise ValueError(f"{folder} is an adapter of {base!r}, which is an adapter itself")
+        raise ValueError(f"{folder} is an adapter of {shown(base)}, which is an adapter itself")
     model = load(base, dtype, engine, quantized=quantized)
     model.load_adapter(folder)
     return model

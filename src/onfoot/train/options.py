@@ -79,7 +79,7 @@ class LoopOptions:
             value = getattr(self, name)
             if name in ("command", "least_steps") or (value is None and hint == str | None):
                 continue
-            several = value if isinstance(value, list | tuple) else [value]
+            several = value if hint in (list[str], tuple[float, float]) else [value]
             if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
                 raise ValueError(f"{name}={shown(value)}: two numbers are needed")
             if hint == list[str] and not isinstance(value, list):

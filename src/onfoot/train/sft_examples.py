@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onfoot.formats.files import plain_name
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train import corpus
@@ -199,7 +200,7 @@ def _form(value: Any) -> str:
         raise ValueError(f"fields of {len(whole)} forms ({', '.join(whole)}) in one example; leave all but one out")
     if not whole:
         missing = [(form, n) for form, names in FORMS.items() for n in names if form in value and n not in value]
-        fields = ", ".join(list(value)[:8]) or "(none)"
+        fields = ", ".join(map(plain_name, list(value)[:8])) or "(none)"
         what = f'"{missing[0][0]}" but no "{missing[0][1]}"' if missing else f"the fields {fields}"
         raise ValueError(f"{what}; accepted is {ACCEPTED}")
     return whole[0]

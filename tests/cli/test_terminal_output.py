@@ -1,0 +1,85 @@
+"""What comes out of files and models cannot steer a terminal; into a pipe it goes as it is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import onfoot
+from onfoot.cli import app, console
+from onfoot.formats.tokenizer import byte_tokenizer
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\x00\x7f\tb\nc[red]d"
+
+
+def at_a_terminal(*command: str, cwd: Path) -> bytes:
+    """What a program writes where its output is a terminal."""
+    here, there = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "PYTHONIOENCODING": "utf-8"}
+    process = subprocess.Popen(command, stdout=there, stderr=there, stdin=there, cwd=cwd, env=environment)
+    os.close(there)
+    out = b""
+    while True:
+        try:
+            block = os.read(here, 4096)
+        except OSError:  # the other side is closed
+            break
+        if not block:
+            break
+        out += block
+    process.wait(60)
+    os.close(here)
+    return out
+
+
+def test_control_characters_are_shown_and_line_ends_stay() -> None:
+    assert console.printable(HOSTILE) == (r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\x00\x7f" + "\tb\nc[red]d")
+    assert console.printable("é日 ρ \u2014 ok") == "é日 ρ \u2014 ok"
+
+
+@pytest.fixture(scope="module")
+def speaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says ESC after anything."""
+    folder = tmp_path_factory.mktemp("model") / "speaks"
+    model = onfoot.create(onfoot.GPT2Config(vocab_size=257, n_positions=32, n_embd=8, n_layer=1, n_head=1))
+    model.tokenizer = byte_tokenizer()
+    (escape,) = model.tokenizer.encode("\x1b")
+    for name, value in model.params.items():
+        if name.endswith(("ln_f.weight", "wte.weight")):
+            value[:] = 0
+    model.params["transformer.ln_f.bias"][:] = 1
+    model.params["transformer.wte.weight"][escape] = 1
+    model.save(folder)
+    assert model.generate(np.array([[1]]), 3, temperature=0)[0, 1:].tolist() == [escape] * 3
+    return folder
+
+
+COMMAND = ("generate", ".", "--prompt", "x", "--max-new-tokens", "3", "--temperature", "0", "--engine", "numpy")
+
+
+def test_generated_control_characters_do_not_reach_a_terminal(speaks: Path) -> None:
+    out = at_a_terminal(sys.executable, "-m", "onfoot", *COMMAND, cwd=speaks)
+    assert b"\x1b" not in out
+    assert rb"x\x1b\x1b\x1b" in out
+
+
+def test_a_pipe_gets_the_text_as_it_is(speaks: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "onfoot", *COMMAND], cwd=speaks, capture_output=True, check=True)
+    assert done.stdout == b"x\x1b\x1b\x1b\n"
+
+
+def test_errors_and_tables_show_the_names_of_files_without_steering(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[31m[red]b"
+    result = CliRunner().invoke(app, ["info", str(folder)])
+    assert result.exit_code == 2 and "\x1b" not in result.output and r"\x1b[31m[red]b" in result.output
+    onfoot.create(onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)).save(folder)
+    result = CliRunner().invoke(app, ["info", str(folder)])
+    assert result.exit_code == 0 and "\x1b" not in result.output
+    assert r"a\x1b[31m[red]b" in result.output.replace("\n", "")
