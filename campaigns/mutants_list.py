@@ -397,7 +397,7 @@ EXPLORE = [
     ),
     *of(
         "explore/server.py", "explore/test_server.py explore/test_page_numbers.py",
-        ("if len(hosts) != 1 or hosts[0] not in self.hosts:", "if not hosts or hosts[0] not in self.hosts:", "uvicorn's parser refuses a second Host header itself, with 400"),
+        ("if len(hosts) != 1 or hosts[0] not in self.hosts:", "if not hosts or hosts[0] not in self.hosts:"),
         ('(b"same-origin", b"none")', '(b"same-origin", b"none", b"cross-site")'),
         ('.removeprefix("http://") not in self.hosts', '.removeprefix("http://") in self.hosts'),
         ("if len(body) > LARGEST_BODY:", "if len(body) > 2 * LARGEST_BODY:"),
@@ -423,7 +423,7 @@ EXPLORE = [
         ("hexdigest()[:12]", "hexdigest()[:1]"),
         ("size += len(text)", "size += 0"),
         ("script-src '{_hash(code)}'", "script-src '{_hash(css)}'"),
-        ('replace("</script", "<\\\\/script")', 'replace("</script", "</script")', "no script of the page holds the text </script today; the replacement guards the future"),
+        ('replace("</script", "<\\\\/script")', 'replace("</script", "</script")'),
     ),
     *of(
         "explore/describe.py", "explore/test_page_numbers.py",
@@ -653,14 +653,14 @@ TRAIN = [
         ("if max(lengths) > max_length:", "if max(lengths) > max_length + 1:"),
     ),
     *of(
-        "train/sft_examples.py", "train/test_sft_data.py",
+        "train/sft_examples.py", "train/test_step_details.py train/test_sft_data.py",
         ("np.where(self.learn[1:], self.ids[1:], IGNORE)", "np.where(self.learn[:-1], self.ids[1:], IGNORE)"),
         ("return len(self.ids) - 1", "return len(self.ids)"),
         ("self.ids[: length + 1], self.learn[: length + 1]", "self.ids[: length], self.learn[: length]"),
         ("if len(example) <= max_length:", "if len(example) < max_length:"),
         ("not parts[-1].text.rstrip().endswith(mark)", "True"),
         ("ids, learn = [end], [False]", "ids, learn = [end], [True]"),
-        ("max(1, round(len(examples) * fraction))", "max(1, int(len(examples) * fraction))", "a share that is not a whole number of examples may be rounded either way; both leave at least one"),
+        ("max(1, round(len(examples) * fraction))", "max(1, int(len(examples) * fraction))"),
         ("len(examples) - 1)\n", "len(examples))\n"),
     ),
     *of(
@@ -893,7 +893,7 @@ MODELS = [
         ("dx = dx + (part if keep is None else part * keep)", "dx = dx + part"),
         ("y[..., self.adapter.layers[name].columns] += added", "y[..., : added.shape[-1]] += added"),
         ("zlib.crc32(name.encode())", "0"),
-        ("return self._lowest < self._order[layer]", "return self._lowest <= self._order[layer]", "the error signal goes one layer further than it need: nothing that is returned changes"),
+        ("return self._lowest < self._order[layer]", "return self._lowest <= self._order[layer]"),
         ("dbias[dead] = 0", "pass"),
         ("self.add(stored.tensor, dweight.T if stored.out_in else dweight, final=own)", "self.add(stored.tensor, dweight, final=own)"),
         ("return self.engine.add(skip, y), (saved, s_drop)", "return y, (saved, s_drop)"),
