@@ -771,13 +771,13 @@ OPS = [
         ("dnormed = dy * weight", "dnormed = dy"),
     ),
     *of(
-        "ops/rms_norm.py", "ops/test_llama_ops.py",
+        "ops/rms_norm.py", "ops/test_op_gradients.py ops/test_llama_ops.py",
         ("keepdims=True) + eps)", "keepdims=True)) + eps"),
         ("dx = (dnormed - normed * along) * inverse", "dx = dnormed * inverse"),
         ("along = (normed * dnormed).mean(axis=-1, keepdims=True)", "along = (normed * dy).mean(axis=-1, keepdims=True)"),
     ),
     *of(
-        "ops/rope.py", "ops/test_llama_ops.py",
+        "ops/rope.py", "ops/test_rope_speeds.py ops/test_llama_ops.py",
         ("_turn(dy, saved.cos, -saved.sin, saved.interleaved)", "_turn(dy, saved.cos, saved.sin, saved.interleaved)"),
         ("np.arange(0, width, 2) / width", "np.arange(0, width, 2) / (width - 2 or 1)"),
         ("return speed / scaling.factor", "return speed * scaling.factor"),
@@ -786,13 +786,13 @@ OPS = [
         ("speed / (2 * math.pi)", "speed / math.pi"),
     ),
     *of(
-        "ops/swiglu.py", "ops/test_llama_ops.py",
+        "ops/swiglu.py", "ops/test_op_gradients.py ops/test_llama_ops.py",
         ("(s + silu * (1 - s))", "(s + s * (1 - s))"),
         ("dup = dy * silu", "dup = dy * gate"),
         ("tanh(0.5 * x))", "tanh(x))"),
     ),
     *of(
-        "ops/grouped_query.py", "ops/test_llama_ops.py",
+        "ops/grouped_query.py", "ops/test_op_gradients.py ops/test_llama_ops.py",
         ("dk.sum(axis=-3), dv.sum(axis=-3)", "dk.mean(axis=-3), dv.sum(axis=-3)"),
         ("if n_head % n_kv:", "if False:"),
         ("keep = None if keep is None else _grouped(keep, n_kv)", "keep = None"),
