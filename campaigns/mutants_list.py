@@ -259,6 +259,12 @@ CLI = [
         ('cell.replace("|", "\\\\|")', "cell"),
     ),
     *of(
+        "cli/finetune.py", "cli/test_runs.py",
+        ('if values["steps"]:', 'if not values["steps"]:'),
+        ("if not model:", "if False:"),
+        ('"--full", COMPANIONS, ', '"--full", COMPANIONS[:2], '),
+    ),
+    *of(
         "cli/merge.py", "cli/test_runs.py::test_fine_tuning_merging_and_generating_go_together cli/test_info_numbers.py cli/test_runs.py",
         ("if out.exists() and any(out.iterdir()):", "if False:"),
         ("if loaded.active_adapter is None:", "if False:"),
@@ -391,7 +397,7 @@ EXPLORE = [
     ),
     *of(
         "explore/server.py", "explore/test_server.py explore/test_page_numbers.py",
-        ("if len(hosts) != 1 or hosts[0] not in self.hosts:", "if not hosts or hosts[0] not in self.hosts:", "uvicorn's parser refuses a second Host header itself, with 400"),
+        ("if len(hosts) != 1 or hosts[0] not in self.hosts:", "if not hosts or hosts[0] not in self.hosts:"),
         ('(b"same-origin", b"none")', '(b"same-origin", b"none", b"cross-site")'),
         ('.removeprefix("http://") not in self.hosts', '.removeprefix("http://") in self.hosts'),
         ("if len(body) > LARGEST_BODY:", "if len(body) > 2 * LARGEST_BODY:"),
@@ -417,7 +423,7 @@ EXPLORE = [
         ("hexdigest()[:12]", "hexdigest()[:1]"),
         ("size += len(text)", "size += 0"),
         ("script-src '{_hash(code)}'", "script-src '{_hash(css)}'"),
-        ('replace("</script", "<\\\\/script")', 'replace("</script", "</script")', "no script of the page holds the text </script today; the replacement guards the future"),
+        ('replace("</script", "<\\\\/script")', 'replace("</script", "</script")'),
     ),
     *of(
         "explore/describe.py", "explore/test_page_numbers.py",
@@ -647,14 +653,14 @@ TRAIN = [
         ("if max(lengths) > max_length:", "if max(lengths) > max_length + 1:"),
     ),
     *of(
-        "train/sft_examples.py", "train/test_sft_data.py",
+        "train/sft_examples.py", "train/test_step_details.py train/test_sft_data.py",
         ("np.where(self.learn[1:], self.ids[1:], IGNORE)", "np.where(self.learn[:-1], self.ids[1:], IGNORE)"),
         ("return len(self.ids) - 1", "return len(self.ids)"),
         ("self.ids[: length + 1], self.learn[: length + 1]", "self.ids[: length], self.learn[: length]"),
         ("if len(example) <= max_length:", "if len(example) < max_length:"),
         ("not parts[-1].text.rstrip().endswith(mark)", "True"),
         ("ids, learn = [end], [False]", "ids, learn = [end], [True]"),
-        ("max(1, round(len(examples) * fraction))", "max(1, int(len(examples) * fraction))", "a share that is not a whole number of examples may be rounded either way; both leave at least one"),
+        ("max(1, round(len(examples) * fraction))", "max(1, int(len(examples) * fraction))"),
         ("len(examples) - 1)\n", "len(examples))\n"),
     ),
     *of(
@@ -672,6 +678,29 @@ TRAIN = [
     *of(
         "train/log.py", "train/test_step_details.py",
         ('record["step"] <= step]', 'record["step"] < step]'),
+    ),
+    *of(
+        "train/progress.py", "train/test_progress_lines.py",
+        ("divmod(whole // 60, 60)", "divmod(whole // 60, 24)"),
+        ("duration(rate * (self.total - step))", "duration(rate * step)"),
+        ("max(step - self._first, 1)", "max(step, 1)"),
+        ("if force or now - self._last_line >= PLAIN_EVERY or step == self.total:", "if force or now - self._last_line >= PLAIN_EVERY:"),
+        ("PLAIN_EVERY = 10.0", "PLAIN_EVERY = 0.0"),
+    ),
+    *of(
+        "train/watch.py", "train/test_watch.py train/test_progress_lines.py",
+        ("((1, 5), (5, 10))", "((1, 5),)"),
+        ("_share(causal.sum(-1), np.abs(causal).sum(-1))", "_share(causal.sum(-2), np.abs(causal).sum(-1))"),
+        ("np.abs(total).max() / max(float(size.max()), 1e-30)", "np.abs(total).min() / max(float(size.max()), 1e-30)"),
+        ("dk.sum(axis=(0, 2)), np.abs(dk)", "dk.sum(axis=(0, 1)), np.abs(dk)"),
+    ),
+    *of(
+        "train/options.py", "train/test_training.py::test_bad_options_are_refused train/test_progress_lines.py train/test_finetune.py",
+        ("if not 0 <= self.dropout < 1:", "if not 0 <= self.dropout <= 1:"),
+        ("if not getattr(self, name) >= limit:", "if not getattr(self, name) > limit:"),
+        ("if command != cls.command:", "if False:"),
+        ("if self.full and self.quantized:", "if False:"),
+        ("if not self.bucket_mb > 0:", "if not self.bucket_mb >= 0:"),
     ),
     *of(
         "train/vector.py", "train/test_parallel.py",
@@ -742,13 +771,13 @@ OPS = [
         ("dnormed = dy * weight", "dnormed = dy"),
     ),
     *of(
-        "ops/rms_norm.py", "ops/test_llama_ops.py",
+        "ops/rms_norm.py", "ops/test_op_gradients.py ops/test_llama_ops.py",
         ("keepdims=True) + eps)", "keepdims=True)) + eps"),
         ("dx = (dnormed - normed * along) * inverse", "dx = dnormed * inverse"),
         ("along = (normed * dnormed).mean(axis=-1, keepdims=True)", "along = (normed * dy).mean(axis=-1, keepdims=True)"),
     ),
     *of(
-        "ops/rope.py", "ops/test_llama_ops.py",
+        "ops/rope.py", "ops/test_rope_speeds.py ops/test_llama_ops.py",
         ("_turn(dy, saved.cos, -saved.sin, saved.interleaved)", "_turn(dy, saved.cos, saved.sin, saved.interleaved)"),
         ("np.arange(0, width, 2) / width", "np.arange(0, width, 2) / (width - 2 or 1)"),
         ("return speed / scaling.factor", "return speed * scaling.factor"),
@@ -757,13 +786,13 @@ OPS = [
         ("speed / (2 * math.pi)", "speed / math.pi"),
     ),
     *of(
-        "ops/swiglu.py", "ops/test_llama_ops.py",
+        "ops/swiglu.py", "ops/test_op_gradients.py ops/test_llama_ops.py",
         ("(s + silu * (1 - s))", "(s + s * (1 - s))"),
         ("dup = dy * silu", "dup = dy * gate"),
         ("tanh(0.5 * x))", "tanh(x))"),
     ),
     *of(
-        "ops/grouped_query.py", "ops/test_llama_ops.py",
+        "ops/grouped_query.py", "ops/test_op_gradients.py ops/test_llama_ops.py",
         ("dk.sum(axis=-3), dv.sum(axis=-3)", "dk.mean(axis=-3), dv.sum(axis=-3)"),
         ("if n_head % n_kv:", "if False:"),
         ("keep = None if keep is None else _grouped(keep, n_kv)", "keep = None"),
@@ -864,7 +893,7 @@ MODELS = [
         ("dx = dx + (part if keep is None else part * keep)", "dx = dx + part"),
         ("y[..., self.adapter.layers[name].columns] += added", "y[..., : added.shape[-1]] += added"),
         ("zlib.crc32(name.encode())", "0"),
-        ("return self._lowest < self._order[layer]", "return self._lowest <= self._order[layer]", "the error signal goes one layer further than it need: nothing that is returned changes"),
+        ("return self._lowest < self._order[layer]", "return self._lowest <= self._order[layer]"),
         ("dbias[dead] = 0", "pass"),
         ("self.add(stored.tensor, dweight.T if stored.out_in else dweight, final=own)", "self.add(stored.tensor, dweight, final=own)"),
         ("return self.engine.add(skip, y), (saved, s_drop)", "return y, (saved, s_drop)"),
@@ -1139,6 +1168,14 @@ KERNELS = [
         "kernels/update.py", "kernels/test_kernel_gradients.py kernels/test_engine.py kernels/test_fused.py",
         ("grad = gg[i] * scale", "grad = gg[i]"),
         ("first = a % y.size", "first = 0"),
+    ),
+    *of(
+        "kernels/activation.py", "kernels/test_kernel_gradients.py",
+        ("s + x * s * (F(1) - s) * (TWO_ROOT * (F(1) + F(3) * CUBE * x2))", "s + x * s * (F(1) - s) * (TWO_ROOT * (F(1) + CUBE * x2))"),
+    ),
+    *of(
+        "kernels/embedding.py", "kernels/test_kernel_gradients.py",
+        ("row[j] += up[j]  # eq 3", "row[j] = up[j]  # eq 3"),
     ),
 ]  # fmt: skip
 

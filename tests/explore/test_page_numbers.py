@@ -394,6 +394,21 @@ def test_answers_may_not_be_framed_kept_or_guessed_at() -> None:
         assert server_module.HEADERS[name] == value
 
 
+def test_a_second_host_is_one_too_many() -> None:
+    guard = server_module.Guard(None, 80)  # type: ignore[arg-type]
+    good, evil = (b"host", b"127.0.0.1:80"), (b"host", b"evil.example")
+    assert guard.refusal({"headers": [good]}) is None
+    for headers in ([], [good, good], [good, evil], [evil]):
+        refused = guard.refusal({"headers": headers})
+        assert refused is not None and refused.status_code == 421
+
+
+def test_no_text_of_the_script_can_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "script", lambda: 'x = "</script><b>";')
+    html = page_module.single_page({})
+    assert 'x = "<\\/script><b>";' in html and 'x = "</script' not in html
+
+
 def test_four_texts_are_kept_and_the_oldest_goes() -> None:
     explorer = server_module.Explorer(small_model(CONFIG, 0), {})
     keys = [explorer.study({"ids": f"1 {i}"}).key for i in range(4)]

@@ -121,6 +121,17 @@ def test_a_head_is_stored_the_other_way_round(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "adapter_config.json").read_text())["fan_in_fan_out"] is False
 
 
+def test_an_adapters_dropout_comes_back_and_acts(tmp_path: Path) -> None:
+    model = base()
+    model.add_lora(r=2, alpha=2, targets=["c_fc"], dropout=0.5)
+    away_from_start(model).save_adapter(tmp_path)
+    again = base()
+    again.load_adapter(tmp_path)
+    assert {layer.dropout for layer in again.adapters["default"].layers.values()} == {0.5}
+    losses = [one.loss_and_grads(TOKENS, dropout_seed=3)[0] for one in (model, again)]
+    assert losses[0] == losses[1] != model.loss(TOKENS)
+
+
 def saved(tmp_path: Path) -> Model:
     model = base()
     model.add_lora(r=3, alpha=5, targets=["c_fc", "lm_head"])

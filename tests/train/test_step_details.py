@@ -22,6 +22,7 @@ from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import TOGETHER, AdamW, clip_scale, global_norm
 from onfoot.train.options import TrainOptions
 from onfoot.train.schedule import learning_rate
+from onfoot.train.sft_examples import split_examples
 from oracles import assert_close, scrambled
 
 
@@ -221,6 +222,13 @@ def test_the_bigram_entropy_counts_the_pairs_at_the_seams(n: int, monkeypatch: p
     pairs, firsts = Counter(pairwise(ids.tolist())), Counter(ids[:-1].tolist())
     right = -sum(k * math.log(k / firsts[a]) for (a, _), k in pairs.items()) / (n - 1)
     assert bigram_entropy(ids, 5) == pytest.approx(right, abs=1e-12)
+
+
+def test_a_share_of_the_examples_is_rounded_to_the_nearest_number() -> None:
+    examples: list[Any] = list(range(19))
+    for fraction, n in ((0.1, 2), (0.12, 2), (0.14, 3), (0.001, 1), (0.99, 18)):
+        train, held_out = split_examples(examples, fraction, 0)
+        assert (len(train), len(held_out)) == (19 - n, n) and sorted([*train, *held_out]) == examples
 
 
 def test_a_log_is_cut_behind_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""What a run says while it runs, which options it takes, and the invariants that it watches."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import onfoot
+from onfoot.models.model import Model
+from onfoot.train import progress
+from onfoot.train.options import FinetuneOptions, TrainOptions
+from onfoot.train.progress import Reporter, duration
+from onfoot.train.watch import _share, invariants
+from oracles import scrambled
+
+
+def test_durations_are_hours_minutes_and_seconds() -> None:
+    assert [duration(s) for s in (0, 5.9, 65, 3599, 3600, 7384, 90061)] == [
+        "0:00", "0:05", "1:05", "59:59", "1:00:00", "2:03:04", "25:01:01",
+    ]  # fmt: skip
+
+
+def test_plain_lines_come_now_and_then_and_at_the_end_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    out = io.StringIO()
+    with Reporter(60, 10, Console(file=out, width=200)) as report:
+        for step in range(11, 61):
+            clock[0] += 2.0
+            report.update(step, {"loss": f"{step}"})
+    lines = out.getvalue().splitlines()
+    said = [int(line.split("/")[0].removeprefix("step ")) for line in lines]
+    assert said[1:] == [*range(said[0] + 5, 60, 5), 60] and said[0] in (11, 15)  # every 10 seconds
+    for step, line in zip(said, lines, strict=True):
+        assert line.startswith(f"step {step}/60  loss {step}  left ")
+        assert line.endswith(f"left {duration(2 * (60 - step))}")  # 2 seconds each since step 10
+
+
+def test_limits_themselves_are_allowed() -> None:
+    TrainOptions(dropout=0.0, vocab_size=257, n_layer=1, context=1)
+    for wrong, message in (
+        ({"dropout": 1.0}, r"dropout=1.0 is not in \[0, 1\)"),
+        ({"vocab_size": 256}, "vocab_size=256: at least 257"),
+        ({"bucket_mb": 0.0}, "bucket_mb=0.0"),
+        ({"validation": 1.0}, "validation=1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrainOptions(**wrong)
+    with pytest.raises(ValueError, match="--full trains all weights, --quantized freezes them"):
+        FinetuneOptions(data=["x.jsonl"], full=True, quantized=True)
+
+
+def test_options_come_back_and_only_to_their_own_command(tmp_path: Path) -> None:
+    options = TrainOptions(texts=["a.txt"], lr=0.25, betas=(0.5, 0.75))
+    options.save(tmp_path / "run.json")
+    assert TrainOptions.load(tmp_path / "run.json") == options
+    with pytest.raises(ValueError, match="is a run of onfoot train"):
+        FinetuneOptions.load(tmp_path / "run.json")
+
+
+def test_invariants_are_the_largest_share_of_what_should_be_nothing() -> None:
+    assert _share(np.array([0.5, -3.0]), np.array([4.0, 6.0])) == 0.5
+    config = onfoot.GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    model = Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy")
+    tokens = np.random.default_rng(0).integers(0, 17, (2, 7))
+    targets = np.roll(tokens, -1, axis=1)
+    right = invariants(model, tokens, targets)
+    assert set(right) == {"rows_of_delta_causal", "gradient_of_b_k", "features_of_layer_norm"}
+    assert max(right.values()) < 1e-12
+
+
+def test_a_wrong_second_norm_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onfoot.models.run import Run
+
+    config = onfoot.GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    model = Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy")
+    tokens = np.random.default_rng(0).integers(0, 17, (2, 7))
+    backward = Run.layer_norm_backward
+
+    def wrong(self: Any, layer: str, *arguments: Any, **named: Any) -> Any:
+        dx = backward(self, layer, *arguments, **named)
+        return dx + 0.1 if layer.endswith("ln_2") else dx
+
+    monkeypatch.setattr(Run, "layer_norm_backward", wrong)
+    assert invariants(model, tokens, np.roll(tokens, -1, axis=1))["features_of_layer_norm"] > 1e-3
