@@ -31,7 +31,6 @@ class Saved(NamedTuple):
     q: np.ndarray  # (B, H, Tq, Dk)
     k: np.ndarray  # (B, Hkv, Tk, Dk)
     v: np.ndarray  # (B, Hkv, Tk, Dv)
-    y: np.ndarray  # (B, H, Tq, Dv)
     lse: np.ndarray  # (B, H, Tq): the logarithms of the softmax's normalisers
     start: np.ndarray  # (B, H, Tq), or empty
     causal: bool
@@ -80,16 +79,15 @@ def _forward(
 
 
 @kernel(
-    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, "
+    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,::1], i8[:,:,:], b1, "
     "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:]",
-    "b h q e, b h q d, b g k d, b g k e, b h q e, b h q, b h q?, , b h q d, b g k d, b g k e, threads .",
+    "b h q e, b h q d, b g k d, b g k e, b h q, b h q?, , b h q d, b g k d, b g k e, threads .",
 )
 def _backward(
     dy: np.ndarray,
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
-    y: np.ndarray,
     lse: np.ndarray,
     start: np.ndarray,
     causal: bool,
@@ -114,8 +112,6 @@ def _backward(
             k.strides[2],
             address(v) + b * v.strides[0] + h // group * v.strides[1],
             v.strides[2],
-            address(y) + b * y.strides[0] + h * y.strides[1],
-            y.strides[2],
             address(lse) + task * n_q * FLOAT,
             address(start) + b * start.strides[0] + h * start.strides[1] if start.size else 0,
             address(dq) + b * dq.strides[0] + h * dq.strides[1],
@@ -192,7 +188,7 @@ def forward(
     y, lse = heads_beside(batch, heads, n_q, d_v), empty((batch, heads, n_q))
     work = scratch(threads(), forward_floats(n_k, d_k, d_v))
     _forward(q, k, v, y, lse, starts, bool(causal), work)
-    return y, Saved(q, k, v, y, lse, starts, bool(causal), lead)
+    return y, Saved(q, k, v, lse, starts, bool(causal), lead)
 
 
 def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -200,7 +196,7 @@ def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarr
     if not isinstance(saved, Saved):
         return ops.attention_backward(dy, saved)
     dq, dk, dv = (heads_beside(*x.shape) for x in saved[:3])
-    backward(four_axes(upstream(dy, (*saved.lead, *saved.y.shape[2:]))), saved, dq, dk, dv)
+    backward(four_axes(upstream(dy, (*saved.lead, saved.q.shape[2], saved.v.shape[3]))), saved, dq, dk, dv)
     if len(saved.lead) != 2:
         dq, dk, dv = (x.reshape(*saved.lead, *x.shape[2:]) for x in (dq, dk, dv))
     return dq, dk, dv
@@ -208,9 +204,9 @@ def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarr
 
 def backward(dy: np.ndarray, saved: Saved, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray) -> None:
     """Writes the gradients into arrays (B, H, T, D)."""
-    q, k, v, y, lse, start, causal, _ = saved
+    q, k, v, lse, start, causal, _ = saved
     work = scratch(threads(), backward_floats(k.shape[2], q.shape[3], v.shape[3]))
-    _backward(dy, q, k, v, y, lse, start, causal, dq, dk, dv, work)
+    _backward(dy, q, k, v, lse, start, causal, dq, dk, dv, work)
 
 
 KERNELS = (head_forward, head_backward, _forward, _backward)

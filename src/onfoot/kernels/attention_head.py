@@ -257,7 +257,7 @@ def head_forward(
             )  # eq 16
 
 
-@routine(25)
+@routine(23)
 def head_backward(
     dy: int,
     dy_row: int,
@@ -267,8 +267,6 @@ def head_backward(
     k_row: int,
     v: int,
     v_row: int,
-    y: int,
-    y_row: int,
     lse: int,
     start: int,
     dq: int,
@@ -324,17 +322,18 @@ def head_backward(
             for at in (rho, dscores):
                 floats(at + i * s_row + first * FLOAT, max(0, min(low, end) - first))[:] = 0
                 floats(at + i * s_row + max(high, first) * FLOAT, max(0, end - max(high, first)))[:] = 0
-            up, out = floats(dy + (i0 + i) * dy_row, d_v), floats(y + (i0 + i) * y_row, d_v)
-            along = F(0)
-            for d in range(d_v):
-                along += up[d] * out[d]  # (Δ vᵗ) ⊖ ρ = Δ ⊖ (ρ v)
             weights = floats(rho + i * s_row + low * FLOAT, high - low)
             ds = floats(dscores + i * s_row + low * FLOAT, high - low)
             normaliser = load(lse + (i0 + i) * FLOAT)
+            total, along = F(0), F(0)
             for j in range(weights.size):
                 weight = exp(weights[j] * scale - normaliser)
                 weights[j] = weight
-                ds[j] = weight * (ds[j] - along) * scale  # eq 25, 27, 28
+                total += weight
+                along += weight * ds[j]
+            along /= total  # (Δ vᵗ) ⊖ ρ from these very numbers: where all of Δ vᵗ is alike, the differences are 0
+            for j in range(weights.size):
+                ds[j] = weights[j] * (ds[j] - along) * scale  # eq 25, 27, 28
         keys_seen, seen = end - first, edge_end - first
         pack_b(dy + i0 * dy_row, dy_row, FLOAT, rows, d_v, ups)
         pack_b(q + i0 * q_row, q_row, FLOAT, rows, d_k, queries)

@@ -141,8 +141,6 @@ def block_backward(
                 qkv * FLOAT,
                 value + h * d_v * FLOAT,
                 qkv * FLOAT,
-                k.a3 + by_a + h * d_v * FLOAT,
-                a * FLOAT,
                 k.lse + (i * s.heads + h) * s.tokens * FLOAT,
                 0,
                 dquery + h * d_k * FLOAT,

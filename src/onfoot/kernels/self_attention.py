@@ -43,8 +43,8 @@ def self_attention_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """The gradient of q | k | v."""
     heads, n_head, key_width = saved
     if isinstance(heads, attention.Saved):
-        batch, count, tokens, d_v = heads.y.shape
-        dy = upstream(dy, (batch, tokens, count * d_v))
+        batch, count, tokens, _ = heads.q.shape
+        dy = upstream(dy, (batch, tokens, count * heads.v.shape[3]))
     b, t, width = dy.shape
     up = dy.reshape(b, t, n_head, width // n_head).swapaxes(1, 2)
     dqkv = empty((b, t, 2 * n_head * key_width + width), dy.dtype)
