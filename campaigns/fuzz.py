@@ -33,7 +33,7 @@ from onfoot.formats import template
 COUNT = 200_000
 SECONDS = 5  # of computing for one input; one that waits may do so for four times as long
 GROWTH = 200 << 20  # bytes beside twice the file's size
-SHOW = 8  # of so many inputs, one is shown by `onfoot info` too, which takes longer than reading it
+SHOW = 24  # of so many inputs, one is shown by `onfoot info` too, which takes longer than reading it
 WORKERS = max(1, min(2, os.cpu_count() or 1))
 Result = tuple[str, str, float, float]  # the file, "read", "refused" or what went wrong, seconds, bytes of growth
 
