@@ -24,7 +24,7 @@ from onfoot.models.model import Model
 from onfoot.train.chat import CHATML, ChatTemplate, chat_prompt_ids
 from onfoot.train.options import FinetuneOptions, TrainOptions
 
-TEXT = "the quick brown fox, isn't it? 2024\n" * 3
+TEXT = "the quick brown fox at hand, isn't it? 2024\n" * 3
 MESSAGES = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": "Why?"},

@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 import onfoot
-from onfoot.cli import app, console
+from onfoot.cli import app
 from onfoot.formats.tokenizer import byte_tokenizer
+from onfoot.terminal import printable
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\x00\x7f\tb\nc[red]d"
 
@@ -40,8 +41,8 @@ def at_a_terminal(*command: str, cwd: Path) -> bytes:
 
 
 def test_control_characters_are_shown_and_line_ends_stay() -> None:
-    assert console.printable(HOSTILE) == (r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\x00\x7f" + "\tb\nc[red]d")
-    assert console.printable("é日 ρ \u2014 ok") == "é日 ρ \u2014 ok"
+    assert printable(HOSTILE) == (r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\x00\x7f" + "\tb\nc[red]d")
+    assert printable("é日 ρ \u2014 ok") == "é日 ρ \u2014 ok"
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +84,19 @@ def test_errors_and_tables_show_the_names_of_files_without_steering(tmp_path: Pa
     result = CliRunner().invoke(app, ["info", str(folder)])
     assert result.exit_code == 0 and "\x1b" not in result.output
     assert r"a\x1b[31m[red]b" in result.output.replace("\n", "")
+
+
+def test_samples_of_a_training_run_do_not_steer_a_terminal_either() -> None:
+    import io
+
+    from rich.console import Console
+
+    from onfoot.train.progress import Reporter
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, expected in ((Terminal(), r"a\x1b]0;title\x07"), (io.StringIO(), "a\x1b]0;title")):
+        Reporter(1, console=Console(file=stream, force_terminal=False)).say(HOSTILE)
+        assert expected in stream.getvalue()

@@ -144,6 +144,16 @@ def test_a_tokenizer_that_panics_or_fails_is_an_error_that_names_it(tmp_path: Pa
         assert str(path) in str(error) and "\n" not in str(error)
 
 
+def test_replacements_that_multiply_a_text_are_refused(tmp_path: Path) -> None:
+    replacement = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 8}
+    for part, inside in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        path = changed(tmp_path / "tokenizer.json", **{part: {"type": "Sequence", inside: [replacement] * 2}})
+        Tokenizer.load(path).encode("a")
+        path = changed(tmp_path / "tokenizer.json", **{part: {"type": "Sequence", inside: [replacement] * 9}})
+        with pytest.raises(ValueError, match=r"tokenizer\.json: it makes a text up to 134,217,728 times as long"):
+            Tokenizer.load(path)
+
+
 def test_a_panic_while_encoding_is_a_value_error(tmp_path: Path) -> None:
     """pyo3's PanicException is no Exception: what catches errors does not catch it."""
 

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from onfoot.cli import attribute, bench, check, explore, finetune, generate, info, merge, table, train, walk
-from onfoot.cli.console import printable
+from onfoot.terminal import printable
 
 
 class _Group(TyperGroup):

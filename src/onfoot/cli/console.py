@@ -6,18 +6,15 @@ In a pipe nothing is cut or folded: the console is made as wide as what it print
 from __future__ import annotations
 
 import json
-import re
-import sys
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Control characters but for tabs and line ends, marks that change the direction of writing, halves of characters.
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+from onfoot.terminal import for_terminal, printable
 
 
 @dataclass
@@ -31,16 +28,6 @@ class Sheet:
     section_ends: set[int] = field(default_factory=set)  # rows with a gap below them
     emphasised: set[int] = field(default_factory=set)
     narrow: Sheet | None = None  # what to show instead where this is wider than the terminal
-
-
-def printable(text: str) -> str:
-    """The text with what would steer a terminal made visible: ESC is \\x1b, a mark that turns a line round \\u202e."""
-    return STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
-
-
-def for_terminal(text: str, stream: TextIO | None = None) -> str:
-    """Text of a model as it may go to a stream: into a pipe or a file as it is, to a terminal without control codes."""
-    return printable(text) if (stream or sys.stdout).isatty() else text
 
 
 def show(table: Table) -> None:

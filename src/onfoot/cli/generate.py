@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from onfoot.cli.console import for_terminal, show_text
+from onfoot.cli.console import show_text
 from onfoot.cli.options import parse_tokens
 from onfoot.engine import ENGINES
 from onfoot.formats.files import read_text
+from onfoot.terminal import for_terminal
 
 if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer

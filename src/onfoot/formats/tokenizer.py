@@ -16,6 +16,7 @@ from onfoot.formats.template import TEMPLATE_BYTES
 
 END = "<|endoftext|>"  # between documents, and at the end of a generated one
 UNKNOWN = "<|unknown|>"
+MOST_GROWTH = 100  # by replacements, of a text's length
 LARGEST_ID = 2**31 - 1
 TOKENIZER_BYTES = 64 << 20
 
@@ -41,10 +42,15 @@ class Tokenizer:
             if getattr(backend.model, "dropout", None) is not None:  # BPE's, which is for training tokenizers' models
                 backend.model.dropout = None
             self.size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids are below it
+            growth = max(_growth(part) for part in (backend.normalizer, backend.decoder))
             self.end = end if end is not None and backend.token_to_id(end) is not None else None
             self.begin = begin if begin is not None and backend.token_to_id(begin) is not None else None
         if self.size > LARGEST_ID:
             raise ValueError(f"{name}: it has the id {self.size - 1}, and the largest can be {LARGEST_ID - 1}")
+        if growth > MOST_GROWTH:
+            raise ValueError(
+                f"{name}: it makes a text up to {growth:,} times as long, and {MOST_GROWTH} times is allowed"
+            )
         self.backend = backend
         self.chat_template = chat_template  # Jinja source
 
@@ -183,6 +189,17 @@ def sound(name: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"{name} is not a tokenizer that works: {one_line(error)}") from None
+
+
+def _growth(part: Any) -> int:
+    """How many times as long a normalizer or a decoder can make a text by its replacements, one after the other."""
+    growth, waiting = 1, [] if part is None else [json.loads(part.__getstate__())]
+    while waiting:
+        one = waiting.pop()
+        for inside in (one.get("normalizers"), one.get("decoders")):
+            waiting += inside or []
+        growth = min(growth * max(1, len(one.get("content") or one.get("prepend") or "")), 10**9)
+    return growth
 
 
 def _vocab_and_merges(text: str, path: Path) -> Backend:

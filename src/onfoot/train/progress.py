@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from onfoot.terminal import for_terminal
+
 PLAIN_EVERY = 10.0  # seconds between plain lines
 
 
@@ -41,7 +43,7 @@ class Reporter:
         sys.stdout.flush()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(for_terminal(text, self.console.file), markup=False, soft_wrap=True)
 
     def update(self, step: int, figures: dict[str, Any], force: bool = False) -> None:
         """The figures after `step` steps. Plain lines come every few seconds, or when forced."""
