@@ -75,9 +75,7 @@ def prove(work: Path, built: Code) -> Code:
             return built._replace(refused=verdict["refused"], slower=verdict["slower"])
         if not lines or lines[-1] in built.refused or -process.returncode not in CRASHES:
             raise ImportError(ended)
-        built = built._replace(
-            refused={**built.refused, lines[-1]: ended}
-        )  # the file it was at
+        built = built._replace(refused={**built.refused, lines[-1]: ended})  # the file it was at
         manifest.write(work, built)
 
 
