@@ -435,3 +435,32 @@ def test_damage_and_changes_are_told_on_the_command_line(tmp_path: Path) -> None
     result = CliRunner().invoke(app, ["train", "--resume", str(run)])
     said = " ".join(result.output.split())
     assert result.exit_code == 0 and "resuming" in said and "it is set aside as damaged-step-0000006" in said
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_before_a_checkpoint_counts_everything_that_resuming_needs_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[Path, bool]] = []  # and whether the first checkpoint had its name by then
+    fsync, run = os.fsync, tmp_path / "run"
+
+    def noted(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flushed.append((path, checkpoint_folder(run, 2).exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    stopped(run, 3, options(tmp_path))
+    before = {path for path, done in flushed if not done}
+    temporary = run / "checkpoints" / ".writing-step-0000002"
+    written = [temporary / p.relative_to(checkpoint_folder(run, 2)) for p in checkpoint_folder(run, 2).rglob("*")]
+    assert {
+        temporary,
+        *written,
+        run / "run.json",
+        run / "data.json",
+        run,
+        run / "data",
+        *(run / "data").iterdir(),
+    } <= before
+    assert {run, run / "checkpoints"} <= {path for path, done in flushed if done}

@@ -15,6 +15,7 @@ from onfoot.models.model import Model, create, load
 from onfoot.train import corpus, runs
 from onfoot.train.checkpoint import differs, manifest_of
 from onfoot.train.data import Windows, split
+from onfoot.train.files import flush
 from onfoot.train.fingerprint import fingerprint, remember
 from onfoot.train.loop import Batch, Trainer, set_dropout
 from onfoot.train.options import TrainOptions
@@ -84,6 +85,8 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     tokenizer.save(folder, options.context)
     tokens = corpus.write_tokens(texts, tokenizer, folder)
     _check_others(folder)
+    for path in [*folder.iterdir(), folder]:
+        flush(path)
     return tokenizer, tokens
 
 
