@@ -464,3 +464,16 @@ def test_before_a_checkpoint_counts_everything_that_resuming_needs_is_on_the_dis
         *(run / "data").iterdir(),
     } <= before
     assert {run, run / "checkpoints"} <= {path for path, done in flushed if done}
+
+
+def test_data_that_was_not_complete_when_the_run_was_killed_is_made_again(tmp_path: Path) -> None:
+    pretrain.start(tmp_path / "whole", options(tmp_path)).train()
+    run = tmp_path / "run"
+    stopped(run, 1, options(tmp_path))  # no checkpoint yet
+    (run / "data" / "manifest.json").unlink()
+    (run / "data.json").unlink()
+    path = run / "data" / "tokenizer_config.json"
+    path.write_bytes(path.read_bytes()[:20])
+    pretrain.resume(run)[0].train()
+    assert weights(run / "last") == weights(tmp_path / "whole" / "last")
+    assert path.read_bytes() == (tmp_path / "whole" / "data" / "tokenizer_config.json").read_bytes()
