@@ -236,7 +236,7 @@ def as_process(work: Callable[[], None], blow: Blow, note: Path) -> None:
 
 def forked(folder: Path, job: str, run: Path, blow: Blow) -> Ending:
     """A run in a fork of this process."""
-    note = note_of(run)
+    note = note_of(folder, run)
     note.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
@@ -244,7 +244,10 @@ def forked(folder: Path, job: str, run: Path, blow: Blow) -> Ending:
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         Hooks(run, blow)
-        as_process(lambda: go(folder, job, run), blow, note)
+        try:
+            as_process(lambda: go(folder, job, run), blow, note)
+        finally:
+            os._exit(1)
     end = time.monotonic() + PATIENCE
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -258,9 +261,9 @@ def forked(folder: Path, job: str, run: Path, blow: Blow) -> Ending:
     return ending(os.waitstatus_to_exitcode(status), note)
 
 
-def note_of(run: Path) -> Path:
-    """Where a process leaves word how it ended."""
-    return run.with_name(f"note of {run.name}")
+def note_of(folder: Path, run: Path) -> Path:
+    """Where a process leaves word how it ended: on no disk that is too small for it."""
+    return folder / f"note of {'-'.join(run.relative_to(folder).parts)}"
 
 
 def ending(status: int, note: Path) -> Ending:
@@ -276,7 +279,7 @@ MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shut
 
 def on_two_ranks(folder: Path, job: str, run: Path, blow: Blow, victim: int = 0) -> Ending:
     """The same under mpiexec; one of the ranks gets the blow."""
-    note = note_of(run)
+    note = note_of(folder, run)
     note.unlink(missing_ok=True)
     assert MPIEXEC is not None
     command = [MPIEXEC, "-n", "2", sys.executable, "-m", "campaigns.kills", str(folder), "rank", str(run)]
@@ -312,7 +315,7 @@ def as_rank(folder: Path, run: Path, kind: str, at: int, victim: int) -> None:
         status, said = 2, str(error)
     finally:
         if world().rank == victim:
-            with os.fdopen(os.open(note_of(run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+            with os.fdopen(os.open(note_of(folder, run), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
                 file.write(json.dumps([said, blow.seen, blow.fell]))
     sys.exit(status)
 

@@ -435,3 +435,45 @@ def test_damage_and_changes_are_told_on_the_command_line(tmp_path: Path) -> None
     result = CliRunner().invoke(app, ["train", "--resume", str(run)])
     said = " ".join(result.output.split())
     assert result.exit_code == 0 and "resuming" in said and "it is set aside as damaged-step-0000006" in said
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_before_a_checkpoint_counts_everything_that_resuming_needs_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[Path, bool]] = []  # and whether the first checkpoint had its name by then
+    fsync, run = os.fsync, tmp_path / "run"
+
+    def noted(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        flushed.append((path, checkpoint_folder(run, 2).exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    stopped(run, 3, options(tmp_path))
+    before = {path for path, done in flushed if not done}
+    temporary = run / "checkpoints" / ".writing-step-0000002"
+    written = [temporary / p.relative_to(checkpoint_folder(run, 2)) for p in checkpoint_folder(run, 2).rglob("*")]
+    assert {
+        temporary,
+        *written,
+        run / "run.json",
+        run / "data.json",
+        run,
+        run / "data",
+        *(run / "data").iterdir(),
+    } <= before
+    assert {run, run / "checkpoints"} <= {path for path, done in flushed if done}
+
+
+def test_data_that_was_not_complete_when_the_run_was_killed_is_made_again(tmp_path: Path) -> None:
+    pretrain.start(tmp_path / "whole", options(tmp_path)).train()
+    run = tmp_path / "run"
+    stopped(run, 1, options(tmp_path))  # no checkpoint yet
+    (run / "data" / "manifest.json").unlink()
+    (run / "data.json").unlink()
+    path = run / "data" / "tokenizer_config.json"
+    path.write_bytes(path.read_bytes()[:20])
+    pretrain.resume(run)[0].train()
+    assert weights(run / "last") == weights(tmp_path / "whole" / "last")
+    assert path.read_bytes() == (tmp_path / "whole" / "data" / "tokenizer_config.json").read_bytes()

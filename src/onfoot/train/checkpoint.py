@@ -243,6 +243,7 @@ def _written_whole(final: Path) -> Iterator[Path]:
             _remove(final)
         temporary.rename(final)
         flush(final.parent)
+        flush(final.parent.parent)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise ValueError(

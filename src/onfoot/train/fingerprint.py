@@ -16,6 +16,7 @@ from onfoot.formats.files import read_json
 from onfoot.formats.huggingface import write_json
 from onfoot.models.model import Model
 from onfoot.quantized import QuantizedWeight, Transposed
+from onfoot.train.files import flush
 from onfoot.train.parallel import world
 
 
@@ -48,8 +49,13 @@ def remember(path: Path, sha256: str, what: str) -> None:
                 f"there, or begin a new run"
             )
 
+    def note() -> None:
+        write_json(path, {"sha256": sha256})
+        flush(path)
+        flush(path.parent)
+
     ranks.first(
-        lambda: check() if path.is_file() else write_json(path, {"sha256": sha256}),
+        lambda: check() if path.is_file() else note(),
         lambda: (ranks.see(path), check())[1],  # type: ignore[func-returns-value]
     )
 

@@ -16,6 +16,7 @@ from onfoot.models.model import Model, create, load
 from onfoot.train import corpus, runs
 from onfoot.train.checkpoint import differs, manifest_of
 from onfoot.train.data import Windows, split
+from onfoot.train.files import flush
 from onfoot.train.fingerprint import fingerprint, remember
 from onfoot.train.loop import Batch, Trainer, set_dropout
 from onfoot.train.options import TrainOptions
@@ -65,10 +66,13 @@ def make_tokenizer(options: TrainOptions, texts: list[corpus.Text]) -> Tokenizer
     return Tokenizer.load(options.tokenizer)
 
 
-def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarray]:
-    """The tokenizer and the token stream of a run: made once, found again when it is resumed."""
+def prepare_data(run: Path, options: TrainOptions, begun: bool) -> tuple[Tokenizer, np.ndarray]:
+    """The tokenizer and the token stream of a run: made once, found again when it is resumed.
+
+    They are complete with their manifest. A run that has `begun`, with a checkpoint, may be of before there was one.
+    """
     folder = run / "data"
-    if (folder / "tokens.bin").is_file():
+    if (folder / "tokens.bin").is_file() and ((folder / MANIFEST).is_file() or begun):
         _check_others(folder)
         tokens = corpus.open_tokens(folder)
         corpus.check_tokens(folder)
@@ -84,16 +88,15 @@ def prepare_data(run: Path, options: TrainOptions) -> tuple[Tokenizer, np.ndarra
     (folder / MANIFEST).unlink(missing_ok=True)
     tokenizer.save(folder, options.context)
     tokens = corpus.write_tokens(texts, tokenizer, folder)
-    _check_others(folder)
+    write_json(folder / MANIFEST, manifest_of(folder, leave_out=("tokens.bin",)))
+    for path in [*folder.iterdir(), folder]:
+        flush(path)
     return tokenizer, tokens
 
 
 def _check_others(folder: Path) -> None:
     """Refuses a tokenizer that is not the one that the tokens were made with, and what is said of them."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        write_json(path, manifest_of(folder, leave_out=("tokens.bin", f"{MANIFEST}.new")))
-    wrong = differs(folder, read_json(path))
+    wrong = differs(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).is_file() else None
     if wrong:
         raise ValueError(f"{folder}: {wrong}, by {MANIFEST}; put back what was there, or begin a new run")
 
@@ -155,7 +158,9 @@ def resume(run: Path) -> tuple[Trainer, list[str]]:
 def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run, at a checkpoint or at the beginning."""
     ranks = world()
-    tokenizer, tokens = ranks.first(lambda: prepare_data(run, options), lambda: find_data(run, ranks))
+    tokenizer, tokens = ranks.first(
+        lambda: prepare_data(run, options, checkpoint is not None), lambda: find_data(run, ranks)
+    )
     remember(run / "data.json", read_json(run / "data" / "tokens.json").get("sha256", ""), f"the text of {run}")
     train, held_out = split(tokens, options.validation, options.context)
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)

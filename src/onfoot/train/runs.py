@@ -17,6 +17,7 @@ from filelock import FileLock
 from onfoot.formats.files import read_json
 from onfoot.formats.huggingface import write_json
 from onfoot.train.checkpoint import go_back
+from onfoot.train.files import flush
 from onfoot.train.fingerprint import made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
@@ -130,6 +131,8 @@ def _record(run: Path, options: LoopOptions, made: dict[str, Any]) -> None:
     """Writes run.json: the options, what the run is computed with, and a hash of that."""
     values = {"command": options.command, **asdict(options), "made_with": made}
     write_json(run / RECORD, {**values, "sha256": _hash(values)})
+    flush(run / RECORD)
+    flush(run)
 
 
 def _options(run: Path, kind: type[Options]) -> tuple[Options, dict[str, Any]]:
