@@ -231,6 +231,22 @@ def test_a_share_of_the_examples_is_rounded_to_the_nearest_number() -> None:
         assert (len(train), len(held_out)) == (19 - n, n) and sorted([*train, *held_out]) == examples
 
 
+def test_ids_that_are_not_those_of_before_are_refused(tmp_path: Path) -> None:
+    tokenizer: Any = Large(300)
+    write_tokens([Text("a", text="hello")], tokenizer, tmp_path)
+    corpus.check_tokens(tmp_path)
+    path = tmp_path / "tokens.bin"
+    data = path.read_bytes()
+    path.write_bytes(data[:2] + bytes([data[2] ^ 1]) + data[3:])
+    with pytest.raises(ValueError, match=r"tokens\.bin has changed"):
+        corpus.check_tokens(tmp_path)
+
+
+def test_ranks_that_each_have_all_gradients_count_them_once() -> None:
+    config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
+    assert AdamW(onfoot.create(config)).total(np.array([4.0, 4.0])) == 4
+
+
 def test_a_log_is_cut_behind_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl")
     for step in range(1, 6):
