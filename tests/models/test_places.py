@@ -87,6 +87,16 @@ def test_packed_examples_have_the_loss_and_the_weights_that_they_have_alone() ->
         np.testing.assert_allclose(trace["Δ_causal", b][0].sum(-1), 0, atol=1e-14)
 
 
+def test_a_trace_is_told_down_the_network_and_up_again() -> None:
+    told = [(name, b) for name, b, _ in model().trace(TOKENS, input_gradient=True).items()]
+    blocks = [(b, name[0]) for name, b in told if b is not None and name[:2] in ("a_", "Δ_")]
+    assert list(dict.fromkeys(blocks)) == [(0, "a"), (1, "a"), (1, "Δ"), (0, "Δ")]
+    assert told[0] == ("a_0", None) and told[-1] == ("Δ_0", None)
+    signals = [name for name, b in told if b == 1 and name.startswith("Δ_")]
+    order = ["Δ_10", "Δ_9", "Δ_8", "Δ_7", "Δ_6", "Δ_5", "Δ_4", "Δ_3", "Δ_causal", "Δ_2", "Δ_1"]
+    assert signals == order
+
+
 def test_an_adapter_begins_as_pefts_do_and_from_its_own_seed() -> None:
     def begun(seed: int, n: int = 1) -> list[np.ndarray]:
         m = model(replace(CONFIG, n_embd=48))
