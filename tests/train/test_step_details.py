@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,11 @@ def test_every_rank_drops_by_a_seed_of_its_own(tmp_path: Path, text: Path, monke
 def test_a_step_over_microbatches_is_one_step_of_the_clipped_mean_gradient(tmp_path: Path, text: Path) -> None:
     one = trainer(tmp_path / "a", text)
     batches = one.source.microbatches(0)
+    for i, batch in enumerate(batches):
+        batch.targets[:, : 2 * i + 1] = -100  # another number of targets in each
+    one.source = SimpleNamespace(microbatches=lambda *_: batches)  # type: ignore[assignment]
     n = sum(int((b.targets != -100).sum()) for b in batches)
+    assert n == 2 * (7 + 5 + 3)
     before = {name: torch.tensor(np.array(value)) for name, value in one.model.params.items()}
     total: dict[str, np.ndarray] = {}
     expected = 0.0
