@@ -664,7 +664,7 @@ TRAIN = [
         ("len(examples) - 1)\n", "len(examples))\n"),
     ),
     *of(
-        "train/sft.py", "train/test_sft_data.py",
+        "train/sft.py", "train/test_step_details.py train/test_sft_data.py",
         ("self.train.sample(step * n + p.start, len(p))", "self.train.sample(step + p.start, len(p))"),
         ("math.ceil(round(epochs * self.rows", "math.floor(round(epochs * self.rows"),
         ("self.held_out.order(0)[: self.eval_rows]", "np.arange(len(self.held_out))[: self.eval_rows]"),

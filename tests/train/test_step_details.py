@@ -23,6 +23,7 @@ from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import TOGETHER, AdamW, clip_scale, global_norm
 from onfoot.train.options import TrainOptions
 from onfoot.train.schedule import learning_rate
+from onfoot.train.sft import SftSource
 from onfoot.train.sft_examples import split_examples
 from oracles import assert_close, scrambled
 
@@ -234,6 +235,12 @@ def test_a_share_of_the_examples_is_rounded_to_the_nearest_number() -> None:
     for fraction, n in ((0.1, 2), (0.12, 2), (0.14, 3), (0.001, 1), (0.99, 18)):
         train, held_out = split_examples(examples, fraction, 0)
         assert (len(train), len(held_out)) == (19 - n, n) and sorted([*train, *held_out]) == examples
+
+
+def test_validation_takes_shuffled_rows_for_the_first_of_a_packing_are_the_longest() -> None:
+    rows: Any = SimpleNamespace(order=lambda epoch: np.array([3, 1, 0, 2]), batch=list, __len__=lambda: 4)
+    source = SftSource(rows, rows, batch_size=2, eval_rows=3)
+    assert [[int(i) for i in batch] for batch in source.validation()] == [[3, 1], [0]]
 
 
 def test_ids_that_are_not_those_of_before_are_refused(tmp_path: Path) -> None:
