@@ -664,7 +664,7 @@ TRAIN = [
         ("len(examples) - 1)\n", "len(examples))\n"),
     ),
     *of(
-        "train/sft.py", "train/test_sft_data.py",
+        "train/sft.py", "train/test_step_details.py train/test_sft_data.py",
         ("self.train.sample(step * n + p.start, len(p))", "self.train.sample(step + p.start, len(p))"),
         ("math.ceil(round(epochs * self.rows", "math.floor(round(epochs * self.rows"),
         ("self.held_out.order(0)[: self.eval_rows]", "np.arange(len(self.held_out))[: self.eval_rows]"),
@@ -826,7 +826,7 @@ OPS = [
 
 MODELS = [
     *of(
-        "models/gpt2.py", "models/test_network_gradients.py models/test_model.py",
+        "models/gpt2.py", "models/test_places.py models/test_network_gradients.py",
         ("d6, s_norm2, past=d10)", "d6, s_norm2, past=None)"),
         ("d2, s_norm1, past=d5)", "d2, s_norm1, past=d10)"),
         ("return slice(qk, 2 * qk)  # eq 29", "return slice(qk, qk)  # eq 29"),
@@ -848,7 +848,7 @@ MODELS = [
         ('run.rms_norm("model.norm", x, config.rms_norm_eps)', 'run.rms_norm("model.norm", x, 1e-3)'),
     ),
     *of(
-        "models/adapters.py", "models/test_lora.py",
+        "models/adapters.py", "models/test_places.py models/test_lora.py",
         ("self.alpha / (math.sqrt(self.r) if self.rank_stabilised else self.r)", "self.alpha / self.r"),
         ("rng.uniform(-1 / math.sqrt(n_in), 1 / math.sqrt(n_in), (r, n_in))", "rng.uniform(-1, 1, (r, n_in))"),
         ("_add(model, adapter, -1.0)", "_add(model, adapter, 1.0)"),
@@ -859,7 +859,7 @@ MODELS = [
         ("- adapter_names - model.quantized", "- adapter_names"),
     ),
     *of(
-        "models/params.py", "models/test_model.py cli/test_table.py models/test_lora.py",
+        "models/params.py", "models/test_params.py models/test_places.py models/test_model.py",
         ("return sum(r * (n_in + n_out) for n_in, n_out in layers)", "return sum(r * n_in + n_out for n_in, n_out in layers)"),
         ("rng.normal(0.0, names_of(config).initial_std(config, name), shape)", "rng.normal(0.0, 0.02, shape)"),
         ("rng = np.random.default_rng(seed)\n", "rng = np.random.default_rng(0)\n"),
@@ -867,18 +867,18 @@ MODELS = [
         ("(shape[1], shape[0]) if family.OUT_IN else", "(shape[0], shape[1]) if family.OUT_IN else"),
     ),
     *of(
-        "models/gpt2_params.py", "models/test_model.py models/test_lora.py models/test_params.py",
+        "models/gpt2_params.py", "models/test_params.py models/test_model.py",
         ("math.sqrt(2 * config.n_layer) if", "math.sqrt(config.n_layer) if"),
         ('f"{layer}.k": slice(qk, 2 * qk)', 'f"{layer}.k": slice(0, qk)'),
         ("queries_keys_values = config.n_head * (2 * config.key_width + config.value_width)", "queries_keys_values = config.n_head * 3 * config.value_width"),
     ),
     *of(
-        "models/llama_params.py", "models/test_llama.py formats/test_file_details.py",
+        "models/llama_params.py", "models/test_params.py",
         ('qkv_bias = config.attention_bias or config.model_type == "qwen2"', "qkv_bias = config.attention_bias"),
         ('("self_attn.k_proj", d, keys, qkv_bias)', '("self_attn.k_proj", d, queries, qkv_bias)'),
     ),
     *of(
-        "models/inputs.py", "models/test_inputs.py",
+        "models/inputs.py", "models/test_inputs.py models/test_places.py",
         ("if array.shape[1] > n_positions:", "if array.shape[1] > n_positions + 1:"),
         ("successors[:, :-1][positions[:, 1:] == 0] = IGNORE", "successors[:, 1:][positions[:, 1:] == 0] = IGNORE"),
         (".max() >= vocab_size:", ".max() > vocab_size:"),
@@ -888,7 +888,7 @@ MODELS = [
         ("if array.dtype.kind not in \"iu\":\n        raise ValueError(\n            f\"tokens", "if array.dtype.kind not in \"iuf\":\n        raise ValueError(\n            f\"tokens"),
     ),
     *of(
-        "models/run.py", "models/test_network_gradients.py models/test_lora.py",
+        "models/run.py", "models/test_places.py models/test_network_gradients.py models/test_lora.py",
         ("self.grads[name] + grad if name in self.grads else grad", "grad"),
         ("dx = dx + (part if keep is None else part * keep)", "dx = dx + part"),
         ("y[..., self.adapter.layers[name].columns] += added", "y[..., : added.shape[-1]] += added"),
@@ -899,7 +899,7 @@ MODELS = [
         ("return self.engine.add(skip, y), (saved, s_drop)", "return y, (saved, s_drop)"),
     ),
     *of(
-        "models/trace.py", "models/test_model.py cli/test_walk.py",
+        "models/trace.py", "models/test_places.py models/test_model.py cli/test_walk.py",
         ('trace.a["pred"] = softmax(noted["a_12"])', 'trace.a["pred"] = noted["a_12"]'),
         ("attention_weights(n[\"q\"], n[\"k\"], config.causal, start)", "attention_weights(n[\"q\"], n[\"k\"], config.causal, None)"),
         ("for b in reversed(range(len(self.blocks))):", "for b in range(len(self.blocks)):"),

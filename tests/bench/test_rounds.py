@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_generation_is_told_in_tokens_and_shares_of_the_bandwidth() -> None:
     job = JOBS["generate-int8"]
     assert job.unit == "tokens/s" and JOBS["full-4x256"].unit == "ms a step"
     result = Result("onfoot-int8", 0.5, 3_500_000)
-    assert result.rate(job) == 64 * job.batch / 0.5
+    assert result.rate(job) == 64 / 0.5 and result.rate(replace(job, batch=3)) == 3 * 64 / 0.5
     assert share(job, result, 1.0, 20.0) == pytest.approx(64 * WEIGHTS * (1 + 2 / 32) / 0.5 / 20e9)
     assert share(job, Result("transformers", 0.5, 1), 1.0, 20.0) == pytest.approx(64 * WEIGHTS * 4 / 0.5 / 20e9)
     ours, theirs = rows(job, [result, Result("transformers", 2.0, 7_000_000)], 1.0, 20.0)

@@ -25,6 +25,11 @@ def test_derivatives_are_exact_to_what_they_say(function: object, right: float) 
     assert found.agrees(right, 1e-9) and not found.agrees(right + 1e-6, 1e-9)
 
 
+def test_extrapolation_gains_two_orders_with_every_column() -> None:
+    for function in (math.sin, math.exp, lambda x: 1 / (2 + x)):
+        assert derivative(function, 1e-16).error < 5e-14
+
+
 def test_noise_makes_the_steps_larger_and_the_error_honest() -> None:
     rng = np.random.default_rng(0)
     noise = 1e-6

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def test_limits_themselves_are_allowed() -> None:
 
 def test_options_come_back_and_only_to_their_own_command(tmp_path: Path) -> None:
     options = TrainOptions(texts=["a.txt"], lr=0.25, betas=(0.5, 0.75))
-    options.save(tmp_path / "run.json")
+    (tmp_path / "run.json").write_text(json.dumps({"command": "train", **asdict(options)}))
     assert TrainOptions.load(tmp_path / "run.json") == options
     with pytest.raises(ValueError, match="is a run of onfoot train"):
         FinetuneOptions.load(tmp_path / "run.json")

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import TOGETHER, AdamW, clip_scale, global_norm
 from onfoot.train.options import TrainOptions
 from onfoot.train.schedule import learning_rate
+from onfoot.train.sft import SftSource
 from onfoot.train.sft_examples import split_examples
 from oracles import assert_close, scrambled
 
@@ -82,7 +84,11 @@ def test_every_rank_drops_by_a_seed_of_its_own(tmp_path: Path, text: Path, monke
 def test_a_step_over_microbatches_is_one_step_of_the_clipped_mean_gradient(tmp_path: Path, text: Path) -> None:
     one = trainer(tmp_path / "a", text)
     batches = one.source.microbatches(0)
+    for i, batch in enumerate(batches):
+        batch.targets[:, : 2 * i + 1] = -100  # another number of targets in each
+    one.source = SimpleNamespace(microbatches=lambda *_: batches)  # type: ignore[assignment]
     n = sum(int((b.targets != -100).sum()) for b in batches)
+    assert n == 2 * (7 + 5 + 3)
     before = {name: torch.tensor(np.array(value)) for name, value in one.model.params.items()}
     total: dict[str, np.ndarray] = {}
     expected = 0.0
@@ -229,6 +235,28 @@ def test_a_share_of_the_examples_is_rounded_to_the_nearest_number() -> None:
     for fraction, n in ((0.1, 2), (0.12, 2), (0.14, 3), (0.001, 1), (0.99, 18)):
         train, held_out = split_examples(examples, fraction, 0)
         assert (len(train), len(held_out)) == (19 - n, n) and sorted([*train, *held_out]) == examples
+
+
+def test_validation_takes_shuffled_rows_for_the_first_of_a_packing_are_the_longest() -> None:
+    rows: Any = SimpleNamespace(order=lambda epoch: np.array([3, 1, 0, 2]), batch=list, __len__=lambda: 4)
+    source = SftSource(rows, rows, batch_size=2, eval_rows=3)
+    assert [[int(i) for i in batch] for batch in source.validation()] == [[3, 1], [0]]
+
+
+def test_ids_that_are_not_those_of_before_are_refused(tmp_path: Path) -> None:
+    tokenizer: Any = Large(300)
+    write_tokens([Text("a", text="hello")], tokenizer, tmp_path)
+    corpus.check_tokens(tmp_path)
+    path = tmp_path / "tokens.bin"
+    data = path.read_bytes()
+    path.write_bytes(data[:2] + bytes([data[2] ^ 1]) + data[3:])
+    with pytest.raises(ValueError, match=r"tokens\.bin has changed"):
+        corpus.check_tokens(tmp_path)
+
+
+def test_ranks_that_each_have_all_gradients_count_them_once() -> None:
+    config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
+    assert AdamW(onfoot.create(config)).total(np.array([4.0, 4.0])) == 4
 
 
 def test_a_log_is_cut_behind_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:
