@@ -128,7 +128,9 @@ def attempt(seed: int, index: int) -> tuple[str, list[str], float]:
                 wrong.append(f"{engine}: gradients of other parameters")
                 continue
             for name, right in exact.items():
-                error = float(np.linalg.norm(grads[name] - right)) / max(float(np.linalg.norm(right)), TINY * most)
+                error = float(np.linalg.norm(grads[name] - right)) / max(
+                    float(np.linalg.norm(right)), TINY * most, 1e-12
+                )
                 worst = max(worst, error) if engine == "numba" else worst
                 if not error <= CLOSE:
                     wrong.append(f"{engine}: the gradient of {name} is off by {error:.1e}")
