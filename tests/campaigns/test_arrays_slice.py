@@ -35,7 +35,7 @@ def test_a_crash_is_reported_with_its_call(monkeypatch: pytest.MonkeyPatch) -> N
     real, asked = subprocess.run, []
 
     def ends(command: list[str], **more: Any) -> Any:
-        _, first, last, log = command[-4:]
+        first, last, log = command[-3:]
         asked.append((int(first), int(last)))
         if int(first) > 3:
             return subprocess.CompletedProcess(command, 0, '{"refused": 6}\n', "")

@@ -1,4 +1,4 @@
-"""Arrays that do not go together never reach a kernel's loops: they are refused in one line that names their shapes."""
+"""Arrays that do not go together never reach the loops of a kernel: one line refuses them, and names their shapes."""
 
 from __future__ import annotations
 

@@ -73,8 +73,10 @@ def _backward(
 
 def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
     """The targets as one row of 64-bit integers, or an IndexError: a kernel would read beyond the logits."""
-    if targets.dtype.kind not in "iu":
-        raise IndexError(f"targets of dtype {targets.dtype}: integers are needed")
+    if type(targets) is not np.ndarray or targets.dtype.kind not in "iu":
+        raise IndexError(
+            f"targets are {getattr(targets, 'dtype', type(targets).__name__)}: an array of integers is needed"
+        )
     flat = np.ascontiguousarray(targets, dtype=np.int64).reshape(-1)
     wrong = (flat.view(np.uint64) >= vocabulary) & (flat != IGNORE)  # as unsigned, what is below 0 is large
     if wrong.any():

@@ -112,6 +112,8 @@ class Decoder:
 
     def __init__(self, width: int, cache: Cache, start: np.ndarray | None, make: Callable[[State], list[Call]]) -> None:
         batch = cache[0][0].shape[0]
+        if start is not None and np.asarray(start).dtype.kind not in "iu":
+            raise ValueError(f"sequences begin at integers, not at {np.asarray(start).dtype}")
         first = np.zeros(batch, np.int64) if start is None else np.array(start, np.int64).reshape(batch)
         if first.min() < 0:
             raise ValueError(f"a sequence cannot begin at {first.min()}: 0 or above is needed")
@@ -126,6 +128,8 @@ class Decoder:
         room = state.cache[0][0].shape[2]
         if not self._first <= length < room:
             raise IndexError(f"a token behind {length} others: the cache has room for {room}; make one with more")
+        if type(x) is not np.ndarray:
+            raise TypeError(f"tokens as a {type(x).__name__}: a NumPy array is needed")
         rows = as_rows(x)
         if rows.shape != state.x.shape:
             raise ValueError(f"tokens of shape {x.shape} for a cache of {state.x.shape[0]} sequences of this width")
