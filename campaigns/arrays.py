@@ -188,7 +188,7 @@ def verdict(ours: Any, right: Any, close: float) -> str:
     for a, b in zip(ours, right, strict=True):
         a, b = (np.asarray(x, np.complex128 if x.dtype.kind == "c" else np.float64) for x in (a, b))
         a, b = np.where(np.isnan(a) & np.isnan(b), 0, a), np.where(np.isnan(a) & np.isnan(b), 0, b)
-        if close < np.inf and not np.linalg.norm(a - b) <= close * max(float(np.linalg.norm(b)), 0.1):
+        if close < np.inf and not np.linalg.norm(a - b) <= close * max(float(np.linalg.norm(b)), 1e-3):
             return f"off by {np.linalg.norm(a - b):.3g} of {np.linalg.norm(b):.3g}"
     return "="
 

@@ -33,7 +33,7 @@ def chosen(rng: Rng, *values: Any) -> Any:
 
 def gpt2(rng: Rng, blocks: bool) -> onfoot.GPT2Config:
     heads = int(rng.integers(1, 5))
-    width = 32 * int(rng.integers(1, 3)) if blocks else heads * int(rng.integers(2, 13))
+    width = 32 * int(rng.integers(1, 3)) if blocks else heads * int(rng.integers(3, 13))  # of 2, a norm makes signs
     heads = 2 ** int(rng.integers(0, 3)) if blocks else heads
     tied = bool(rng.random() < 0.6)
     p = float(chosen(rng, 0.0, 0.1, 0.4))
