@@ -1051,7 +1051,7 @@ ONFOOT = [
         ("weight.shape[1] % BLOCK:", "weight.shape[1] % 16:"),
     ),
     *of(
-        "memory.py", "test_memory.py test_memory_plan.py",
+        "memory.py", "test_memory_plan.py test_memory.py",
         ("moments = 2 * FLOAT * trainable", "moments = FLOAT * trainable"),
         ("BLOCK_BYTES = 1 + 2 / 32 + 4 / 32", "BLOCK_BYTES = 4"),
         ("if size < min(peak, limit)]", "if size < max(peak, limit)]"),
@@ -1078,7 +1078,7 @@ ONFOOT = [
         ("                params[name] = original\n", "                pass\n"),
     ),
     *of(
-        "engine.py", "kernels/test_engine.py models/test_model.py test_config.py",
+        "engine.py", "test_config.py models/test_model.py kernels/test_engine.py",
         ('name == "auto" and dtype != "float32"', 'name == "auto" and dtype == "float32"'),
         ("if name not in DTYPES:", "if False:"),
         ("to_numpy(x).astype(np.int64, copy=False)", "to_numpy(x).astype(np.int32, copy=False)"),
