@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onfoot.check.budget import ALLOWED, UNIT, allowed, distance, magnitudes, norm
+from onfoot.check.engines import InstallationReport, OpResult
 from onfoot.check.factors import candidates, recognise
 from onfoot.check.general import _ratio
 from onfoot.check.known import checked_dtypes, measure
@@ -131,6 +132,12 @@ def test_a_factor_is_named_only_where_all_wrong_entries_share_it() -> None:
     assert _ratio(0 * right, right, wrong) == "; these are 0"
     assert _ratio(np.array([2.0, 6.0, 4.0]), right, wrong) == ""
     assert _ratio(3 * right, right, np.array([True, False, False])) == ""
+
+
+def test_an_installation_passes_if_all_of_it_does() -> None:
+    right, wrong = OpResult("numpy", "a", True, 0.0), OpResult("numpy", "b", False, 1.0)
+    assert InstallationReport([right, right], {}, 0.0).passed and not InstallationReport([right, wrong], {}, 0.0).passed
+    assert not InstallationReport([right, wrong], {}, 0.0) and InstallationReport([right], {}, 0.0)
 
 
 def test_dtypes_are_put_in_order_the_most_exact_first() -> None:
