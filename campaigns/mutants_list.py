@@ -916,7 +916,7 @@ MODELS = [
 
 CHECK = [
     *of(
-        "check/numeric.py", "check/test_general.py check/test_numeric.py",
+        "check/numeric.py", "check/test_numeric.py check/test_general.py",
         ("factor = SHRINK ** (2 * order)", "factor = SHRINK**order"),
         ("row = [(up - down) / (2 * h)]", "row = [(up - down) / h]"),
         ("if sizes.min() > 0.8 * sizes.max():", "if sizes.min() > 8 * sizes.max():"),
@@ -925,7 +925,7 @@ CHECK = [
         ("best, error = (left + right) / 2, abs(right - left) / 2", "best, error = left, 0.0"),
     ),
     *of(
-        "check/budget.py", "check/test_right_implementations.py check/test_diagnosis.py check/test_numeric.py",
+        "check/budget.py", "check/test_numeric.py check/test_right_implementations.py check/test_diagnosis.py",
         ("ALLOWED = 64", "ALLOWED = 1e-3"),
         ("ALLOWED = 64", "ALLOWED = 1e9"),
         ("/ math.sqrt(RUNS) / SHAKE", "/ math.sqrt(RUNS)"),
@@ -933,7 +933,7 @@ CHECK = [
         ("x = x[np.isfinite(x)]", "pass"),
     ),
     *of(
-        "check/locate.py", "check/test_general.py check/test_diagnosis.py check/test_numeric.py",
+        "check/locate.py", "check/test_numeric.py check/test_general.py",
         ("if count == total:", "if count >= total - 1:"),
         ("hit[0] == size - 1 and size > 1", "hit[0] == 0 and size > 1"),
         ("indices {hit[0]} to {hit[-1]}", "indices {hit[0]} to {hit[-1] + 1}"),
@@ -941,14 +941,14 @@ CHECK = [
         ("if len(hit) < wrong.shape[axis]:", "if len(hit) > wrong.shape[axis]:"),
     ),
     *of(
-        "check/factors.py", "check/test_diagnosis.py check/test_numeric.py",
+        "check/factors.py", "check/test_numeric.py check/test_diagnosis.py",
         ('found[f"√{name}"] = math.sqrt(size)', 'found[f"√{name}"] = size'),
         ("return name, False", "return name, True"),
         ('found[f"({name} − 1)"] = size - 1', 'found[f"({name} − 1)"] = size + 1'),
         ("size / (size - 1) if size != 1 else math.inf", "(size - 1) / size"),
     ),
     *of(
-        "check/general.py", "check/test_general.py",
+        "check/general.py", "check/test_numeric.py check/test_general.py",
         ("right[index] = numeric.value / scale", "right[index] = numeric.value"),
         ("if np.ptp(ratios) > 1e-4 * np.abs(ratios).max():", "if False:"),
         ("said = float(np.sum(v * grad))", "said = float(np.sum(v * grad)) or numeric.value"),
@@ -957,7 +957,7 @@ CHECK = [
         ("ENTRY * scale * largest", "1e3 * scale * largest"),
     ),
     *of(
-        "check/known.py", "check/test_diagnosis.py check/test_right_implementations.py check/test_bad_input.py check/test_numeric.py",
+        "check/known.py", "check/test_numeric.py check/test_bad_input.py check/test_right_implementations.py check/test_diagnosis.py",
         ("absolute = size <= budget", "absolute = True"),
         ("scale = 1.0 if absolute else size", "scale = 1.0"),
         ("        if gap > budget:", "        if gap > 1e9 * budget:"),
@@ -998,7 +998,7 @@ CHECK = [
         ("if len(names) != 1:", "if len(names) < 1:"),
     ),
     *of(
-        "check/engines.py", "check/test_command.py",
+        "check/engines.py", "check/test_numeric.py check/test_command.py",
         ("if off > 16 * ALLOWED * UNIT[dtype]:", "if False:"),
         ("if not report.passed:", "if False:"),
         ("return all(r.ok for r in self.results)", "return any(r.ok for r in self.results)"),
@@ -1051,7 +1051,7 @@ ONFOOT = [
         ("weight.shape[1] % BLOCK:", "weight.shape[1] % 16:"),
     ),
     *of(
-        "memory.py", "test_memory.py test_memory_plan.py",
+        "memory.py", "test_memory_plan.py test_memory.py",
         ("moments = 2 * FLOAT * trainable", "moments = FLOAT * trainable"),
         ("BLOCK_BYTES = 1 + 2 / 32 + 4 / 32", "BLOCK_BYTES = 4"),
         ("if size < min(peak, limit)]", "if size < max(peak, limit)]"),
@@ -1078,7 +1078,7 @@ ONFOOT = [
         ("                params[name] = original\n", "                pass\n"),
     ),
     *of(
-        "engine.py", "kernels/test_engine.py models/test_model.py test_config.py",
+        "engine.py", "test_config.py models/test_model.py kernels/test_engine.py",
         ('name == "auto" and dtype != "float32"', 'name == "auto" and dtype == "float32"'),
         ("if name not in DTYPES:", "if False:"),
         ("to_numpy(x).astype(np.int64, copy=False)", "to_numpy(x).astype(np.int32, copy=False)"),

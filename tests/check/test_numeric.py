@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from onfoot.check.budget import ALLOWED, UNIT, allowed, distance, magnitudes, norm
+from onfoot.check.engines import InstallationReport, OpResult
 from onfoot.check.factors import candidates, recognise
+from onfoot.check.general import _ratio
 from onfoot.check.known import checked_dtypes, measure
 from onfoot.check.layer import Pieces
 from onfoot.check.locate import pattern
@@ -121,6 +123,21 @@ def test_places_are_said_in_words() -> None:
     assert pattern(square).endswith("; all above the diagonal")
     assert pattern(square.T).endswith("; all below the diagonal")
     assert pattern(np.eye(4) > 0).endswith("; the diagonal alone")
+
+
+def test_a_factor_is_named_only_where_all_wrong_entries_share_it() -> None:
+    right, wrong = np.array([1.0, 2.0, 4.0]), np.ones(3, dtype=bool)
+    assert _ratio(3 * right, right, wrong) == "; these are 3 times the right ones"
+    assert _ratio(-right, right, wrong) == "; these have the wrong sign"
+    assert _ratio(0 * right, right, wrong) == "; these are 0"
+    assert _ratio(np.array([2.0, 6.0, 4.0]), right, wrong) == ""
+    assert _ratio(3 * right, right, np.array([True, False, False])) == ""
+
+
+def test_an_installation_passes_if_all_of_it_does() -> None:
+    right, wrong = OpResult("numpy", "a", True, 0.0), OpResult("numpy", "b", False, 1.0)
+    assert InstallationReport([right, right], {}, 0.0).passed and not InstallationReport([right, wrong], {}, 0.0).passed
+    assert not InstallationReport([right, wrong], {}, 0.0) and InstallationReport([right], {}, 0.0)
 
 
 def test_dtypes_are_put_in_order_the_most_exact_first() -> None:

@@ -89,6 +89,12 @@ def test_every_parameter_has_its_shape_and_count() -> None:
     assert cells(output, "all")[1] == f"{BIASED:,}"
 
 
+def test_both_passes_of_a_block_are_written_out() -> None:
+    output = run("--table", "2")
+    for formula in ("a_5 = a_1 + a_4", "Δ_5 = Δ_10 + LNᵇ_5(Δ_6)", "Δ_1 = Δ_5 + LNᵇ_1(Δ_2)", "Δ_8 = Δ_10 w_8ᵗ"):
+        assert formula in output
+
+
 def test_lora_is_counted_layer_by_layer() -> None:
     output = run("--table", "3", "--untied", "--lm-head-bias")
     sheet = output[output.index("LoRA ·") :]

@@ -116,7 +116,8 @@ class Tokenizer:
     def save(self, folder: str | Path, model_max_length: int) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which AutoTokenizer loads."""
         folder = Path(folder)
-        self.backend.save(str(folder / "tokenizer.json"))
+        # as text: the library's own writing says "Exception" where a disk is full
+        (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
         if self.end is not None:
             config |= {"eos_token": self.end, "bos_token": self.begin or self.end}

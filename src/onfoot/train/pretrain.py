@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +85,8 @@ def prepare_data(run: Path, options: TrainOptions, begun: bool) -> tuple[Tokeniz
             raise ValueError(f"{options.init} has no tokenizer; put its tokenizer.json beside its config.json")
     else:
         tokenizer = make_tokenizer(options, texts)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # what was left half done
+    folder.mkdir(parents=True)
     tokenizer.save(folder, options.context)
     tokens = corpus.write_tokens(texts, tokenizer, folder)
     write_json(folder / MANIFEST, manifest_of(folder, leave_out=("tokens.bin",)))
