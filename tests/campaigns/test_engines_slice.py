@@ -15,7 +15,7 @@ def test_engines_agree_with_float64_on_random_configurations() -> None:
 
     outcome = engines.run(10, seed=15)
     assert outcome.failures == []
-    assert 0 < outcome.figures["worst relative error of a gradient"] < engines.CLOSE
+    assert 0 < outcome.figures["worst error of a gradient over its limit"] < 1
 
 
 def test_a_gradient_that_is_slightly_off_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

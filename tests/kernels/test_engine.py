@@ -63,7 +63,7 @@ def test_a_process_that_computes_never_loads_numba() -> None:
 )
 def test_a_kernel_refuses_an_array_that_is_not_what_it_takes(wrong: np.ndarray) -> None:
     right = np.zeros(3, np.float32)
-    with pytest.raises(TypeError, match=r"linear.sum_rows: argument 1 must be f4\[:,::1\], not "):
+    with pytest.raises(TypeError, match=r"linear.sum_rows: argument 1 must be f4\[:,::1\], aligned, not "):
         linear._sum_rows(wrong, right)
     with pytest.raises(TypeError, match="argument 2 must be"):
         linear._sum_rows(np.zeros((4, 3), np.float32), right[::-1])

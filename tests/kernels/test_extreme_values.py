@@ -98,3 +98,25 @@ def test_each_gradient_of_attention_is_right_by_its_own_norm(
     truth = getattr(ops, f"{pair}_backward")(dy.astype(np.float64), exact)
     for name, mine, right in zip("qkv", ours, truth, strict=True):
         assert np.linalg.norm(mine - right) <= 4e-6 * np.linalg.norm(right), name
+
+
+@pytest.mark.parametrize("pair", ["attention", "grouped_query"])
+def test_a_query_that_sees_one_key_has_no_gradient_of_scores(pair: str) -> None:
+    """ρ is 1 then, whatever the score: row 1 of Δ_causal is exactly 0, and each row of packed single tokens."""
+    rng = np.random.default_rng(0)
+    q, k, v, dy = (rng.standard_normal((2, 3, 11, 16)).astype(np.float32) for _ in range(4))
+    _, saved = TABLE[f"{pair}_forward"](q, k, v, True, np.arange(11)[None, None])  # each sees itself alone
+    dq, dk, dv = TABLE[f"{pair}_backward"](dy, saved)
+    assert not dq.any() and not dk.any() and np.abs(dv - dy).max() < 1e-6
+    dq, _, _ = TABLE[f"{pair}_backward"](dy, TABLE[f"{pair}_forward"](q, k, v)[1])
+    assert not dq[..., 0, :].any() and dq[..., 1:, :].any()
+
+
+def test_equal_values_leave_nothing_of_the_scores_gradient() -> None:
+    """All of Δ vᵗ is alike in a row: what is left is a rounding of it, at most."""
+    rng = np.random.default_rng(0)
+    q, k, dy = (rng.standard_normal((1, 2, 40, 16)).astype(np.float32) for _ in range(3))
+    v = np.broadcast_to(rng.standard_normal((1, 2, 1, 16)).astype(np.float32), (1, 2, 40, 16)).copy()
+    dq, dk, _ = TABLE["attention_backward"](dy, TABLE["attention_forward"](q, k, v)[1])
+    size = np.abs(dy @ v.swapaxes(-1, -2)).max()
+    assert max(np.abs(dq).max(), np.abs(dk).max()) < 4 * np.finfo(np.float32).eps * size

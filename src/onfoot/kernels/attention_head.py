@@ -331,7 +331,8 @@ def head_backward(
                 weights[j] = weight
                 total += weight
                 along += weight * ds[j]
-            along /= total  # (Δ vᵗ) ⊖ ρ from these very numbers: where all of Δ vᵗ is alike, the differences are 0
+            # (Δ vᵗ) ⊖ ρ from the very numbers it is subtracted from: where they are all alike, little is left
+            along = along / total if weights.size > 1 else ds[0] if weights.size else along
             for j in range(weights.size):
                 ds[j] = weights[j] * (ds[j] - along) * scale  # eq 25, 27, 28
         keys_seen, seen = end - first, edge_end - first

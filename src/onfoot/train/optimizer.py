@@ -102,7 +102,7 @@ class AdamW:
                     f"optimizer was made; make a new AdamW"
                 )
             if isinstance(p, np.ndarray) and not p.flags.writeable:
-                raise ValueError(f"{name} is read only and cannot be trained; put a copy of it into params")
+                raise ValueError(f"{name} is read-only and cannot be trained; put a copy of it into params")
 
     def check(self, grads: Mapping[str, Array]) -> None:
         """Refuses gradients that do not belong to the parameters, before any of these has changed."""
