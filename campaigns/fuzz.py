@@ -132,6 +132,7 @@ def _collect(cases: list[Case], root: Path, count: int, seed: int) -> dict[int, 
             raise RuntimeError(f"the campaign itself failed: {verdict}")
         _, case, file = choose(cases, seed, worker.index)
         results[worker.index] = f"{case.name}/{file}", verdict, time.monotonic() - worker.since, 0.0
+        print(f"  index {worker.index}, {case.name}/{file}: {verdict}", flush=True)
         if worker.index + WORKERS < count:
             start(worker.index + WORKERS)
 
@@ -153,6 +154,8 @@ def _collect(cases: list[Case], root: Path, count: int, seed: int) -> dict[int, 
                 index, workers[here].index = workers[here].index, None
                 assert index is not None
                 results[index] = value
+                if value[1] not in ("refused", "read"):
+                    print(f"  index {index}, {value[0]}: {value[1]}", flush=True)
             elif kind == "fails":
                 raise RuntimeError(f"the campaign itself failed at seed {seed}, index {workers[here].index}: {value}")
             else:

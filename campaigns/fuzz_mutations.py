@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -210,9 +211,10 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _changed(value: Any, random: Random) -> Any:
+    value = deepcopy(value)  # what stands in it may be one of the constants above
     places = _places(value)
     if not places or random.random() < 0.01:
-        return random.choice(HOSTILE)
+        return deepcopy(random.choice(HOSTILE))
     inside, key = random.choice(places)
     old, kind = inside[key], random.randrange(10)
     if kind == 0:
@@ -232,7 +234,7 @@ def _changed(value: Any, random: Random) -> Any:
     elif kind in (4, 5) and isinstance(old, str):
         inside[key] = random.choice((old + "x", old[:-1], old.upper(), old * 100, [old], {"content": old}))
     else:
-        inside[key] = random.choice(HOSTILE)
+        inside[key] = deepcopy(random.choice(HOSTILE))
     return value
 
 
@@ -246,9 +248,9 @@ def _tokenizer(data: bytes, random: Random) -> bytes:
     for _ in range(random.choice((1, 1, 2))):
         kind = random.randrange(9)
         if kind == 0:
-            value["truncation"] = _changed(dict(TRUNCATION), random) if random.random() < 0.5 else TRUNCATION
+            value["truncation"] = _changed(TRUNCATION, random) if random.random() < 0.5 else TRUNCATION
         elif kind == 1:
-            value["padding"] = _changed(json.loads(json.dumps(PADDING)), random) if random.random() < 0.5 else PADDING
+            value["padding"] = _changed(PADDING, random) if random.random() < 0.5 else PADDING
         elif kind == 2:
             chosen = random.choices(NORMALIZERS, k=random.choice((1, 2, 8)))
             value["normalizer"] = {"type": "Sequence", "normalizers": chosen}
@@ -256,18 +258,18 @@ def _tokenizer(data: bytes, random: Random) -> bytes:
             chosen = random.choices(PRE_TOKENIZERS, k=random.choice((1, 2, 3)))
             value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": chosen}
         elif kind == 4:
-            value["model"] = json.loads(json.dumps(random.choice(MODELS)))
-            if random.random() < 0.5:
-                value["model"] = _changed(value["model"], random)
+            chosen = random.choice(MODELS)
+            value["model"] = _changed(chosen, random) if random.random() < 0.5 else chosen
         elif kind == 5:
             value["decoder"] = {"type": "Sequence", "decoders": random.choices(DECODERS, k=random.choice((1, 2)))}
         elif kind == 6 and isinstance(value.get("added_tokens"), list) and value["added_tokens"]:
             token = dict(value["added_tokens"][0]) if isinstance(value["added_tokens"][0], dict) else {}
             token |= {"id": random.choice(INTEGERS), "content": random.choice(("<x>", "a", "", " "))}
             token[random.choice(("lstrip", "rstrip", "single_word", "normalized", "special"))] = random.random() < 0.5
-            value["added_tokens"].append(token)
+            value["added_tokens"] = [*value["added_tokens"], token]
         elif isinstance(value.get("model"), dict) and isinstance(value["model"].get("vocab"), dict):
-            vocab = value["model"]["vocab"]
+            model = value["model"] = {**value["model"], "vocab": dict(value["model"]["vocab"])}
+            vocab = model["vocab"]
             if vocab:
                 vocab[random.choice(sorted(vocab))] = random.choice((*INTEGERS, None, "a", 1.5, -1))
         else:

@@ -95,7 +95,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     name = "base_model.model.transformer.h.0.mlp.c_fc.lora_A.weight"
     whole = load_file(folder / "adapter_model.safetensors")
     for change, message in (
-        (lambda t: t.update({name: t[name].astype(np.int64)}), "holds I64"),
+        (lambda t: t.update({name: t[name].astype(np.int64)}), "holds 'I64'"),
         (lambda t: t.update({name: t[name][:, :5].copy()}), r"has shape \(8, 5\)"),
         (lambda t: t.update({name.removeprefix("base_model.model."): t[name]}), "for the same layer"),
         (lambda t: t.update({"x\ny": t[name]}), r"x\\ny.* is not one of a LoRA adapter's"),
@@ -121,3 +121,15 @@ def test_an_adapter_of_other_shapes_is_not_restored(tmp_path: Path) -> None:
     model.add_lora(r=8, alpha=5, targets=["c_attn", "c_fc"])
     with pytest.raises(ValueError, match=r"c_fc\.lora_A\.weight is missing"):
         restore_adapter(model, folder)
+
+
+def test_a_type_with_a_line_end_in_it_stays_on_one_line(tmp_path: Path) -> None:
+    path = adapter(tmp_path) / "adapter_model.safetensors"
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].replace(b'"F64"', b'"F6\\n"')
+    assert b"F6" in header
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors") as caught:
+        onfoot.load(path.parent, engine="numpy")
+    assert "\n" not in str(caught.value)

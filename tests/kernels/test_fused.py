@@ -121,13 +121,15 @@ def test_the_update_is_that_of_the_formula(n: int, steps: int, decay: float, see
     rng = np.random.default_rng(seed)
     p, m, g = (rng.standard_normal(n).astype(np.float32) for _ in range(3))
     v = rng.random(n).astype(np.float32)
-    truth = [x.astype(np.float64) for x in (p, m, v)]
+    before = [x.astype(np.float64) for x in (p, m, v)]
+    truth = [x.copy() for x in before]
     ops.adamw_update(*truth, g.astype(np.float64), 1e-2, (0.9, 0.95), 1e-8, decay, steps, 0.5)
     ours = [p, m, v]
     others = [np.ones((3, 5), np.float32) for _ in range(4)]
     updates = [(*others, 0.0), (*ours, g, decay), (*(x.astype(np.float64) for x in others), 0.0)]
     TABLE["adamw_updates"](updates, 1e-2, (0.9, 0.95), 1e-8, steps, 0.5)
-    assert all(close(a, b) for a, b in zip(ours, truth, strict=True))
+    terms = [np.abs(b) + np.abs(b - a) for a, b in zip(before, truth, strict=True)]  # what was there, and the step
+    assert all(close(*one) for one in zip(ours, truth, terms, strict=True))
     assert close(others[0], updates[2][0]) and (others[0] < 1).all()  # those beside it, of two dtypes
     assert abs(TABLE["sum_of_squares"](g) / ops.sum_of_squares(g.astype(np.float64)) - 1) < 1e-12
     assert (TABLE["add"](p, g) == p + g).all()

@@ -477,3 +477,12 @@ def test_data_that_was_not_complete_when_the_run_was_killed_is_made_again(tmp_pa
     pretrain.resume(run)[0].train()
     assert weights(run / "last") == weights(tmp_path / "whole" / "last")
     assert path.read_bytes() == (tmp_path / "whole" / "data" / "tokenizer_config.json").read_bytes()
+
+
+def test_a_state_of_any_length_is_refused_in_a_short_line(tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    for value in ("x" * 5000, [1] * 5000, 10**4000):
+        (tmp_path / "trainer/state.json").write_text(json.dumps({"step": value}))
+        with pytest.raises(ValueError, match=r"state\.json") as caught:
+            checkpoint.read_state(tmp_path)
+        assert len(str(caught.value)) < 300

@@ -530,7 +530,7 @@ def test_the_split_parts_the_examples_and_leaves_neither_side_empty(n: int, frac
 
 def test_one_example_cannot_be_split() -> None:
     with pytest.raises(
-        ValueError, match="1 example cannot be split into training and validation; give at least 2, or a"
+        ValueError, match=r"^0: 1 example cannot be split into training and validation; give at least 2, or a"
     ):
         split_examples(numbered([1]), 0.1, 0)
     with pytest.raises(ValueError, match=r"validation=1\.5: a share between 0 and 1"):

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onfoot.formats.files import read_json
+from onfoot.formats.files import read_json, shown
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.train.files import flush
 
@@ -70,10 +70,10 @@ def read_state(folder: Path) -> dict[str, Any]:
     state = read_json(folder / STATE)
     for name in ("step", "best_step", "optimizer_steps"):
         if type(state.get(name)) is not int or state[name] < 0:
-            raise ValueError(f"{folder / STATE}: {name}={state.get(name)!r} is no number of steps")
+            raise ValueError(f"{folder / STATE}: {name}={shown(state.get(name))} is not a number of steps")
     for name in ("best_loss", "seconds"):
         if name in state and type(state[name]) not in (int, float):
-            raise ValueError(f"{folder / STATE}: {name}={state[name]!r} is no number")
+            raise ValueError(f"{folder / STATE}: {name}={shown(state[name])} is not a number")
     return state
 
 

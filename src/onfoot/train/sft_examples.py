@@ -171,10 +171,15 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
             cut_away += 1
     if not kept:
         raise ValueError(
-            f"none of the {len(examples):,} examples is left with max_length={max_length}, on_long={on_long!r}; "
+            f"{_first(examples)}none of the {len(examples):,} examples is left with max_length={max_length}, on_long={on_long!r}; "
             f"raise max_length"
         )
     return Examples(kept, max_length, truncated, cut_away, skipped)
+
+
+def _first(examples: Sequence[Example]) -> str:
+    """Where the examples begin, as the beginning of an error."""
+    return f"{examples[0].where}: " if examples else ""
 
 
 def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> tuple[list[Example], list[Example]]:
@@ -183,7 +188,7 @@ def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> t
         raise ValueError(f"validation={fraction}: a share between 0 and 1 is needed")
     if len(examples) < 2:
         raise ValueError(
-            f"{len(examples)} example cannot be split into training and validation; give at least 2, or a validation "
+            f"{_first(examples)}{len(examples)} example cannot be split into training and validation; give at least 2, or a validation "
             f"file of its own"
         )
     n = min(max(1, round(len(examples) * fraction)), len(examples) - 1)
