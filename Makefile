@@ -41,7 +41,7 @@ test: setup-test setup-browser setup-kernels ## the tests that every change must
 test-all: setup-test setup-browser setup-kernels ## the slower proofs as well
 	$(BIN)/pytest -n auto $(seed)
 
-test-versions:   ## the kernels on the lowest and the newest Numba that is supported, in environments of their own
+test-versions:   ## the kernels on the lowest Numba and NumPy that are supported, in an environment of its own
 	PYTHON=$(PYTHON) sh tests/kernels/versions.sh
 
 campaign: setup-test setup-kernels ## attacks that run for hours: NAME=fuzz runs one of them; see campaigns/

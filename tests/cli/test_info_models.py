@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 from gguf.quants import quantize
+from info_output import info, row
 from typer.testing import CliRunner
 
 import onfoot
@@ -22,18 +22,6 @@ CONFIG = onfoot.LlamaConfig(
     vocab_size=300, hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=6,
     num_key_value_heads=2, max_position_embeddings=4096,
 )  # fmt: skip
-
-
-def info(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, ["info", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def row(output: str, name: str) -> str:
-    found = re.search(rf"^{re.escape(name)} {{2,}}(.*)$", output, flags=re.MULTILINE)
-    assert found, f"no row {name!r} in\n{output}"
-    return found[1].strip()
 
 
 @pytest.fixture(scope="module")

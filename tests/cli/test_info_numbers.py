@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from info_output import info, row
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -24,19 +24,6 @@ CONFIG = onfoot.GPT2Config(
 )  # fmt: skip
 
 
-def run(*arguments: Any) -> str:
-    result = CliRunner().invoke(app, ["info", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def row(output: str, name: str) -> str:
-    """What stands beside a name."""
-    found = re.search(rf"^{re.escape(name)} {{2,}}(.*)$", output, flags=re.MULTILINE)
-    assert found, f"no row {name!r} in\n{output}"
-    return found[1].strip()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("info") / "model"
@@ -47,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_numbers_of_a_model_are_those_of_its_files(folder: Path) -> None:
-    output, tensors = run(folder), load_file(folder / "model.safetensors")
+    output, tensors = info(folder), load_file(folder / "model.safetensors")
     n = sum(t.size for t in tensors.values())
     assert row(output, "parameters") == f"{n:,}"
     assert row(output, "blocks") == "3"
@@ -64,7 +51,7 @@ def test_the_numbers_of_a_model_are_those_of_its_files(folder: Path) -> None:
 
 
 def test_tensors_are_listed_with_their_shapes(folder: Path) -> None:
-    output = run(folder, "--tensors")
+    output = info(folder, "--tensors")
     for name, tensor in load_file(folder / "model.safetensors").items():
         assert re.search(rf"^{re.escape(name)} +{' × '.join(map(str, tensor.shape))} +F32$", output, re.MULTILINE)
 
@@ -75,7 +62,7 @@ def test_the_numbers_of_an_adapter_are_those_of_its_files(folder: Path, tmp_path
     for name in model.trainable:
         model.params[name] = np.random.default_rng(0).normal(0, 0.1, model.params[name].shape).astype(np.float32)
     model.save_adapter(tmp_path / "adapter")
-    output = run(tmp_path / "adapter")
+    output = info(tmp_path / "adapter")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     n = sum(t.size for t in tensors.values())
     assert n == 3 * 2 * 3 * (24 + 37)
@@ -99,7 +86,7 @@ def test_the_numbers_of_a_run_are_those_of_its_log(tmp_path: Path) -> None:
     )  # fmt: skip
     run_folder = tmp_path / "run"
     pretrain.start(run_folder, options).train()
-    output = run(run_folder)
+    output = info(run_folder)
     assert row(output, "steps") == "6 of 6" and "--resume" not in output
     log = run_folder / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -108,7 +95,7 @@ def test_the_numbers_of_a_run_are_those_of_its_log(tmp_path: Path) -> None:
         one["val_loss"] = loss
     lines = [r for r in lines if not ("loss" in r and r["step"] in (1, 6))]  # the last that is logged is 5
     log.write_text("".join(json.dumps(r) + "\n" for r in lines))
-    output = run(run_folder)
+    output = info(run_folder)
     assert row(output, "validation loss") == "2.7500, best 1.2500 at 4"
     assert row(output, "steps") == "5 of 6" and f"--resume {run_folder}" in output.replace("\n", "")
 
@@ -126,7 +113,7 @@ def test_memory_is_shown_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert len({plan(job) for job in jobs.values()}) == len(jobs)  # every option makes a difference
     for typed, job in jobs.items():
-        output, planned = run("gpt2", "--memory", *typed), plan(job)
+        output, planned = info("gpt2", "--memory", *typed), plan(job)
         assert f"{job.batch} × {job.tokens} tokens" in output
         numbers = {
             "weights": planned.weights, "AdamW's running means": planned.moments,
@@ -145,7 +132,7 @@ def test_what_does_not_fit_is_said_with_what_would(monkeypatch: pytest.MonkeyPat
     sizes = sorted(size for _, size in advice(job, peak))
     for there, fits in ((int(peak / 0.89), True), (int(peak / 0.91), False), (int(sizes[1] / 0.95), False)):
         monkeypatch.setattr(memory_command, "machine_memory", lambda there=there: there)
-        output = run("gpt2", "--memory")
+        output = info("gpt2", "--memory")
         assert f"{there / 1e9:,.1f} GB" in output
         assert ("it fits" in output) == fits
         for text, size in advice(job, peak):

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The kernels on the lowest and the newest Numba and NumPy that pyproject.toml allows, each in an environment of its own:
-# `build.py` uses interfaces of Numba that may change from one version to the next.
+# The kernels on the lowest Numba and NumPy that pyproject.toml allows, in an environment of its own: `build.py` uses
+# interfaces of Numba that change from one version to the next. The newest ones are those that `make test` has.
 set -e
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -11,15 +11,10 @@ cd "$work/source"
 
 lowest() { sed -n "s/^ *\"$1>=\([0-9.]*\)[\",].*/$1==\1/p" pyproject.toml; }
 
-try() {
-    environment=$work/$1
-    shift
-    "${PYTHON:-python3}" -m venv "$environment"
-    "$environment/bin/pip" install --quiet --disable-pip-version-check . "$@" pytest hypothesis
-    "$environment/bin/pip" list --disable-pip-version-check 2>/dev/null | grep -E "^(numba|llvmlite|numpy) "
-    XDG_CACHE_HOME=$environment/cache PYTHONPATH= "$environment/bin/python" -m pytest -p no:cacheprovider \
-        tests/kernels/test_kernel_gradients.py tests/kernels/test_self_proof.py
-}
-
-try lowest "$(lowest numba)" "$(lowest llvmlite)" "$(lowest numpy)"
-try newest
+python=$work/environment/bin/python
+"${PYTHON:-python3}" -m venv "$work/environment"
+"$python" -m pip install --quiet --disable-pip-version-check \
+    . "$(lowest numba)" "$(lowest llvmlite)" "$(lowest numpy)" pytest hypothesis
+"$python" -m pip list --disable-pip-version-check 2>/dev/null | grep -E "^(numba|llvmlite|numpy) "
+XDG_CACHE_HOME=$work/cache PYTHONPATH= "$python" -m pytest -p no:cacheprovider \
+    tests/kernels/test_kernel_gradients.py tests/kernels/test_self_proof.py
