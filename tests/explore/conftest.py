@@ -43,14 +43,14 @@ def study(model: Model, tokens: np.ndarray) -> Study:
 @contextmanager
 def serving(model: Model, **limits: float) -> Iterator[int]:
     """The port of a running server, with other limits for its connections."""
-    from onfoot.explore.connections import Patient
+    from onfoot.explore.connections import TimedConnection
     from onfoot.explore.serve import listen, new_server
     from onfoot.explore.server import Explorer
 
     listening = listen(0)
     number = listening.getsockname()[1]
     opening = {"kind": "text", "value": TEXT, "ids_only": False}
-    server = new_server(Explorer(model, opening), number, type("Limited", (Patient,), limits))
+    server = new_server(Explorer(model, opening), number, type("Limited", (TimedConnection,), limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

@@ -186,7 +186,7 @@ def test_a_parameter_that_is_read_only_or_was_replaced_is_refused() -> None:
     frozen = own.copy()
     frozen.flags.writeable = False
     for value, message in (
-        (frozen, f"{WEIGHT} is read only"),
+        (frozen, f"{WEIGHT} is read-only"),
         (own[:, :-1].copy(), rf"{WEIGHT} is float32 \(8, 31\), and was float32 \(8, 32\) when this optimizer was made"),
         (own.astype(np.float64), rf"{WEIGHT} is float64 \(8, 32\), and was float32"),
     ):

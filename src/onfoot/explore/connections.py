@@ -8,7 +8,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-class Patient(H11Protocol):
+class TimedConnection(H11Protocol):
     """HTTP with limits on what a client owes: the whole of a request, and then the taking of its answer.
 
     A client has `patience` seconds for a request, head and body. So long it may also leave an answer lying without
@@ -26,7 +26,7 @@ class Patient(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.watch()
-        others = [c for c in self.connections if isinstance(c, Patient) and not c.transport.is_closing()]
+        others = [c for c in self.connections if isinstance(c, TimedConnection) and not c.transport.is_closing()]
         waiting = [c for c in others if c.owed == "request"]
         if len(waiting) > self.most_waiting:
             min(waiting, key=lambda c: c.since).transport.abort()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from onfoot.explore.connections import Patient
+from onfoot.explore.connections import TimedConnection
 from onfoot.explore.server import application
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def listen(port: int) -> socket.socket:
     return listening
 
 
-def new_server(explorer: Explorer, port: int, protocol: type[Patient] = Patient) -> uvicorn.Server:
+def new_server(explorer: Explorer, port: int, protocol: type[TimedConnection] = TimedConnection) -> uvicorn.Server:
     """A server for the page at that port."""
     config = uvicorn.Config(
         application(explorer, port),
@@ -40,7 +40,7 @@ def new_server(explorer: Explorer, port: int, protocol: type[Patient] = Patient)
         server_header=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=2 * Patient.most_waiting,
+        limit_concurrency=2 * TimedConnection.most_waiting,
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)

@@ -159,7 +159,9 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
                     f"{shown(tensors.shape(pair[side]))}; this model and rank {r} ask for {shape}"
                 )
             if tensors.dtype(pair[side]) not in FLOATS:
-                raise ValueError(f"{path}: {plain_name(pair[side])} holds {shown(tensors.dtype(pair[side]))}, not floats")
+                raise ValueError(
+                    f"{path}: {plain_name(pair[side])} holds {shown(tensors.dtype(pair[side]))}, not floats"
+                )
         adapter.layers[layer] = LoraLayer(
             layer,
             None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,12 @@ def count_targets(targets: np.ndarray) -> int:
     if n == 0:
         raise ValueError(f"no target counts: all {targets.size} are {IGNORE}; at least one real target is needed")
     return n
+
+
+def check_loss(loss: float) -> None:
+    """Refuses a loss that no step can be taken from."""
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss is {loss}: the step is not taken and no weight has changed; try a lower lr")
 
 
 def check_segments(segments: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

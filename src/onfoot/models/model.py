@@ -234,12 +234,15 @@ class Model:
         So only a few gradients exist at a time. A batch that is refused and a loss that is not finite are no steps and
         change nothing; Ctrl-C acts before the first update or after the last.
         """
-        from onfoot.train.optimizer import finite
-
         optimizer.expect(self.trainable)
         with optimizer.one_step():
             loss, _ = self.loss_and_grads(
-                tokens, targets, segments=segments, dropout_seed=dropout_seed, take=optimizer.update, on_loss=finite
+                tokens,
+                targets,
+                segments=segments,
+                dropout_seed=dropout_seed,
+                take=optimizer.update,
+                on_loss=inputs.check_loss,
             )
         return loss
 

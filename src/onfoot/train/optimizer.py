@@ -192,9 +192,3 @@ def global_norm(grads: Mapping[str, Array]) -> float:
 def clip_scale(norm: float, most: float) -> float:
     """What gradients of this norm are multiplied with so that it is at most `most`; 0 means no limit."""
     return most / norm if most and norm > most else 1.0
-
-
-def finite(loss: float) -> None:
-    """Refuses a loss that no step can be taken from."""
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss}: the step is not taken and no weight has changed; lower the rate (lr)")

@@ -171,8 +171,8 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
             cut_away += 1
     if not kept:
         raise ValueError(
-            f"{_first(examples)}none of the {len(examples):,} examples is left with max_length={max_length}, on_long={on_long!r}; "
-            f"raise max_length"
+            f"{_first(examples)}none of the {len(examples):,} examples is left with max_length={max_length}, "
+            f"on_long={on_long!r}; raise max_length"
         )
     return Examples(kept, max_length, truncated, cut_away, skipped)
 
@@ -188,8 +188,8 @@ def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> t
         raise ValueError(f"validation={fraction}: a share between 0 and 1 is needed")
     if len(examples) < 2:
         raise ValueError(
-            f"{_first(examples)}{len(examples)} example cannot be split into training and validation; give at least 2, or a validation "
-            f"file of its own"
+            f"{_first(examples)}{len(examples)} example cannot be split into training and validation; give at "
+            f"least 2, or a validation file of its own"
         )
     n = min(max(1, round(len(examples) * fraction)), len(examples) - 1)
     order = np.random.default_rng(seed).permutation(len(examples))
