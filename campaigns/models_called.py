@@ -53,7 +53,8 @@ def gpt2_pass(rng: Rng) -> Call:
 
     def right(tokens: Any, targets: Any, heads: int, *params: Any) -> Any:
         names = onfoot.create(config, engine="numpy").params
-        model = Model(onfoot.GPT2Config.from_dict({**config.to_dict(), "n_head": heads}),
+        sizes = {"n_head": heads, "vocab_size": np.shape(params[0])[0]}  # which nothing else tells the kernel
+        model = Model(onfoot.GPT2Config.from_dict({**config.to_dict(), **sizes}),
                       dict(zip(names, params, strict=True)), engine="numpy")  # fmt: skip
         loss, grads = model.loss_and_grads(tokens, targets, divisor=5.0)
         return loss, [grads[name] for name in names]

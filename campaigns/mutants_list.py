@@ -1165,7 +1165,7 @@ KERNELS = [
         ("(up[j] * weight[j] - total - (row[j] - mu) * r * along) * r  # eq 40", "(up[j] * weight[j] - (row[j] - mu) * r * along) * r  # eq 40"),
     ),
     *of(
-        "kernels/update.py", "kernels/test_kernel_gradients.py kernels/test_engine.py kernels/test_fused.py",
+        "kernels/update.py", "kernels/test_kernel_gradients.py kernels/test_fused.py kernels/test_several_threads.py",
         ("grad = gg[i] * scale", "grad = gg[i]"),
         ("first = a % y.size", "first = 0"),
     ),

@@ -8,6 +8,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "campaigns" / "results", ROOT / "docs" / "reliability.md"
+SHOWN = 12  # figures in a cell
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
@@ -32,6 +33,9 @@ def update() -> None:
 
 
 def _plain(value: Any) -> str:
+    """A figure in a cell: of long lists and tables, only how many there are."""
+    if isinstance(value, dict | list) and len(value) > SHOWN:
+        return f"{len(value)} kinds"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
     if isinstance(value, list):

@@ -112,3 +112,10 @@ def test_networks_and_generation(family: str, lora: bool, kind: str | None, thre
     for model in (ours, truth):
         model.use_adapter(None)  # so that the decoder takes the tokens
     assert (ours.generate(tokens[:, :4], 8, temperature=0) == truth.generate(tokens[:, :4], 8, temperature=0)).all()
+
+
+@pytest.mark.parametrize("columns", [3, 4099])
+def test_an_array_is_added_again_and_again_from_where_each_thread_begins(columns: int, threads: int) -> None:
+    rng = np.random.default_rng(columns)
+    x, y = normal(rng, 12_000 // columns, columns), normal(rng, columns)
+    assert (TABLE["add"](x, y) == x + y).all()

@@ -112,8 +112,8 @@ class Decoder:
 
     def __init__(self, width: int, cache: Cache, start: np.ndarray | None, make: Callable[[State], list[Call]]) -> None:
         batch = cache[0][0].shape[0]
-        if start is not None and np.asarray(start).dtype.kind not in "iu":
-            raise ValueError(f"sequences begin at integers, not at {np.asarray(start).dtype}")
+        if start is not None and (type(start) is not np.ndarray or start.dtype.kind not in "iu"):
+            raise ValueError(f"sequences begin at an array of integers, not at a {type(start).__name__}")
         first = np.zeros(batch, np.int64) if start is None else np.array(start, np.int64).reshape(batch)
         if first.min() < 0:
             raise ValueError(f"a sequence cannot begin at {first.min()}: 0 or above is needed")
@@ -131,7 +131,7 @@ class Decoder:
         if type(x) is not np.ndarray:
             raise TypeError(f"tokens as a {type(x).__name__}: a NumPy array is needed")
         rows = as_rows(x)
-        if rows.shape != state.x.shape:
+        if x.ndim != 3 or rows.shape != state.x.shape:
             raise ValueError(f"tokens of shape {x.shape} for a cache of {state.x.shape[0]} sequences of this width")
         if self._threads != threads():
             with own_scratch():

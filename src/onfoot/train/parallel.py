@@ -122,9 +122,11 @@ class World:
         try:
             value = work()
         except Exception as caught:
+            if caught is self._agreed:  # the others know, and do not wait here
+                raise
             error = caught
             said = None if isinstance(error, _ElsewhereError) else _describe(error)
-        failed = [f"{name}: {text}" for name, text in self.hear([self.name, said]) if text is not None]
+        failed = _failures(self.hear([self.name, said]))
         if not failed:
             return value  # type: ignore[return-value]
         raise self.agreed(ValueError(failed[0]) if error is None or said is None else error)
@@ -139,15 +141,20 @@ class World:
         if self.comm is None:
             return work()
         if not self.writes:
-            if not self.hear(False)[0]:
+            heard = self.hear(False)
+            if failed := _failures(heard):
+                raise self.agreed(ValueError(failed[0]))
+            if not heard[0]:
                 raise _ElsewhereError
             return then()
         try:
             value = work()
-        except Exception:
-            self.hear(False)
+        except Exception as error:
+            if _failures(self.hear(False)):
+                raise self.agreed(error) from None
             raise
-        self.hear(True)
+        if failed := _failures(self.hear(True)):
+            raise self.agreed(ValueError(failed[0]))
         return value
 
     def see(self, path: Path) -> None:
@@ -282,6 +289,11 @@ def _joined(ranks: World, threaded: bool) -> World:
     if ranks.line is not None:
         atexit.register(ranks.line.bye)
     return ranks
+
+
+def _failures(heard: list[Any]) -> list[str]:
+    """What ranks that failed have said in `together`; one that is still at work there says true or false in `first`."""
+    return [f"{one[0]}: {one[1]}" for one in heard if isinstance(one, list) and one[1] is not None]
 
 
 def _describe(error: BaseException) -> str:
