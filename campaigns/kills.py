@@ -288,7 +288,8 @@ def on_two_ranks(folder: Path, job: str, run: Path, blow: Blow, victim: int = 0)
     out = ending(done.returncode, note)
     if done.returncode == 0:
         return out
-    fell = out.fell or (blow.at > 0 and not note.exists())  # who ends all ranks leaves no note
+    written = note.exists() and note.stat().st_size > 0
+    fell = out.fell or (blow.at > 0 and not written)  # who ends all ranks leaves no note, or an empty one
     if blow.kind == "kill" and fell:
         return Ending(-signal.SIGKILL, done.stderr, out.seen, fell)
     return Ending(1 if "Traceback" in done.stderr else 2, out.said or done.stderr, out.seen, fell)

@@ -119,6 +119,8 @@ def judge(mutants: list[Mutant], workers: int = WORKERS, verbose: bool = True, w
     figures: dict[str, Any] = {
         "killed": sum(s["killed"] for s in folders.values()),
         "total": sum(s["total"] for s in folders.values()),
+        "listed": len(mutants),
+        "scores": {name: score["score"] for name, score in sorted(folders.items())},
         "equivalent": [f"{m.name}: {m.equivalent}" for m in mutants if m.equivalent],
         "folders": dict(sorted(folders.items())),
     }

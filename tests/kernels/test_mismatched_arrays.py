@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import onfoot
 from onfoot import kernels, ops
 from onfoot.kernels import buffers, pool
 from onfoot.kernels.product import product
@@ -226,3 +227,22 @@ def test_a_kernel_never_runs_on_more_threads_than_it_has_memory_for(monkeypatch:
     monkeypatch.setattr("onfoot.kernels.product.scratch", lambda threads, floats: real(1, floats))
     monkeypatch.setattr(pool, "_threads", pool._most)
     assert np.allclose(product(a, b), a @ b, atol=1e-4)
+
+
+def test_a_pass_in_one_refuses_targets_of_another_shape() -> None:
+    model = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=12))
+    tokens = np.random.default_rng(0).integers(0, 12, (3, 7))
+    params = list(model.params.values())
+    with pytest.raises(ValueError, match=r"targets have shape \(7, 3\), tokens \(3, 7\)"):
+        TABLE["gpt2_pass"](tokens, np.ascontiguousarray(tokens.T), 5.0, params, 1, 1e-5, True)
+
+
+def test_a_cache_that_cannot_be_written_is_not_decoded_into() -> None:
+    model = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=8, vocab_size=12))
+    run = model.new_run(keep_saved=False)
+    names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    layers = [[run.parameters(f"transformer.h.0.{name}") for name in names]]
+    keys, values = (np.zeros((1, 2, 8, 4), np.float32) for _ in range(2))
+    assert TABLE["gpt2_decoder"](layers, [(keys, values)], None, 1e-5, "gelu_tanh") is not None
+    values.flags.writeable = False
+    assert TABLE["gpt2_decoder"](layers, [(keys, values)], None, 1e-5, "gelu_tanh") is None

@@ -167,6 +167,8 @@ def _fit(layers: Sequence[Sequence[Layer]], cache: Cache) -> bool:
     dense = [x for x in weights if isinstance(x, np.ndarray)]
     if not fits(*flat) or not all(map(fits_weight, weights)):
         return False
+    if not all(x.flags.writeable for pair in cache for x in pair):  # each token's key and value are written there
+        return False
     return all(x.flags.c_contiguous for x in flat) and all(x.flags.forc for x in dense)
 
 

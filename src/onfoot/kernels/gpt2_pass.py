@@ -217,6 +217,8 @@ def gpt2_pass(
     _check(s, shapes)
     if tokens.dtype != np.int64 or tokens.view(np.uint64).max() >= vocabulary:
         raise IndexError(f"gpt2_pass: tokens must be 64-bit integers in 0 ... {vocabulary - 1}")
+    if np.shape(targets) != tokens.shape:
+        raise ValueError(f"gpt2_pass: targets have shape {np.shape(targets)}, tokens {tokens.shape}")
     at, total = _begins(shapes)
     on = threads()
     keeps, passes, works = memory(s, on)
