@@ -17,12 +17,11 @@ def test_the_page_shows_the_results() -> None:
 
 
 def test_the_results_are_of_campaigns_and_without_failures() -> None:
-    assert {"fuzz", "kills", "arrays", "threads", "engines", "mutants"} <= set(RECORDS) <= set(CAMPAIGNS)
+    assert {"fuzz", "kills", "arrays", "threads", "engines"} <= set(RECORDS) <= set(CAMPAIGNS)
     assert {name: record["failures"] for name, record in RECORDS.items() if record["failures"]} == {}
 
 
 def test_the_attacks_were_as_large_as_is_claimed() -> None:
     assert RECORDS["fuzz"]["figures"]["inputs"] >= 200_000
     assert RECORDS["threads"]["figures"]["one-row logits"] >= 100_000
-    assert RECORDS["mutants"]["figures"]["total"] >= 250
-    assert min(score["score"] for score in RECORDS["mutants"]["figures"]["folders"].values()) >= 0.9
+    assert RECORDS["kills"]["figures"]["kill"] >= 1_000
