@@ -174,6 +174,7 @@ def test_a_link_in_place_of_a_folder_or_an_object_is_not_followed(tmp_path: Path
 
 
 @posix
+@pytest.mark.optional("only root may give files away")
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give files away")
 def test_another_users_file_is_refused_whatever_the_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
