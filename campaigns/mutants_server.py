@@ -92,6 +92,7 @@ def run_tests(folder: Path, output: Path, tests: list[str]) -> None:
             "--tb=no",
             "-rfE",
             f"--basetemp={folder}/pytest",
+            "--hypothesis-seed=0",  # the same examples for every mutant, and without one
         ]
         code = int(pytest.main([*options, *(f"tests/{test}" for test in tests)]))
     finally:
