@@ -17,7 +17,7 @@ def test_the_page_shows_the_results() -> None:
 
 
 def test_the_results_are_of_campaigns_and_without_failures() -> None:
-    assert {"fuzz", "kills", "arrays", "threads", "engines"} <= set(RECORDS) <= set(CAMPAIGNS)
+    assert {"fuzz", "kills", "arrays", "threads", "engines", "mutants"} <= set(RECORDS) <= set(CAMPAIGNS)
     assert {name: record["failures"] for name, record in RECORDS.items() if record["failures"]} == {}
 
 
@@ -25,3 +25,10 @@ def test_the_attacks_were_as_large_as_is_claimed() -> None:
     assert RECORDS["fuzz"]["figures"]["inputs"] >= 200_000
     assert RECORDS["threads"]["figures"]["one-row logits"] >= 100_000
     assert RECORDS["kills"]["figures"]["kill"] >= 1_000
+
+
+def test_every_folder_s_tests_notice_nine_mutants_of_ten() -> None:
+    figures = RECORDS["mutants"]["figures"]
+    assert figures["total"] >= 250
+    assert set(figures["scores"]) >= {"cli", "explore", "formats", "generate", "kernels", "models", "ops", "train"}
+    assert min(figures["scores"].values()) >= 0.9
