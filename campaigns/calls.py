@@ -70,6 +70,11 @@ def swiglu(rng: Rng) -> list[Any]:
     return [gate, normal(rng, *gate.shape)]
 
 
+def dropout(rng: Rng) -> list[Any]:
+    (x,) = activation(rng)
+    return [x, (2 * (rng.random(x.shape) < 0.5)).astype(np.float32)]
+
+
 def embedding(rng: Rng) -> list[Any]:
     v, c = sizes(rng, 2, 1, 20)
     return [rng.integers(0, v, _rows(rng)), normal(rng, v, c)]
@@ -86,21 +91,21 @@ def _targets(rng: Rng, v: int, lead: tuple[int, ...]) -> np.ndarray:
     return targets
 
 
+def _keep(rng: Rng, *shape: int) -> np.ndarray | None:
+    """A dropout pattern, or none."""
+    return (2 * (rng.random(shape) < 0.5)).astype(np.float32) if rng.random() < 0.4 else None
+
+
 def attention(rng: Rng, group: int = 1) -> list[Any]:
     b, h, n, more, dk, dv = sizes(rng, 6, 1, 9)
     n, more = n * int(rng.choice([1, 4])), more - 1
     q, k, v = normal(rng, b, group * h, n, dk), normal(rng, b, h, n + more, dk), normal(rng, b, h, n + more, dv)
     start = rng.integers(0, n + more + 1, (b, 1, n)) if rng.random() < 0.4 else None
-    return [q, k, v, bool(rng.random() < 0.7), start]
+    return [q, k, v, bool(rng.random() < 0.7), start, _keep(rng, *q.shape[:3], n + more)]
 
 
 def grouped_query(rng: Rng) -> list[Any]:
     return attention(rng, int(rng.integers(1, 4)))
-
-
-def self_attention(rng: Rng) -> list[Any]:
-    b, t, h, dk, dv = sizes(rng, 5, 1, 8)
-    return [normal(rng, b, 3 * t, h * (2 * dk + dv)), h, dk, True, None]
 
 
 def rope(rng: Rng) -> list[Any]:
@@ -112,8 +117,8 @@ def rope(rng: Rng) -> list[Any]:
 def lora_linear(rng: Rng) -> list[Any]:
     x, weight, bias = linear(rng) if rng.random() < 0.7 else quantized_linear(rng)
     r = int(rng.integers(1, 6))
-    keep = (2 * (rng.random(x.shape) < 0.5)).astype(np.float32) if rng.random() < 0.4 else None
-    return [x, weight, bias, normal(rng, weight.shape[0], r), normal(rng, r, weight.shape[1]), 0.5, keep]
+    low_rank = normal(rng, weight.shape[0], r), normal(rng, r, weight.shape[1])
+    return [x, weight, bias, *low_rank, 0.5, _keep(rng, *x.shape)]
 
 
 def logits_loss(rng: Rng) -> list[Any]:
@@ -133,25 +138,10 @@ def _logits_loss_formula_backward(dloss: float, saved: Any) -> Any:
     return dx, dweight.T, dbias
 
 
-def _self_attention_formula(qkv: Any, n_head: int, key_width: int, causal: bool, start: Any) -> tuple[Any, Any]:
-    b, t, _ = qkv.shape
-    qk = n_head * key_width
-    parts = np.split(qkv, [qk, 2 * qk], axis=-1)
-    q, k, v = (x.reshape(b, t, n_head, x.shape[-1] // n_head).swapaxes(1, 2) for x in parts)
-    y, saved = ops.attention_forward(q, k, v, causal, start)
-    return y.swapaxes(1, 2).reshape(b, t, -1), (saved, n_head)
-
-
-def _self_attention_formula_backward(dy: Any, saved: Any) -> Any:
-    b, t, width = dy.shape
-    up = dy.reshape(b, t, saved[1], width // saved[1]).swapaxes(1, 2)
-    grads = ops.attention_backward(up, saved[0])
-    return np.concatenate([x.swapaxes(1, 2).reshape(b, t, -1) for x in grads], axis=-1)
-
-
 MAKERS: dict[str, tuple[str, Callable[[Rng], list[Any]]]] = {
     "attention": ("attention", attention),
     "cross_entropy": ("cross_entropy", cross_entropy),
+    "dropout": ("dropout", dropout),
     "embedding": ("embedding", embedding),
     "frozen_linear": ("frozen_linear", linear),
     "frozen_linear of blocks": ("frozen_linear", quantized_linear),
@@ -166,7 +156,6 @@ MAKERS: dict[str, tuple[str, Callable[[Rng], list[Any]]]] = {
     "relu": ("relu", activation),
     "rms_norm": ("rms_norm", rms_norm),
     "rope": ("rope", rope),
-    "self_attention": ("self_attention", self_attention),
     "swiglu": ("swiglu", swiglu),
 }
 FORMULAS: dict[str, Callable[..., Any]] = {
@@ -174,8 +163,6 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "logits_loss_backward": _logits_loss_formula_backward,
     "frozen_logits_loss_forward": _logits_loss_formula,
     "frozen_logits_loss_backward": lambda dloss, saved: _logits_loss_formula_backward(dloss, saved)[0],
-    "self_attention_forward": _self_attention_formula,
-    "self_attention_backward": _self_attention_formula_backward,
 }
 
 

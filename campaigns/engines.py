@@ -137,7 +137,7 @@ def attempt(seed: int, index: int) -> tuple[str, list[str], float]:
     close = KINK if "'relu'" in words else CLOSE
     wrong, worst = [], 0.0
     try:
-        pool._threads = threads if pool.layer().__name__ == "omppool" else min(threads, pool._most)
+        pool.set_threads(threads)
         for engine in ("numpy", "numba"):
             found, grads = models[engine].loss_and_grads(**asked)
             if not abs(found - loss) <= LOSS * abs(loss):
@@ -152,7 +152,7 @@ def attempt(seed: int, index: int) -> tuple[str, list[str], float]:
                 if not error <= limit:
                     wrong.append(f"{engine}: the gradient of {name} is off by {error:.1e}, more than {limit:.1e}")
     finally:
-        pool._threads = before
+        pool.set_threads(before)
     return f"{words}, threads {threads}", wrong, worst
 
 

@@ -1,7 +1,8 @@
 """Several Python threads at once, switched as often as Python can: every result must have the bits of one alone.
 
 Two threads ask a small model for one row of logits, again and again, and those calls are counted. Beside them others
-generate with a cache (floats, 8 bits, LLaMA) and compute gradients, on the same model or on their own.
+generate with a cache (floats, 8 bits, LLaMA) and compute gradients, on the same model or on their own; two of them ask
+for the same step, which is recorded once and replayed by both.
 """
 
 from __future__ import annotations
@@ -57,13 +58,17 @@ def works(seed: int) -> tuple[Work, dict[str, Work]]:
     def generates(model: Model) -> Work:
         return lambda i: bits(model.generate(rows[i], 6, seed=i))
 
+    def gradients(i: int) -> bytes:
+        return bits(gpt2.loss_and_grads(np.repeat(rows[i], 4, 0)))
+
     return lambda i: bits(gpt2.logits(rows[i, :, :1])), {
         "generation": generates(gpt2),
-        "gradients": lambda i: bits(gpt2.loss_and_grads(np.repeat(rows[i], 3, 0))),
+        "gradients": gradients,
         "generation in 8 bits": generates(small),
         "generation of LLaMA": generates(llama),
         "gradients of LLaMA": lambda i: bits(llama.loss_and_grads(rows[i])),
         "logits of LLaMA": lambda i: bits(llama.logits(rows[i, :, :1])),
+        "the same gradients": gradients,
     }
 
 

@@ -1,10 +1,13 @@
-"""What holds for every test: in CI nothing is skipped, and random examples have a seed that repeats them."""
+"""What holds for every test: in CI nothing is skipped, and random examples have a seed that repeats them.
+
+And how many threads kernels run on.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several test processes share the cores
 
@@ -28,6 +31,28 @@ def fresh(request: pytest.FixtureRequest) -> int:
     seed = secrets.randbits(31) if given is None else int(given)
     print(f"a fresh seed, {seed}; --hypothesis-seed={seed} repeats it")
     return seed
+
+
+@pytest.fixture
+def on_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Lets kernels run on so many threads, whatever the number of cores."""
+    from onfoot.kernels import pool
+
+    before = pool.threads()
+
+    def on(n: int) -> None:
+        monkeypatch.setattr(pool, "_most", max(n, pool._most))
+        pool.set_threads(n)
+
+    yield on
+    pool.set_threads(before)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest, on_threads: Callable[[int], None]) -> int:
+    """A test on 1, 2 and 3 threads."""
+    on_threads(request.param)
+    return int(request.param)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

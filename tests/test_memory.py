@@ -1,4 +1,4 @@
-"""The memory of a run on paper, against what processes really need."""
+"""The memory that a recording says a run will need, against what processes really need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOBS = {
     "recomputed": Job(replace(CONFIG, n_layer=12), 6, 256, clip=False, recompute=True),
     "lora": Job(CONFIG, 4, 256, lora=16),
     "llama": Job(LLAMA, 8, 512),
-    "in one": Job(replace(CONFIG, n_layer=8, n_embd=128, vocab_size=300), 24, 512),
+    "small": Job(replace(CONFIG, n_layer=8, n_embd=128, vocab_size=300), 24, 512),
 }
 
 PEAK = """
@@ -56,7 +56,7 @@ print(peak_bytes())
 @pytest.mark.optional("only Linux has /proc")
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak of a process is read from /proc")
 @pytest.mark.parametrize("name", JOBS)
-def test_the_peak_of_a_run_is_predicted_within_ten_percent(name: str) -> None:
+def test_the_peak_of_a_run_is_predicted_within_three_percent(name: str) -> None:
     job = JOBS[name]
     numbers = [job.batch, job.tokens, job.lora, int(job.clip), int(job.recompute)]
     done = subprocess.run(
@@ -67,7 +67,7 @@ def test_the_peak_of_a_run_is_predicted_within_ten_percent(name: str) -> None:
         check=True,
     )
     measured = int(done.stdout.split()[-1])
-    assert plan(job).peak == pytest.approx(measured, rel=0.1)
+    assert plan(job).peak == pytest.approx(measured, rel=0.03)
 
 
 def test_each_option_saves_what_it_says() -> None:
@@ -78,7 +78,7 @@ def test_each_option_saves_what_it_says() -> None:
     assert advice(job, 0) == []  # nothing fits into nothing
     blocks = [plan(Job(replace(CONFIG, n_layer=n), 8, 512, recompute=True, clip=False)) for n in (6, 12)]
     kept = [plan(Job(replace(CONFIG, n_layer=n), 8, 512, clip=False)) for n in (6, 12)]
-    assert blocks[1].activations - blocks[0].activations < 0.15 * (kept[1].activations - kept[0].activations)
+    assert blocks[1].arena - blocks[0].arena < 0.15 * (kept[1].arena - kept[0].arena)
 
 
 def test_the_command_says_the_peak_and_refuses_what_makes_no_sense() -> None:

@@ -1,4 +1,4 @@
-"""The plan of a run's memory, part by part: what is counted by hand from the sizes, and what each option saves."""
+"""The plan of a run's memory, part by part: what can be counted by hand, and what each option saves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_weights_and_means_are_counted() -> None:
     planned = plan(JOB)
     assert planned.weights == 4 * N and planned.moments == 2 * 4 * N
     assert 50 << 20 <= PROGRAM <= 200 << 20
-    parts = (planned.weights, planned.moments, planned.activations, planned.gradients, planned.working, PROGRAM)
+    parts = (planned.weights, planned.moments, planned.arena, planned.gradients, PROGRAM)
     assert planned.peak == sum(parts)
 
 
@@ -28,12 +28,12 @@ def test_an_adapters_means_are_its_own_and_a_quantised_base_is_small() -> None:
     assert lora.weights == 4 * (N + companions) and lora.moments == 2 * 4 * companions
     small = plan(replace(JOB, lora=16, quantized=True))
     linear = 12 * 12 * 768**2 + 50257 * 768
-    assert small.weights == pytest.approx(4 * (N - linear + companions) + 1.1875 * linear, rel=1e-6)
+    assert small.weights == 4 * (N - linear + companions) + linear + 2 * linear // 32  # a code each, a scale for 32
 
 
 def test_clipping_keeps_all_gradients_at_once() -> None:
     tight = Job(CONFIG, 1, 64)
-    assert plan(tight).gradients == 4 * N
+    assert plan(tight).gradients == pytest.approx(4 * N, abs=64)  # and the loss
     assert plan(replace(tight, clip=False)).gradients < 4 * N / 2
 
 

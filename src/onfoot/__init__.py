@@ -2,8 +2,20 @@
 
 from onfoot.config import PRESETS, GPT2Config, LlamaConfig, preset
 from onfoot.models.model import Model, create, load
+from onfoot.threads import set_threads
 from onfoot.train.optimizer import AdamW
 
 __version__ = "0.1.0"
 
-__all__ = ["PRESETS", "AdamW", "GPT2Config", "LlamaConfig", "Model", "__version__", "create", "load", "preset"]
+__all__ = [
+    "PRESETS",
+    "AdamW",
+    "GPT2Config",
+    "LlamaConfig",
+    "Model",
+    "__version__",
+    "create",
+    "load",
+    "preset",
+    "set_threads",
+]

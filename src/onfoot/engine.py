@@ -56,6 +56,11 @@ class Engine:
         """Whether norms and activations are computed so fast that they need not be kept for the backward pass."""
         return self.name == "numba"
 
+    @property
+    def records(self) -> bool:
+        """Whether a step on this engine is recorded once, and replayed from then on."""
+        return self.name == "numba"
+
     def has(self, name: str) -> bool:
         """Whether this engine does in one what others do in several pairs (`logits_loss_forward`)."""
         return name in self.table

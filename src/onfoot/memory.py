@@ -1,35 +1,24 @@
-"""How much memory a run will need, counted on paper: the peak of a step on the engine "numba" in float32.
+"""How much memory a step will need, from its recording: the step is recorded on arrays that have no memory.
 
-What is always there (weights, running means) and what a step makes: the activations that its backward pass needs, the
-gradients until they are used up, and the working memory of the head. The peak of a step is at one of two moments: at
-the end of the forward pass, when all activations exist, or at the end of the backward pass, when all gradients do.
+What is always there (weights, running means), the arena of the step (activations and all that passes by, exact), and
+the gradients until they are used up. The peak is that of the engine "numba" in float32.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from typing import Any
 
-from onfoot.config import Config, GPT2Config
-from onfoot.kernels import LOGITS, done_in_one
-from onfoot.kernels.pool import threads
-from onfoot.models.params import (
-    block_shapes,
-    count,
-    default_targets,
-    linear_shapes,
-    lora_count,
-    quantizable,
-    shapes,
-    token_table,
-)
-from onfoot.models.run import LARGE
-from onfoot.ops.activation import ACTIVATIONS
+import numpy as np
+
+from onfoot.config import Config
+from onfoot.engine import Engine, get_engine
+from onfoot.models.model import Model
+from onfoot.models.params import quantizable, shapes
+from onfoot.quantized import BLOCK, QuantizedWeight
 
 FLOAT = 4  # bytes
-GELU = "gelu_tanh"  # the only one that is done in one
-PROGRAM = 115 << 20  # Python, NumPy, LLVM and the machine code of the kernels
-BLOCK_BYTES = 1 + 2 / 32 + 4 / 32  # of a number in 8-bit blocks: the code, its share of the scale and of its float
+PROGRAM = 100 << 20  # Python, NumPy, LLVM and the machine code of the kernels
 
 
 @dataclass(frozen=True)
@@ -39,7 +28,7 @@ class Job:
     config: Config
     batch: int
     tokens: int
-    lora: int = 0  # the rank of companions beside all linear layers of the blocks; 0: all weights train
+    lora: int = 0  # the rank of LoRA beside all linear layers of the blocks; 0: all weights train
     quantized: bool = False
     clip: bool = True  # gradients are kept until their norm is known
     recompute: bool = False
@@ -51,90 +40,58 @@ class Plan:
 
     weights: int
     moments: int
-    activations: int
+    arena: int
     gradients: int
-    working: int
     program: int = PROGRAM
 
     @property
     def peak(self) -> int:
-        return self.weights + self.moments + self.activations + self.gradients + self.working + self.program
+        return self.weights + self.moments + self.arena + self.gradients + self.program
+
+
+class _OnPaper(Engine):
+    """The engine "numba", whose parameters are address space without memory."""
+
+    def __init__(self) -> None:
+        from onfoot.recording.recorder import Recorder
+
+        real = get_engine("numba")
+        super().__init__(real.name, real.table, np.asarray)
+        self._space = Recorder(threads=1)
+
+    def empty(self, shape: Any, dtype: Any) -> np.ndarray:
+        return np.asarray(self._space.empty(shape, dtype))
+
+    def own(self, x: Any, dtype: str) -> Any:
+        return self.empty(x.shape, dtype)
+
+
+def model_on_paper(job: Job) -> Model:
+    """The model of a job, without memory for its parameters: good for nothing but to be recorded."""
+    engine = _OnPaper()
+    nothing = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes(job.config).items()}
+    model = Model(job.config, nothing, "float32", engine)
+    if job.quantized:
+        for name, out_in in quantizable(job.config).items():
+            rows, columns = model.params[name].shape if out_in else model.params[name].shape[::-1]
+            codes = engine.empty((rows, columns // BLOCK, BLOCK), np.int8)
+            blocks = QuantizedWeight("Q8_0", codes, engine.empty((rows, columns // BLOCK), np.float16))
+            model.params[name] = blocks if out_in else blocks.T
+        model.use_adapter(None)
+    if job.lora:
+        model.add_lora(r=job.lora)
+    model.recompute = job.recompute
+    return model
 
 
 def plan(job: Job) -> Plan:
-    """The memory of one step at its peak."""
-    config, rows = job.config, job.batch * job.tokens
-    sizes = {name: math.prod(shape) for name, shape in shapes(config).items()}
-    total = count(shapes(config))
-    table = sizes[token_table(config)]
-    small = sum(sizes[name] for name in quantizable(config)) if job.quantized else 0
-    companions = _companions(job)
-    trainable = companions if job.lora else total
-    weights = FLOAT * (total - small + companions) + int(BLOCK_BYTES * small)
-    moments = 2 * FLOAT * trainable
-    if _in_one(job):
-        kept, passing = _in_one_numbers(config, rows)
-        gradients = threads() * trainable  # every thread's part of them
-        return Plan(weights, moments, FLOAT * config.n_layer * kept, FLOAT * gradients, FLOAT * passing)
-    kept, passing = _block(config, rows, job.lora)
-    activations = config.n_layer * rows * config.n_embd + kept if job.recompute else config.n_layer * kept
-    part = min(LOGITS, rows * config.vocab_size)
-    head = 0 if job.lora else (table if config.tie_word_embeddings else sizes["lm_head.weight"])
-    written = min(2 << 20, table) if job.quantized else 0
-    forward_end = FLOAT * (activations + part + 2 * rows * config.n_embd + written), FLOAT * head
-    block = (trainable - head) // max(config.n_layer, 1)
-    all_made = trainable if job.clip else max(head, block)
-    beside = config.n_layer * rows * config.n_embd if job.recompute else 0
-    backward_end = FLOAT * (kept + passing + beside), FLOAT * all_made
-    working, gradients = max(forward_end, backward_end, key=sum)
-    held = FLOAT * activations if (working, gradients) == forward_end else FLOAT * kept
-    return Plan(weights, moments, held, gradients, working - held)
+    """The memory of one step at its peak; a ValueError where there are no kernels, which it is measured by."""
+    from onfoot.models.recorded import step_memory
 
-
-def _companions(job: Job) -> int:
-    if not job.lora:
-        return 0
-    ends = default_targets(job.config)
-    layers = [size for name, size in linear_shapes(job.config).items() if name.endswith(ends)]
-    return lora_count(layers, job.lora)
-
-
-def _in_one(job: Job) -> bool:
-    """Whether the whole pass is done in one: the model is small, and no adapter or recomputation comes between."""
-    config = job.config
-    if not isinstance(config, GPT2Config) or job.lora or job.recompute:
-        return False
-    drops = config.attn_pdrop or config.embd_pdrop or config.resid_pdrop
-    if ACTIVATIONS[config.activation_function] != GELU or config.lm_head_bias or drops:
-        return False
-    vocabulary, block, total = config.vocab_size, count(block_shapes(config)), count(shapes(config))
-    return done_in_one(job.batch, job.tokens, vocabulary, vocabulary * config.n_embd, block, total, threads())
-
-
-def _in_one_numbers(config: Config, rows: int) -> tuple[int, int]:
-    """Where a pass is done in one: numbers that a block keeps, and those that exist once for all blocks."""
-    width, inner, values, qkv = _widths(config)
-    kept = 2 * width + qkv + values + 2 * inner + config.n_head + 4
-    return rows * kept, rows * (inner + 8 * width + values + qkv + config.vocab_size)
-
-
-def _widths(config: Config) -> tuple[int, int, int, int]:
-    """Of the stream, inside the MLP, of all heads' values, and of q | k | v."""
-    values, queries = config.n_head * config.value_width, config.n_head * config.key_width
-    shared = 1 if isinstance(config, GPT2Config) else config.n_head // config.n_kv_head
-    return config.n_embd, config.inner_width, values, queries + (queries + values) // shared
-
-
-def _block(config: Config, rows: int, lora: int) -> tuple[int, int]:
-    """Numbers that one block keeps for its backward pass, and those that pass through it there."""
-    width, inner, values, qkv = _widths(config)
-    lean = rows * width >= LARGE  # norms and activations are then computed again
-    if isinstance(config, GPT2Config):
-        kept = 2 * width + qkv + values + inner + config.n_head + (0 if lean else 2 * width + inner)
-    else:
-        kept = 4 * width + qkv + values + 3 * inner + config.n_head
-    passing = 2 * inner + 3 * width + qkv
-    return rows * (kept + 8 * lora), rows * passing
+    model = model_on_paper(job)
+    arena, gradients = step_memory(model, np.zeros((job.batch, job.tokens), np.int64), job.clip)
+    weights = sum(p.nbytes for p in model.params.values())
+    return Plan(weights, 2 * FLOAT * model.n_trainable, arena, gradients)
 
 
 def advice(job: Job, limit: int) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ def test_results_do_not_depend_on_other_threads() -> None:
 
     outcome = threads.run(500, seed=15)
     assert outcome.failures == []
-    assert outcome.figures["one-row logits"] == 500 and len(outcome.figures) == 8  # each kind of work was done
+    assert outcome.figures["one-row logits"] == 500 and len(outcome.figures) == 9  # each kind of work was done
 
 
 def test_a_wrong_result_would_be_seen() -> None:

@@ -79,7 +79,7 @@ def test_the_kv_cache_is_as_large_as_the_one_that_generation_makes(file: Path, t
     model = onfoot.load(file)
     model.save(tmp_path / "folder")
     cache = KVCache(10)
-    step(model, model.new_run(keep_saved=False), np.array([[1, 2, 3]]), np.zeros(1, np.int64), cache)
+    step(model, np.array([[1, 2, 3]]), np.zeros(1, np.int64), cache)
     per_token = cache.n_numbers // 10
     for where in (file, tmp_path / "folder"):
         shown = row(info(where), "KV cache")

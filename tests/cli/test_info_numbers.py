@@ -117,8 +117,8 @@ def test_memory_is_shown_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"{job.batch} × {job.tokens} tokens" in output
         numbers = {
             "weights": planned.weights, "AdamW's running means": planned.moments,
-            "activations for the backward pass": planned.activations, "gradients at the peak": planned.gradients,
-            "working memory": planned.working, "Python and the kernels": planned.program, "peak": planned.peak,
+            "activations and working memory": planned.arena, "gradients at the peak": planned.gradients,
+            "Python and the kernels": planned.program, "peak": planned.peak,
         }  # fmt: skip
         for name, size in numbers.items():
             assert row(output, name) == f"{size / 1e6:,.0f}", (typed, name)

@@ -38,9 +38,9 @@ def test_cached_logits_equal_uncached_ones_whatever_the_pieces(pieces: list[int]
     m = model(engine=engine)
     tokens = np.random.default_rng(0).integers(0, 31, (3, 11))
     full = to_numpy(m.logits(tokens))
-    cache, place, run = KVCache(11), 0, m.new_run(keep_saved=False)
+    cache, place = KVCache(11), 0
     for n in pieces:
-        logits = to_numpy(step(m, run, tokens[:, place : place + n], np.zeros(3, int), cache))
+        logits = to_numpy(step(m, tokens[:, place : place + n], np.zeros(3, int), cache))
         place += n
         assert_close(logits, full[:, place - 1], 1e-12)
 
@@ -63,10 +63,10 @@ def test_a_step_computes_one_row_of_everything_and_one_row_of_scores() -> None:
 
     table = m.engine.table
     m.engine.table = {n: counted(n, op) if n.endswith("_forward") else op for n, op in table.items()}
-    cache, run = KVCache(24), m.new_run(keep_saved=False)
+    cache = KVCache(24)
     for pieces in (np.zeros((1, 10), int), *[np.zeros((1, 1), int)] * 14):
         rows.append(set()), scores.append([])
-        step(m, run, pieces, np.zeros(1, int), cache)
+        step(m, pieces, np.zeros(1, int), cache)
     assert rows == [{10, 1}] + [{1}] * 14  # of a prompt's last token alone there are logits
     assert scores == [[(10, 10)] * 2] + [[(1, held)] * 2 for held in range(11, 25)]  # two blocks
 

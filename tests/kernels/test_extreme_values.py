@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onfoot import kernels, ops
+from onfoot.ops.dropout import dropout_pattern
 
 pytest.importorskip("numba")
 TABLE = kernels.table()
@@ -83,8 +84,9 @@ def test_the_running_mean_of_squares_grows_by_one_minus_beta(beta: float) -> Non
 @pytest.mark.parametrize("scale", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize("pair", ["attention", "grouped_query"])
 @pytest.mark.parametrize("tokens", [5, 40, 130])
+@pytest.mark.parametrize("dropped", [False, True])
 def test_each_gradient_of_attention_is_right_by_its_own_norm(
-    pair: str, tokens: int, scale: float, threads: int
+    dropped: bool, pair: str, tokens: int, scale: float, threads: int
 ) -> None:
     """Small queries and keys have small gradients of scores: the large gradient of v must not hide their errors."""
     rng = np.random.default_rng(tokens)
@@ -92,9 +94,10 @@ def test_each_gradient_of_attention_is_right_by_its_own_norm(
     q, dy = (rng.standard_normal((2, heads, tokens, 16)).astype(np.float32) for _ in range(2))
     k, v = (rng.standard_normal((2, 2, tokens, 16)).astype(np.float32) for _ in range(2))
     q, k = np.float32(scale) * q, np.float32(scale) * k
-    _, saved = TABLE[f"{pair}_forward"](q, k, v)
+    keep = dropout_pattern((2, heads, tokens, tokens), 0.3, tokens) if dropped else None
+    _, saved = TABLE[f"{pair}_forward"](q, k, v, True, None, keep)
     ours = TABLE[f"{pair}_backward"](dy, saved)
-    _, exact = getattr(ops, f"{pair}_forward")(*(x.astype(np.float64) for x in (q, k, v)))
+    _, exact = getattr(ops, f"{pair}_forward")(*(x.astype(np.float64) for x in (q, k, v)), True, None, keep)
     truth = getattr(ops, f"{pair}_backward")(dy.astype(np.float64), exact)
     for name, mine, right in zip("qkv", ours, truth, strict=True):
         assert np.linalg.norm(mine - right) <= 4e-6 * np.linalg.norm(right), name
@@ -108,8 +111,10 @@ def test_a_query_that_sees_one_key_has_no_gradient_of_scores(pair: str) -> None:
     _, saved = TABLE[f"{pair}_forward"](q, k, v, True, np.arange(11)[None, None])  # each sees itself alone
     dq, dk, dv = TABLE[f"{pair}_backward"](dy, saved)
     assert not dq.any() and not dk.any() and np.abs(dv - dy).max() < 1e-6
-    dq, _, _ = TABLE[f"{pair}_backward"](dy, TABLE[f"{pair}_forward"](q, k, v)[1])
-    assert not dq[..., 0, :].any() and dq[..., 1:, :].any()
+    keep = dropout_pattern((2, 3, 11, 11), 0.3, 0)
+    for dropped in (None, keep):
+        dq, _, _ = TABLE[f"{pair}_backward"](dy, TABLE[f"{pair}_forward"](q, k, v, True, None, dropped)[1])
+        assert not dq[..., 0, :].any() and dq[..., 1:, :].any()
 
 
 def test_equal_values_leave_nothing_of_the_scores_gradient() -> None:
@@ -120,3 +125,16 @@ def test_equal_values_leave_nothing_of_the_scores_gradient() -> None:
     dq, dk, _ = TABLE["attention_backward"](dy, TABLE["attention_forward"](q, k, v)[1])
     size = np.abs(dy @ v.swapaxes(-1, -2)).max()
     assert max(np.abs(dq).max(), np.abs(dk).max()) < 4 * np.finfo(np.float32).eps * size
+
+
+@pytest.mark.parametrize("n", [3, 40])
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("name", ["attention", "grouped_query"])
+def test_attention_weights_of_huge_scores_sum_to_1_on_the_way_back(name: str, scale: float, n: int) -> None:
+    """ρ is computed again there: with Σ ρ = 1, the values' gradients have the sum of the upstream ones."""
+    rng = np.random.default_rng(0)
+    q, k, v, dy = (rng.standard_normal((2, 3, n, 8)).astype(np.float32) for _ in range(4))
+    _, saved = TABLE[f"{name}_forward"](scale * q, scale * k, v)
+    dq, dk, dv = TABLE[f"{name}_backward"](dy, saved)
+    np.testing.assert_allclose(dv.sum(axis=2), dy.sum(axis=2), rtol=1e-4, atol=1e-5)
+    assert np.isfinite(dq).all() and np.isfinite(dk).all()

@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onfoot import kernels, ops
+from onfoot.kernels import attention as attention_kernels
 from onfoot.kernels import pool
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.ops.dropout import dropout_pattern
 
 pytest.importorskip("numba")
 TABLE = kernels.table()
@@ -56,18 +58,31 @@ def cross_entropy(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
     return 4 * normal(rng, n, v), targets, 7.0
 
 
-def attention(rng: np.random.Generator, n: int, causal: bool = True, packed: bool = False) -> tuple[Any, ...]:
+def pattern(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return dropout_pattern(shape, 0.3, int(rng.integers(2**32)))
+
+
+def attention(
+    rng: np.random.Generator, n: int, causal: bool = True, packed: bool = False, dropped: bool = False
+) -> tuple[Any, ...]:
     more, dk, dv = int(rng.integers(0, 40)), int(rng.integers(1, 50)), int(rng.integers(1, 50))
     q, k, v = normal(rng, 2, 3, n, dk), normal(rng, 2, 3, n + more, dk), normal(rng, 2, 3, n + more, dv)
     start = rng.integers(0, np.arange(n) + more + 1, (2, 1, n)) if packed else None
-    return q, k, v, causal, start
+    return q, k, v, causal, start, pattern(rng, 2, 3, n, n + more) if dropped else None
 
 
-def grouped_query(rng: np.random.Generator, n: int, packed: bool = False) -> tuple[Any, ...]:
+def grouped_query(
+    rng: np.random.Generator, n: int, causal: bool = True, packed: bool = False, dropped: bool = False
+) -> tuple[Any, ...]:
     more, d_k, d_v, group = (int(rng.integers(low, high)) for low, high in ((0, 40), (1, 50), (1, 50), (1, 5)))
     q, k, v = normal(rng, 2, 3 * group, n, d_k), normal(rng, 2, 3, n + more, d_k), normal(rng, 2, 3, n + more, d_v)
     start = rng.integers(0, np.arange(n) + more + 1, (2, 1, n)) if packed else None
-    return q, k, v, True, start
+    return q, k, v, causal, start, pattern(rng, 2, 3 * group, n, n + more) if dropped else None
+
+
+def dropout(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
+    shape = n, int(rng.integers(1, 2000))
+    return normal(rng, *shape), pattern(rng, *shape)
 
 
 def rms_norm(rng: np.random.Generator, n: int) -> tuple[Any, ...]:
@@ -97,13 +112,25 @@ CASES: dict[str, tuple[str, Callable[..., tuple[Any, ...]]]] = {
     "attention": ("attention", attention),
     "attention to both sides": ("attention", lambda rng, n: attention(rng, n, causal=False)),
     "attention in packed examples": ("attention", lambda rng, n: attention(rng, n, packed=True)),
+    "attention with dropout": ("attention", lambda rng, n: attention(rng, n, dropped=True)),
+    "attention to both sides with dropout": ("attention", lambda rng, n: attention(rng, n, causal=False, dropped=True)),
+    "attention in packed examples with dropout": (
+        "attention",
+        lambda rng, n: attention(rng, n, packed=True, dropped=True),
+    ),
     "cross_entropy": ("cross_entropy", cross_entropy),
+    "dropout": ("dropout", dropout),
     "embedding": ("embedding", embedding),
     "frozen_linear": ("frozen_linear", linear),
     "gelu_erf": ("gelu_erf", activation),
     "gelu_tanh": ("gelu_tanh", activation),
     "grouped_query": ("grouped_query", grouped_query),
     "grouped_query in packed examples": ("grouped_query", lambda rng, n: grouped_query(rng, n, packed=True)),
+    "grouped_query with dropout": ("grouped_query", lambda rng, n: grouped_query(rng, n, dropped=True)),
+    "grouped_query to both sides in packed examples with dropout": (
+        "grouped_query",
+        lambda rng, n: grouped_query(rng, n, causal=False, packed=True, dropped=True),
+    ),
     "layer_norm": ("layer_norm", layer_norm),
     "linear": ("linear", linear),
     "linear without a bias": ("linear", lambda rng, n: linear(rng, n, bias=False)),
@@ -166,12 +193,14 @@ def test_a_kernel_has_the_output_and_the_gradients_of_its_formula(case: str, n: 
     compare(*CASES[case], n, seed=n, strict=True)
 
 
-@pytest.mark.parametrize("case", ["cross_entropy", "layer_norm", "linear", "lora_linear", "rms_norm", "rope", "swiglu"])
+@pytest.mark.parametrize(
+    "case", ["cross_entropy", "dropout", "layer_norm", "linear", "lora_linear", "rms_norm", "rope", "swiglu"]
+)
 def test_many_rows_are_as_right_as_few(case: str, threads: int) -> None:
     compare(*CASES[case], 1023, seed=5, strict=True)
 
 
-@pytest.mark.parametrize("case", ["attention", "grouped_query"])
+@pytest.mark.parametrize("case", ["attention", "attention with dropout", "grouped_query", "grouped_query with dropout"])
 def test_many_tokens_are_as_right_as_few(case: str, threads: int) -> None:
     compare(*CASES[case], 203, seed=5, strict=True)
 
@@ -197,6 +226,68 @@ def test_two_thread_counts_give_the_same_sums() -> None:
         results.append(outcome(TABLE["linear_forward"], TABLE["linear_backward"], (x, weight, bias), 0))
     pool.set_threads(before)
     assert all((a == b).all() for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if CASES[case][0] in ("attention", "dropout", "grouped_query")]
+)
+def test_attention_and_dropout_have_the_same_bits_on_any_number_of_threads(
+    case: str, on_threads: Callable[[int], None]
+) -> None:
+    name, make = CASES[case]
+    for n in (3, 101):
+        args, results = make(np.random.default_rng(n), n), []
+        for count in (1, 2, 3):
+            on_threads(count)
+            results.append(outcome(TABLE[f"{name}_forward"], TABLE[f"{name}_backward"], args, n))
+        for others in results[1:]:
+            assert all((a == b).all() for a, b in zip(results[0], others, strict=True))
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 2, 3), (1, 1)])
+@pytest.mark.parametrize("n", [2, 37])
+def test_a_dropout_pattern_may_have_any_leading_axes(lead: tuple[int, ...], n: int) -> None:
+    rng = np.random.default_rng(n)
+    args = normal(rng, *lead, n, 5), normal(rng, *lead, n + 3, 5), normal(rng, *lead, n + 3, 7), True, None
+    compare("attention", lambda rng, n: (*args, pattern(rng, *lead, n, n + 3)), n, seed=n)
+
+
+def oddly(keep: np.ndarray) -> list[np.ndarray]:
+    """The same pattern in Fortran order, spread, and unaligned."""
+    spread = np.zeros([2 * n for n in keep.shape], np.float32)[::2, ::2, ::2, ::2]
+    unaligned = np.ndarray(keep.shape, keep.dtype, np.zeros(keep.nbytes + 1, np.uint8), 1)
+    spread[...], unaligned[...] = keep, keep
+    return [np.asfortranarray(keep), spread, unaligned]
+
+
+@pytest.mark.parametrize("name", ["attention", "grouped_query"])
+def test_a_dropout_pattern_is_the_kernels_own_however_it_lies(name: str) -> None:
+    q, k, v, causal, start, keep = attention(np.random.default_rng(0), 37, packed=True, dropped=True)
+    forward, backward = TABLE[f"{name}_forward"], TABLE[f"{name}_backward"]
+    _, saved = forward(q, k, v, causal, start, keep)
+    assert isinstance(saved, attention_kernels.Saved) and np.shares_memory(saved.keep, keep)  # and no ρ
+    right = outcome(forward, backward, (q, k, v, causal, start, keep), 0)
+    for odd in oddly(keep):
+        ours = outcome(forward, backward, (q, k, v, causal, start, odd), 0)
+        assert all((a == b).all() for a, b in zip(ours, right, strict=True))
+
+
+@pytest.mark.parametrize("name", ["attention", "grouped_query"])
+@pytest.mark.parametrize("n", [3, 101])
+def test_what_is_dropped_has_no_part_in_anything(name: str, n: int) -> None:
+    """A query all of whose weights are dropped, a key that all queries drop, and a pattern that keeps all."""
+    q, k, v, causal, start, keep = attention(np.random.default_rng(n), n, dropped=True)
+    forward, backward = TABLE[f"{name}_forward"], TABLE[f"{name}_backward"]
+    keep[:, :, 1] = keep[..., 2] = 0
+    y, dq, dk, dv = outcome(forward, backward, (q, k, v, causal, start, keep), 0)
+    assert not y[:, :, 1].any() and not dq[:, :, 1].any() and not dv[:, :, 2].any()
+    assert y[:, :, 2].any() and dk[:, :, 1].any() and dv[:, :, 1].any()
+    for ours, right in zip(
+        outcome(forward, backward, (q, k, v, causal, start, np.ones_like(keep)), 0),
+        outcome(forward, backward, (q, k, v, causal, start), 0),
+        strict=True,
+    ):
+        assert (ours == right).all()
 
 
 def test_what_kernels_do_not_take_goes_to_the_formulas() -> None:

@@ -16,7 +16,7 @@ import pytest
 from llvmlite import binding
 from machine_code import USE, compilations, in_cache, python, write
 
-from onfoot.kernels import compiler, library, manifest, private, symbols
+from onfoot.kernels import compiler, library, manifest, pool, private, symbols
 
 pytest.importorskip("numba")
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")
@@ -39,10 +39,10 @@ def cut(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "a bit of an object": lambda folder: flip(folder / "product.multiply.o", 3000),
+    "a bit of an object": lambda folder: flip(folder / "product.product.o", 3000),
     "the end of an object": lambda folder: cut(folder / "attention.forward.o"),
     "an empty object": lambda folder: (folder / "linear.backward.o").write_bytes(b""),
-    "an object": lambda folder: (folder / "attention_head.head_forward.o").unlink(),
+    "an object": lambda folder: (folder / "attention.forward.o").unlink(),
     "a bit of the manifest": lambda folder: flip(folder / "manifest", 200),
     "the end of the manifest": lambda folder: cut(folder / "manifest"),
     "the manifest": lambda folder: (folder / "manifest").unlink(),
@@ -328,14 +328,15 @@ def test_the_kernels_need_what_every_machine_has() -> None:
     code = library.code()
     needed = {symbol for data in code.objects.values() for symbol in symbols.undefined(data)}
     assert {symbol for symbol in needed if not symbol.startswith("onfoot.")} <= {
-        "memset", "memcpy", "memmove", "logf", "numba_parallel_for",
+        "memset", "memcpy", "memmove", "logf", *pool.system_functions(),
     }  # fmt: skip
+    assert all(pool.system_functions().values())
     assert {symbol.removeprefix("onfoot.") for symbol in needed if symbol.startswith("onfoot.")} <= code.objects.keys()
 
 
 def ended_by(number: int) -> Callable[[str, Path], subprocess.Popen[str]]:
-    """Proofs of which the first is ended by a signal while it is at "rope"."""
-    start, commands = compiler.start, [f"import os; print('rope', flush=True); os.kill(os.getpid(), {number})"]
+    """Proofs of which the first is ended by a signal while it is at "layer_norm"."""
+    start, commands = compiler.start, [f"import os; print('layer_norm', flush=True); os.kill(os.getpid(), {number})"]
 
     def start_one(module: str, work: Path) -> subprocess.Popen[str]:
         if not commands:
@@ -352,7 +353,7 @@ def test_a_proof_that_crashes_refuses_the_file_it_was_at(tmp_path: Path, monkeyp
     monkeypatch.setattr(compiler, "start", ended_by(signal.SIGSEGV))
     folder = write(tmp_path / "work")
     refused = compiler.prove(folder, manifest.read(folder)).refused
-    assert refused == {"rope": "its proof was ended by SIGSEGV", "decoder": "rope"}
+    assert refused == {"layer_norm": "its proof was ended by SIGSEGV", "rms_norm": "layer_norm"}
 
 
 @posix

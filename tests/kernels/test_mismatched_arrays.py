@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import onfoot
 from onfoot import kernels, ops
-from onfoot.kernels import buffers, pool
+from onfoot.kernels import buffers
 from onfoot.kernels.product import product
 from onfoot.quantized import QuantizedWeight, quantize
 
@@ -24,6 +23,13 @@ def ones(*shape: int) -> np.ndarray:
 
 def saved(pair: str, *args: Any) -> Any:
     return TABLE[f"{pair}_forward"](*args)[1]
+
+
+def cached(**others: np.ndarray) -> Any:
+    """One new token of two sequences behind three in a cache for eight, of which some arrays are others."""
+    right = {"q": ones(2, 4, 1, 6), "k": ones(2, 2, 1, 6), "v": ones(2, 2, 1, 5)}
+    right |= {"keys": ones(2, 2, 8, 6), "values": ones(2, 2, 8, 5), "length": np.array([3])}
+    return TABLE["cached_attention"](**right | others)
 
 
 IDS = np.zeros((2, 3), np.int64)
@@ -73,12 +79,41 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "attention back from fewer queries": lambda: TABLE["attention_backward"](
         ones(1, 2, 4, 4), saved("attention", *[ones(1, 2, 5, 4)] * 3)
     ),
-    "self-attention back from fewer tokens": lambda: TABLE["self_attention_backward"](
-        ones(1, 4, 8), saved("self_attention", ones(1, 5, 24), 2, 4)
-    ),
+    "parts of other rows side by side": lambda: TABLE["side_by_side"]([ones(5, 3), ones(4, 3)]),
     "attention with starts of other queries": lambda: TABLE["attention_forward"](
         *[ones(1, 2, 5, 4)] * 3, True, np.zeros((1, 1, 4), np.int64)
     ),
+    "a cached query of two tokens": lambda: cached(q=ones(2, 4, 2, 6)),
+    "two tokens for a cache": lambda: cached(k=ones(2, 2, 2, 6), v=ones(2, 2, 2, 5)),
+    "a cached query wider than the keys": lambda: cached(q=ones(2, 4, 1, 7)),
+    "a cached query of a head too many": lambda: cached(q=ones(2, 5, 1, 6)),
+    "a cached query without heads": lambda: cached(q=ones(2, 1, 6)),
+    "a key wider than its cache": lambda: cached(k=ones(2, 2, 1, 7)),
+    "a value of another width": lambda: cached(v=ones(2, 2, 1, 6)),
+    "values of fewer tokens than keys": lambda: cached(values=ones(2, 2, 7, 5)),
+    "a cache of other sequences": lambda: cached(keys=ones(1, 2, 8, 6), values=ones(1, 2, 8, 5)),
+    "a cache of other heads": lambda: cached(keys=ones(2, 1, 8, 6), values=ones(2, 1, 8, 5)),
+    "starts of other sequences than a cache's": lambda: cached(start=np.zeros(1, np.int64)),
+    "attention that drops weights of other keys": lambda: TABLE["attention_forward"](
+        *[ones(1, 2, 5, 4)] * 3, True, None, ones(1, 2, 5, 6)
+    ),
+    "attention that drops weights of other queries": lambda: TABLE["attention_forward"](
+        *[ones(1, 2, 5, 4)] * 3, True, None, ones(1, 2, 4, 5)
+    ),
+    "attention that drops weights of other heads": lambda: TABLE["attention_forward"](
+        *[ones(1, 2, 5, 4)] * 3, True, None, ones(1, 3, 5, 5)
+    ),
+    "attention back through weights of other keys": lambda: TABLE["attention_backward"](
+        ones(1, 2, 5, 4), saved("attention", *[ones(1, 2, 5, 4)] * 3)._replace(keep=ones(1, 2, 5, 6))
+    ),
+    "attention back through weights of other heads": lambda: TABLE["attention_backward"](
+        ones(1, 2, 5, 4), saved("attention", *[ones(1, 2, 5, 4)] * 3)._replace(keep=ones(1, 1, 5, 5))
+    ),
+    "grouped queries that drop weights of fewer heads": lambda: TABLE["grouped_query_forward"](
+        ones(1, 4, 5, 4), *[ones(1, 2, 5, 4)] * 2, True, None, ones(1, 2, 5, 4)
+    ),
+    "dropout of fewer columns": lambda: TABLE["dropout_forward"](ones(4, 5), ones(4, 6)),
+    "dropout back from fewer rows": lambda: TABLE["dropout_backward"](ones(3, 5), saved("dropout", *[ones(4, 5)] * 2)),
     "cross-entropy with too few targets": lambda: TABLE["cross_entropy_forward"](
         ones(40, 5), np.zeros(30, np.int64), 1.0
     ),
@@ -157,6 +192,8 @@ def test_what_formulas_broadcast_is_broadcast() -> None:
         "linear_forward": (x, ones(5, 3), one),
         "swiglu_forward": (x, row),
         "cross_entropy_forward": (x, np.array([2]), 1.0),
+        "dropout_forward": (x, row),
+        "attention_forward": (*[x.reshape(1, 2, 2, 5)] * 3, True, None, x[:2, :2].copy()),
     }.items():
         right = getattr(ops, name)(*args)[0]
         assert np.allclose(TABLE[name](*args)[0], right, rtol=1e-6), name
@@ -220,29 +257,32 @@ def test_codes_and_scales_of_other_blocks_are_refused() -> None:
         QuantizedWeight("Q4_1", quantize(ones(4, 64), "Q4_1").codes, weight.scale)
 
 
-def test_a_kernel_never_runs_on_more_threads_than_it_has_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_never_runs_on_more_threads_than_it_has_memory_for(
+    monkeypatch: pytest.MonkeyPatch, on_threads: Callable[[int], None]
+) -> None:
     """As when another thread of Python's raises their number between the memory and the call."""
     a, b = np.random.default_rng(0).standard_normal((2, 70, 70)).astype(np.float32)
     real = buffers.scratch
     monkeypatch.setattr("onfoot.kernels.product.scratch", lambda threads, floats: real(1, floats))
-    monkeypatch.setattr(pool, "_threads", pool._most)
+    on_threads(3)
     assert np.allclose(product(a, b), a @ b, atol=1e-4)
 
 
-def test_a_pass_in_one_refuses_targets_of_another_shape() -> None:
-    model = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=8, vocab_size=12))
-    tokens = np.random.default_rng(0).integers(0, 12, (3, 7))
-    params = list(model.params.values())
-    with pytest.raises(ValueError, match=r"targets have shape \(7, 3\), tokens \(3, 7\)"):
-        TABLE["gpt2_pass"](tokens, np.ascontiguousarray(tokens.T), 5.0, params, 1, 1e-5, True)
-
-
-def test_a_cache_that_cannot_be_written_is_not_decoded_into() -> None:
-    model = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=8, vocab_size=12))
-    run = model.new_run(keep_saved=False)
-    names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    layers = [[run.parameters(f"transformer.h.0.{name}") for name in names]]
+def test_a_cache_that_cannot_be_written_is_not_written() -> None:
     keys, values = (np.zeros((1, 2, 8, 4), np.float32) for _ in range(2))
-    assert TABLE["gpt2_decoder"](layers, [(keys, values)], None, 1e-5, "gelu_tanh") is not None
-    values.flags.writeable = False
-    assert TABLE["gpt2_decoder"](layers, [(keys, values)], None, 1e-5, "gelu_tanh") is None
+    new, length = [ones(1, 2, 1, 4)] * 3, np.zeros(1, np.int64)
+    assert TABLE["cached_attention"](*new, keys, values, length) is not None
+    assert (keys[:, :, 0] == 1).all() and (values[:, :, 0] == 1).all() and not keys[:, :, 1:].any()
+    for one in (keys, values):
+        keys[...], values[...], one.flags.writeable = 0, 0, False
+        assert TABLE["cached_attention"](*new, keys, values, length) is None
+        assert not keys.any() and not values.any()
+        one.flags.writeable = True
+
+
+@pytest.mark.parametrize("length", [-1, 8, 1 << 40])
+def test_a_length_beyond_the_cache_is_refused_and_nothing_written(length: int) -> None:
+    keys, values = (np.zeros((1, 2, 8, 4), np.float32) for _ in range(2))
+    with pytest.raises(IndexError, match="room for 8"):
+        cached(keys=keys, values=values, length=np.array([length]))
+    assert not keys.any() and not values.any()

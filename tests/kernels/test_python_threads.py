@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import pytest
 import onfoot
 from onfoot.generate.loop import stream
 from onfoot.generate.sampling import Sampling
+from onfoot.recording.planned import place
+from onfoot.recording.recorder import Recorder
 
 pytest.importorskip("numba")
 CONFIG = onfoot.GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=32, vocab_size=48)
@@ -27,13 +30,14 @@ def test_working_memory_is_a_threads_own() -> None:
     thread.start()
     thread.join()
     assert mine is buffers.scratch(2, 100) and not np.shares_memory(mine, others[0])
-    with buffers.own_scratch():
-        assert not np.shares_memory(mine, buffers.scratch(2, 100))
+    with Recorder(2).recording():
+        places = {place(buffers.scratch(2, 100)) for _ in range(2)}
+    assert len(places) == 2 and place(mine) not in places  # a recording's calls have theirs
     assert mine is buffers.scratch(2, 100)
 
 
 def test_a_generation_may_be_continued_by_another_thread() -> None:
-    """Its decoder has memory of its own: what the first thread computes meanwhile does not reach it."""
+    """Its recording has memory of its own: what the first thread computes meanwhile does not reach it."""
     model = onfoot.create(CONFIG, 1, engine="numba")
     right = model.generate(np.arange(3)[None], 20, temperature=0)[0, 3:]
     tokens = stream(model, [np.arange(3)], 20, Sampling(temperature=0))
@@ -55,6 +59,50 @@ def test_a_generation_may_be_continued_by_another_thread() -> None:
         sys.setswitchinterval(before)
         thread.join()
     assert out == right.tolist()
+
+
+@pytest.mark.parametrize("sequences", [4, 3])  # a list for each of two threads, and one for both
+def test_threads_that_ask_for_one_step_at_once_get_the_bits_of_one_alone(
+    sequences: int, on_threads: Callable[[int], None]
+) -> None:
+    on_threads(2)
+    model = onfoot.create(CONFIG, 1, engine="numba")
+    tokens = np.random.default_rng(0).integers(0, 48, (sequences, 12))
+    loss, right = model.loss_and_grads(tokens)
+    wrong, before = [], sys.getswitchinterval()
+
+    def ask() -> None:
+        for _ in range(60):
+            found, grads = model.loss_and_grads(tokens)
+            wrong.extend(name for name in right if found != loss or (grads[name] != right[name]).any())
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert wrong == [] and len(model._steps) == 1
+
+
+def test_a_step_within_a_step_has_the_bits_of_one_alone(threads: int) -> None:
+    model = onfoot.create(CONFIG, 1, engine="numba")
+    tokens = np.random.default_rng(0).integers(0, 48, (6, 12))
+    loss, right = model.loss_and_grads(tokens)
+    inner: list[tuple[float, dict[str, np.ndarray]]] = []
+    taken: dict[str, np.ndarray] = {}
+
+    def take(name: str, grad: np.ndarray) -> None:
+        taken[name] = grad
+        inner.append(model.loss_and_grads(tokens))
+
+    model.loss_and_grads(tokens, take=take)
+    assert len(inner) == len(right)
+    for found, grads in [*inner, (loss, taken)]:
+        assert found == loss and all((grads[name] == right[name]).all() for name in right)
 
 
 def test_memory_is_handed_back_from_several_threads_at_once() -> None:
@@ -126,4 +174,30 @@ def test_a_forked_process_goes_on_computing_on_one_thread() -> None:
         timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "2", "NUMBA_NUM_THREADS": "2"},
     )
+    assert done.stdout.strip() == "the same", done.stderr
+
+
+THREADS = """
+    import threading
+    import numpy as np
+    from onfoot.kernels import pool
+    from onfoot.kernels.product import product
+
+    pool._most = 4
+    a = np.random.default_rng(0).standard_normal((200, 200)).astype(np.float32)
+    right = product(a, a)
+    for i in range(200):
+        for n in (3, 1, 4, 2):
+            pool.set_threads(n)
+        assert pool.threads() == pool.native.started == 2
+        assert (product(a, a) == right).all()
+        names = [t.name for t in threading.enumerate() if t.name.startswith("onfoot-")]
+        assert names == ["onfoot-1"], names
+    print("the same")
+"""
+
+
+def test_threads_end_before_others_take_their_numbers() -> None:
+    """Two of one number would both work on a kernel, and the next would wait for ever."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "the same", done.stderr

@@ -142,9 +142,9 @@ def test_cached_logits_equal_uncached_ones(pieces: list[int], engine: str) -> No
     model = scrambled_llama(replace(SMALL, **VARIANTS["llama3 scaling"]), 0, engine=engine)
     tokens, _ = batch(SMALL, 0, 3, 11)
     full = to_numpy(model.logits(tokens))
-    cache, place, run = KVCache(11), 0, model.new_run(keep_saved=False)
+    cache, place = KVCache(11), 0
     for n in pieces:
-        logits = to_numpy(step(model, run, tokens[:, place : place + n], np.zeros(3, int), cache))
+        logits = to_numpy(step(model, tokens[:, place : place + n], np.zeros(3, int), cache))
         place += n
         assert_close(logits, full[:, place - 1], 1e-12)
     assert cache.n_numbers == 2 * 2 * 3 * 11 * 3 * 4  # keys and values, blocks, batch, tokens, KV heads, width

@@ -205,12 +205,12 @@ def _environment(*first: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, 1), ("2", 2)])
 def test_threads_are_set_after_numpy_is_loaded_unless_the_user_has_set_them(asked: str | None, expected: int) -> None:
-    from onfoot.train import threads
+    from onfoot import threads
 
     if (os.cpu_count() or 1) < 2:
         pytest.skip("needs two cores")
     code = (
-        "import numpy, threadpoolctl; from onfoot.train import threads\n"
+        "import numpy, threadpoolctl; from onfoot import threads\n"
         "def get(): return max(pool['num_threads'] for pool in threadpoolctl.threadpool_info())\n"
         "before = get(); threads.limit(1); print(before, get())"
     )

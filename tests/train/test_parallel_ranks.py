@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 
 import onfoot
+from onfoot import threads
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.train import finetune, pretrain, threads
+from onfoot.train import finetune, pretrain
 from onfoot.train.buckets import ShardSums, WholeSums
 from onfoot.train.checkpoint import checkpoints, newest_sound
 from onfoot.train.log import Log

@@ -18,12 +18,12 @@ Step = Callable[[], float]
 def trainer(job: Job, lora: bool) -> Step:
     model = onfoot.create(job.config, seed=0)
     if lora:
-        model.add_lora(r=16, alpha=16, targets=["c_attn", "c_proj", "c_fc"])
+        model.add_lora(r=16, alpha=16)  # beside all linear layers of the blocks
     optimizer = onfoot.AdamW(model, lr=3e-4)
     rng = np.random.default_rng(0)
     shape = (job.batch, job.tokens)
     tokens, targets = rng.integers(0, job.config.vocab_size, shape), rng.integers(0, job.config.vocab_size, shape)
-    return lambda: model.train_step(optimizer, tokens, targets)
+    return lambda: model.train_step(optimizer, tokens, targets, clip=job.clip)
 
 
 def generator(job: Job, int8: bool) -> Step:

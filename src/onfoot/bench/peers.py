@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from onfoot.bench.jobs import Job
-from onfoot.config import GPT2Config
+from onfoot.config import Config, GPT2Config, LlamaConfig
+from onfoot.models.params import default_targets
 
 Step = Callable[[], float]
 
@@ -53,9 +54,21 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
+class Llama(nn.Module):
+    """transformers' LLaMA with the loss computed outside of it, where it needs less memory."""
+
+    def __init__(self, c: LlamaConfig) -> None:
+        super().__init__()
+        self.model = _transformers(c)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.model(tokens, use_cache=False).logits
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
 def trainer(job: Job, compiled: bool) -> Step:
     torch.manual_seed(0)
-    model = GPT(job.config)
+    model = Llama(job.config) if isinstance(job.config, LlamaConfig) else GPT(job.config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     run: Any = torch.compile(model) if compiled else model
     tokens, targets = _batch(job)
@@ -64,6 +77,8 @@ def trainer(job: Job, compiled: bool) -> Step:
         optimizer.zero_grad(set_to_none=True)
         loss = run(tokens, targets)
         loss.backward()
+        if job.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), job.clip)
         optimizer.step()
         return float(loss.detach())
 
@@ -71,10 +86,12 @@ def trainer(job: Job, compiled: bool) -> Step:
 
 
 def peft_trainer(job: Job) -> Step:
-    """transformers' GPT-2 under PEFT's LoRA, the loss computed outside the model, where it needs less memory."""
+    """transformers' model under PEFT's LoRA, the loss computed outside the model, where it needs less memory."""
     from peft import LoraConfig, get_peft_model
 
-    settings = LoraConfig(r=16, lora_alpha=16, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True)
+    layers = default_targets(job.config)
+    stored = isinstance(job.config, GPT2Config)
+    settings = LoraConfig(r=16, lora_alpha=16, target_modules=list(layers), fan_in_fan_out=stored)
     model = get_peft_model(_transformers(job.config), settings).train()
     trainable = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=3e-4, fused=True)
@@ -107,14 +124,29 @@ def generator(job: Job) -> Step:
     return step
 
 
-def _transformers(c: GPT2Config) -> Any:
+def _transformers(c: Config) -> Any:
     from transformers import GPT2Config as TheirConfig
     from transformers import GPT2LMHeadModel
 
     torch.manual_seed(0)
+    if isinstance(c, LlamaConfig):
+        return _transformers_llama(c)
     sizes = {name: getattr(c, name) for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")}
     rest: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "attn_implementation": "sdpa"}
     return GPT2LMHeadModel(TheirConfig(**sizes, **rest))
+
+
+def _transformers_llama(c: LlamaConfig) -> Any:
+    from transformers import LlamaConfig as TheirConfig
+    from transformers import LlamaForCausalLM
+
+    names = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "tie_word_embeddings",
+    )  # fmt: skip
+    sizes = {name: getattr(c, name) for name in names}
+    rest: dict[str, Any] = {"attn_implementation": "sdpa"}
+    return LlamaForCausalLM(TheirConfig(**sizes, **rest))
 
 
 def _batch(job: Job) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from onfoot.cli.fields import options_from, refuse_beside
+from onfoot.cli.options import Threads
 from onfoot.cli.train import finish, go_on, next_free
 from onfoot.train.options import FinetuneOptions
 
@@ -32,6 +33,7 @@ def finetune(
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run to go on with, as it was begun.", show_default=False)
     ] = None,
+    threads: Threads = None,
     **values: Any,
 ) -> None:
     """Fine-tune a model on prompts and completions: LoRA companions by default, all weights with --full.

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from onfoot.cli.console import show_text
-from onfoot.cli.options import parse_tokens
+from onfoot.cli.options import Threads, parse_tokens
 from onfoot.engine import ENGINES
 from onfoot.formats.files import read_text
 from onfoot.terminal import for_terminal
@@ -58,6 +58,7 @@ def generate(
     slide: Annotated[bool, typer.Option(help="Beyond the context, go on with its last half.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     engine: Annotated[str, typer.Option(help=f"auto, {', '.join(ENGINES)}.")] = "auto",
+    threads: Threads = None,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Weights in 8 bits (a GGUF file's own blocks): faster, smaller.")
     ] = False,

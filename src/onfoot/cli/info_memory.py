@@ -44,9 +44,8 @@ def show_memory(job: Job) -> None:
     parts = [
         ("weights", planned.weights),
         ("AdamW's running means", planned.moments),
-        ("activations for the backward pass", planned.activations),
+        ("activations and working memory", planned.arena),
         ("gradients at the peak", planned.gradients),
-        ("working memory", planned.working),
         ("Python and the kernels", planned.program),
         ("peak", planned.peak),
     ]

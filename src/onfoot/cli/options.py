@@ -32,6 +32,26 @@ Causal = Annotated[bool | None, _option("--causal/--no-causal", text="Tokens see
 Activation = Annotated[str | None, _option("--activation", text="gelu_new, gelu or relu.")]
 
 
+def _set_threads(n: int | None) -> int | None:
+    if n is not None:
+        from onfoot.threads import set_threads
+
+        set_threads(n)
+    return n
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        help="Threads to compute with; by default one per core. Fewer on a machine that others use too.",
+        show_default=False,
+        callback=_set_threads,
+    ),
+]
+
+
 class Format(str, Enum):
     """How a result is written."""
 

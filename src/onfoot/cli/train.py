@@ -12,6 +12,7 @@ import typer
 
 from onfoot.cli.console import show_text
 from onfoot.cli.fields import given, options_from, refuse_beside
+from onfoot.cli.options import Threads
 from onfoot.train.options import TrainOptions
 
 SIZES = ("n_layer", "n_head", "n_embd")
@@ -33,6 +34,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Folder of a run to go on with, as it was begun.", show_default=False)
     ] = None,
+    threads: Threads = None,
     **values: Any,
 ) -> None:
     """Train a GPT on text files. Without any, on the Python language reference that every Python carries."""
@@ -59,7 +61,7 @@ def next_free(parent: Path, name: str) -> Path:
 
 def go_on(context: typer.Context, run: Path, resume: Callable[[Path], tuple[Trainer, list[str]]]) -> None:
     """Resumes a run with the options it was begun with."""
-    others = [name for name in given(context) if name != "resume"]
+    others = [name for name in given(context) if name not in ("resume", "threads")]
     if others:
         raise ValueError(
             f"--resume goes on with the options that the run was begun with; leave out {', '.join(others)}"

@@ -16,8 +16,8 @@ COMMENT = re.compile(r"# eq ((?:\d+(?:\.[a-d])?|[A-Z]+\.\d+)(?:, (?:\d+(?:\.[a-d
 # what no equation names: sums, and error signals that pass a sum unchanged
 PLAIN = {
     "a_1": r"a_tok \+ a_pos",
-    "a_5": r"# a_1 \+ a_4",
-    "a_10": r"# a_5 \+ a_9",
+    "a_5": r"# a_5 = a_1 \+ a_4",
+    "a_10": r"# a_10 = a_5 \+ a_9",
     "Δ_4": r"# Δ_4 = ",
     "Δ_9": r"# Δ_9 = ",
     "∂ρ": r"\bdrho = dy @",

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from onfoot.arrays import Array, zeros_like_shape
+from onfoot.recording.planned import NotRecorded, Planned
 
 
 class KVCache:
@@ -16,25 +19,35 @@ class KVCache:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.length = 0  # tokens in the cache; the model's caller advances it once a pass
-        self._blocks: dict[int, tuple[Array, Array]] = {}
-        self.decoder: Any = None  # what an engine keeps from token to token
+        self.lengths = np.zeros(1, np.int64)  # where kernels read the length
+        self._blocks: dict[str, tuple[Array, Array]] = {}
+        self.step: Any = None  # the recording of one more token, if there is one
 
-    def extend(self, block: int, k: Array, v: Array) -> tuple[Array, Array]:
-        """Appends new tokens' k and v, (B, H, T, D), and returns all of them so far."""
-        if block not in self._blocks:
+    @property
+    def length(self) -> int:
+        """Tokens in the cache; the model's caller advances it once per pass."""
+        return int(self.lengths[0])
+
+    @length.setter
+    def length(self, n: int) -> None:
+        self.lengths[0] = n
+
+    def room(self, layer: str, k: Array, v: Array) -> tuple[Array, Array]:
+        """A layer's keys and values with all their room, (B, H, capacity, D)."""
+        if layer not in self._blocks:
             room = [zeros_like_shape((*x.shape[:2], self.capacity, x.shape[3]), x) for x in (k, v)]
-            self._blocks[block] = (room[0], room[1])
-        keys, values = self._blocks[block]
+            self._blocks[layer] = (room[0], room[1])
+        return self._blocks[layer]
+
+    def extend(self, layer: str, k: Array, v: Array) -> tuple[Array, Array]:
+        """Appends new tokens' k and v, (B, H, T, D), and returns all of them so far."""
+        if isinstance(k, Planned):
+            raise NotRecorded("keys and values are copied by NumPy")
+        keys, values = self.room(layer, k, v)
         end = self.length + k.shape[2]
         keys[:, :, self.length : end] = k
         values[:, :, self.length : end] = v
         return keys[:, :, :end], values[:, :, :end]
-
-    @property
-    def blocks(self) -> list[tuple[Array, Array]]:
-        """Each block's keys and values, (B, H, capacity, D), once there are any."""
-        return [self._blocks[b] for b in range(len(self._blocks))]
 
     @property
     def n_numbers(self) -> int:

@@ -13,7 +13,6 @@ from onfoot.generate.sampling import Sampling, next_token
 from onfoot.models import inputs
 from onfoot.models.families import network
 from onfoot.models.layout import Layout
-from onfoot.models.run import Run
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -54,27 +53,36 @@ def stream(
     generators = [np.random.default_rng([seed, row]) for row in range(len(prompts))]
     origin = fresh = 0  # where the context begins, and the tokens that are not in the cache yet
     cache = KVCache(min(longest + max_new_tokens, limit))
-    run = model.new_run(keep_saved=False)
     for end in range(longest, longest + max_new_tokens):
         if end - origin > limit:
             origin = fresh = end - max(limit // 2, 1)
             cache = KVCache(limit)
-        logits = to_numpy(step(model, run, tokens[:, fresh:end], np.maximum(pad - origin, 0), cache))  # (B, V)
+        logits = to_numpy(step(model, tokens[:, fresh:end], np.maximum(pad - origin, 0), cache))  # (B, V)
         for row, rng in enumerate(generators):
             tokens[row, end] = next_token(logits[row], tokens[row, pad[row] : end], sampling, rng)
         yield tokens[:, end].copy()
         fresh = end
 
 
-def step(model: Model, run: Run, tokens: np.ndarray, pad: np.ndarray, cache: KVCache) -> Any:
+def step(model: Model, tokens: np.ndarray, pad: np.ndarray, cache: KVCache) -> Any:
     """The logits of the last token of each row, (B, V); the tokens before stand in the cache, these are added."""
     engine, b, t = model.engine, *tokens.shape
     index = cache.length + np.arange(t)
     positions = np.maximum(index - pad[:, None], 0)  # (B, T): a row's own first token has position 0
-    start = None if not pad.any() else engine.integers(np.broadcast_to(pad[:, None], (b, t)))
-    layout = Layout(engine.integers(positions), start)
-    net = network(model.config)
-    features, _ = net.features_forward(run, model.config, engine.integers(tokens), layout, cache)
+    start = None if not pad.any() else np.broadcast_to(pad[:, None], (b, t))
+    layout = Layout(positions, start, cache.capacity)
+    if engine.records and t == 1 and cache.length:
+        from onfoot.models.recorded import next_logits
+
+        logits = next_logits(model, tokens, layout, cache)
+        if logits is not None:
+            cache.length += t
+            return logits
+    layout = layout._replace(
+        positions=engine.integers(positions), start=None if start is None else engine.integers(start)
+    )
+    net, run = network(model.config), model.new_run(keep_saved=False, cache=cache)
+    features, _ = net.features_forward(run, model.config, engine.integers(tokens), layout)
     cache.length += t
     return net.head_forward(run, model.config, features[:, -1:])[0][:, 0]
 

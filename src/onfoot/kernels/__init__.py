@@ -23,6 +23,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu_erf", "gelu_tanh", "relu"),
     "attention": ("attention",),
     "cross_entropy": ("cross_entropy",),
+    "dropout": ("dropout",),
     "embedding": ("embedding",),
     "grouped_query": ("grouped_query",),
     "layer_norm": ("layer_norm",),
@@ -31,21 +32,19 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora_linear",),
     "rms_norm": ("rms_norm",),
     "rope": ("rope",),
-    "self_attention": ("self_attention",),
     "swiglu": ("swiglu",),
 }
 LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
-IN_ONE = 1 << 20  # numbers in a block's parameters and in the table of tokens, up to which a pass is done in one
-PARTS = 1 << 24  # numbers in all threads' parts of the gradients, up to which it is
-FUSED = ("frozen_logits_loss", "logits_loss", "self_attention")  # those that `ops` lacks
+FUSED = ("frozen_logits_loss", "logits_loss")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
+    "attention": ("side_by_side",),
+    "cached_attention": ("cached_attention",),
     "embedding": ("embedding_add_backward",),
-    "decoder": ("gpt2_decoder", "llama_decoder"),
-    "gpt2_pass": ("gpt2_pass", "gpt2_pass_suits"),
     "layer_norm": ("layer_norm_skip_backward",),
     "linear": ("frozen_linear_skip", "linear_skip"),
     "logits_loss": ("logits_loss_value",),
     "lora": ("lora_linear_skip",),
+    "rms_norm": ("rms_norm_skip_backward",),
     "update": ("adamw_updates", "add", "sum_first", "sum_of_squares"),
 }
 
@@ -55,14 +54,6 @@ _loading = threading.Lock()
 def say(message: str) -> None:
     """One line for the user, on the error stream."""
     print(f"onfoot: {message}", file=sys.stderr, flush=True)
-
-
-def done_in_one(sequences: int, tokens: int, vocabulary: int, table: int, block: int, total: int, threads: int) -> bool:
-    """Whether a pass of so many tokens through a model of so many parameters is done in one (`gpt2_pass`)."""
-    most = -(-sequences // threads)  # of one thread: the others are not to wait for it
-    balanced = sequences >= threads and 10 * sequences >= 9 * most * threads
-    small = max(table, block) <= IN_ONE and threads * total <= PARTS and sequences * tokens * vocabulary <= LOGITS
-    return balanced and small
 
 
 class Kernels(NamedTuple):

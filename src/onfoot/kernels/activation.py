@@ -9,7 +9,7 @@ import numpy as np
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, erf, exp
-from onfoot.kernels.jit import Call, Kernel, inner, kernel
+from onfoot.kernels.jit import Kernel, inner, kernel
 from onfoot.kernels.shapes import contiguous, fits, formula, share
 from onfoot.ops.activation import CUBIC, ROOT_2_OVER_PI
 
@@ -98,16 +98,10 @@ _KERNELS = {
 KERNELS = tuple(one for pair in _KERNELS.values() for one in pair)
 
 
-def activation_call(name: str, x: np.ndarray, y: np.ndarray) -> Call:
-    """What makes y from x, both contiguous."""
-    return _KERNELS[name][0], (x.reshape(-1), y.reshape(-1))
-
-
 def _forward(name: str, x: np.ndarray) -> tuple[np.ndarray, Saved]:
     x = contiguous(x)
     y = empty(x.shape)
-    call, args = activation_call(name, x, y)
-    call(*args)
+    _KERNELS[name][0](x.reshape(-1), y.reshape(-1))
     return y, Saved(x)
 
 

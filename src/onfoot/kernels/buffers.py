@@ -16,10 +16,12 @@ import os
 import sys
 import threading
 from bisect import bisect, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from onfoot.recording.planned import active
 
 FLOAT32 = np.dtype(np.float32)
 ARENA = 1 << 28  # bytes, where address space cannot be had without memory behind it
@@ -27,6 +29,7 @@ PAGE = 1 << 21  # a huge page
 GRAIN = 1 << 8  # places are multiples of this
 NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names only from 3.13 on
 TINY = 1 << 15  # bytes, up to which the system's own memory is as good
+HUGE = 1 << 24  # places from this on are looked for among all that are free
 SMALL = 1 << 21  # places below this are kept by size, to be found at once
 
 
@@ -72,6 +75,8 @@ class Pool:
     def _find(self, size: int) -> int:
         with self._lock:
             self._take_back(self._large)
+            if size >= HUGE:
+                self._take_back(self._small)  # one of them may lie where there is room otherwise
             return self._cut(size)
 
     def _take_back(self, places: dict[int, list[int]]) -> None:
@@ -129,7 +134,14 @@ class Pool:
 
 
 pool = Pool()
-empty = pool.empty
+
+
+def empty(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+    """An array with arbitrary contents; in a step that is being recorded, one that has a place in it."""
+    recorder = active.recorder
+    return pool.empty(shape, dtype) if recorder is None else recorder.empty(shape, dtype)
+
+
 if hasattr(os, "register_at_fork"):  # a child begins between two changes, never within one
     os.register_at_fork(
         before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release
@@ -158,18 +170,10 @@ def scratch(threads: int, floats: int) -> np.ndarray:
 
     What a kernel leaves there is valid until the same Python thread calls for another.
     """
+    if active.recorder is not None:
+        return active.recorder.empty((threads, -(-floats // GRAIN) * GRAIN))
     held = _scratch.held.get(threads)
     if held is None or held.shape[1] < floats:
         _scratch.held.pop(threads, None)
         held = _scratch.held[threads] = empty((threads, -(-floats // GRAIN) * GRAIN))  # each begins a cache line
     return held
-
-
-@contextlib.contextmanager
-def own_scratch() -> Iterator[None]:
-    """Working memory that nobody else has, for calls that are listed now and made later, from whatever thread."""
-    before, _scratch.held = _scratch.held, {}
-    try:
-        yield
-    finally:
-        _scratch.held = before

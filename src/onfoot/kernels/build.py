@@ -7,6 +7,8 @@ is noted; what may pass (a full disk, no memory) ends the process, and nothing i
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,22 +22,22 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import cpu_target
 
-from onfoot.kernels import PAIRS, SINGLES, cpu
+from onfoot.kernels import PAIRS, SINGLES, cpu, workers
 from onfoot.kernels.jit import ALL, OPTIONS, Kernel, arrayobj, cgutils, types
 from onfoot.kernels.library import ALIGNED, C_CONTIGUOUS, DATA, DTYPE, DTYPE_NUMBER, FLAGS, NDIM, SHAPE, STRIDES
 from onfoot.kernels.private import write_own
+from onfoot.kernels.workers import CALL_WORDS, SYMBOL
 
 BYTE, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 ANYWHERE = 4096  # an address for symbols that are found when the code is loaded; nothing is run here
 # What machine code may ask for beyond itself: the C library's, and what `library` provides.
-KNOWN = {"memset", "memcpy", "memmove", "logf", "expf", "sqrtf", "sqrt", "log", "numba_parallel_for"}
+KNOWN = {"memset", "memcpy", "memmove", "logf", "expf", "sqrtf", "sqrt", "log", SYMBOL}
 
 
 def compiled(kernel: Kernel) -> bytes:
     """The machine code of a kernel and of its entry, as an object file."""
-    arguments = kernel.signature if kernel.routine else f"{kernel.signature}, i8, i8"
     typing, context = cpu_target.typing_context, cpu_target.target_context
-    kinds, _ = sigutils.normalize_signature(f"void({arguments})")
+    kinds, _ = sigutils.normalize_signature(f"void({kernel.signature}, i8, i8)")
     result = compile_extra(typing, context, kernel.function, kinds, types.void, _flags(), {})
     with global_compiler_lock:
         library = context.codegen().create_library(kernel.symbol)
@@ -43,7 +45,7 @@ def compiled(kernel: Kernel) -> bytes:
         module = library.create_ir_module(kernel.symbol)
         kind = context.call_conv.get_function_type(types.void, result.signature.args)
         body = ir.Function(module, kind, result.fndesc.llvm_func_name)
-        (_routine_entry if kernel.routine else _kernel_entry)(kernel, context, module, body, result.signature.args)
+        _kernel_entry(kernel, context, module, body, result.signature.args)
         library.add_ir_module(module)
         library.add_linking_library(result.library)
         library.finalize()
@@ -62,61 +64,53 @@ def _flags() -> Flags:
     return flags
 
 
-def _routine_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: Any) -> None:
-    entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * len(kinds)), kernel.symbol)
-    build = ir.IRBuilder(entry.append_basic_block())
-    context.call_conv.call_function(build, body, types.void, kinds, entry.args)
-    build.ret_void()
-
-
 def _kernel_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: Any) -> None:
-    """int entry(arguments, threads): 0, or the number of an array that is not what it should be.
+    """int entry(arguments, threads, where to): 0, or the number of an array that is not what it should be.
 
-    The arguments are put into a frame, which every thread reads.
+    The arguments are put into a frame of 64-bit words, which every thread reads: for an array where its numbers are,
+    its shape and its strides; for a number itself; and at the end the most threads that there may be. With `where to`
+    the frame is only written there, for a call that is made later.
     """
     kinds = kinds[:-2]  # without the thread and the threads
     pointer = BYTE.as_pointer()
     passed = {types.boolean: I64}
     given = [pointer if _is_array(k) else passed.get(k) or context.get_value_type(k) for k in kinds]
-    entry = ir.Function(module, ir.FunctionType(I32, [*given, I64]), kernel.symbol)
+    entry = ir.Function(module, ir.FunctionType(I32, [*given, I64, I64]), kernel.symbol)
     build = ir.IRBuilder(entry.append_basic_block())
-    values = []
+    words: list[Any] = []
     for number, (kind, value) in enumerate(zip(kinds, entry.args, strict=False), start=1):
         if _is_array(kind):
             with build.if_then(_is_wrong(build, kind, value), likely=False):
                 build.ret(ir.Constant(I32, number))
-            values.append(_array(context, build, kind, value))
-        elif kind == types.boolean:
-            values.append(build.icmp_signed("!=", value, ir.Constant(I64, 0)))
+            words += _array_words(build, kind, value)
         else:
-            values.append(value)
-    threads = _checked_sizes(build, kernel, entry.args)
-    frame_type = ir.LiteralStructType([value.type for value in [*values, threads]])
-    frame = build.alloca(frame_type)
-    for i, value in enumerate([*values, threads]):
-        build.store(value, build.gep(frame, [ir.Constant(I32, 0), ir.Constant(I32, i)]))
-    one = _thread_entry(kernel, context, module, body, kinds, frame_type)
-    arguments = build.bitcast(frame, pointer)
-    first = build.alloca(pointer)
-    build.store(ir.Constant(pointer, None), first)
-    step, count = build.alloca(I64), build.alloca(I64)
-    build.store(ir.Constant(I64, 1), step)
-    build.store(threads, count)
-    with build.if_else(build.icmp_signed("==", threads, ir.Constant(I64, 1))) as (alone, together):
+            words.append(_as_word(build, value))
+    limit = _checked_sizes(build, kernel, entry.args)
+    words.append(limit)
+    one = _thread_entry(kernel, context, module, body, kinds)
+    own = build.alloca(I64, len(words))
+    to = entry.args[-1]
+    asked = build.icmp_signed("!=", to, ir.Constant(I64, 0))
+    frame = build.select(asked, to, build.ptrtoint(own, I64))
+    for i, word in enumerate(words):
+        build.store(word, build.inttoptr(build.add(frame, ir.Constant(I64, 8 * i)), I64.as_pointer()))
+    with build.if_then(asked, likely=False):
+        build.ret(ir.Constant(I32, 0))
+    with build.if_else(build.icmp_signed("==", limit, ir.Constant(I64, 1))) as (alone, together):
         with alone:
-            build.call(one, [first, count, step, arguments])
+            build.call(one, [frame, ir.Constant(I64, 0), ir.Constant(I64, 1)])
         with together:
-            kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, pointer, pointer, I64, I64, I32])
-            run = cgutils.get_or_insert_function(module, kind, "numba_parallel_for")
-            four = [build.bitcast(value, pointer) for value in (one, first, count, step)]
-            none, single = ir.Constant(I64, 0), ir.Constant(I64, 1)
-            build.call(run, [*four, arguments, none, single, build.trunc(threads, I32)])
+            call = build.alloca(I64, CALL_WORDS)
+            build.store(build.ptrtoint(one, I64), call)
+            build.store(frame, build.gep(call, [ir.Constant(I64, 1)]))
+            run = cgutils.get_or_insert_function(module, ir.FunctionType(ir.VoidType(), [I64] * 4), SYMBOL)
+            build.call(run, [build.ptrtoint(call, I64), ir.Constant(I64, 1), limit, ir.Constant(I64, 0)])
     build.ret(ir.Constant(I32, 0))
 
 
 def _checked_sizes(build: Any, kernel: Kernel, arguments: Any) -> Any:
     """Returns the number of threads; or, from the entry, minus the number of an array whose sizes do not agree."""
-    threads = arguments[-1]
+    threads = arguments[-2]
     known: dict[str, Any] = {}
     for number, (axes, array) in enumerate(zip(kernel.sizes, arguments, strict=False), start=1):
         wrong = ir.Constant(ir.IntType(1), 0)
@@ -137,21 +131,42 @@ def _checked_sizes(build: Any, kernel: Kernel, arguments: Any) -> Any:
     return threads
 
 
-def _thread_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: Any, frame_type: Any) -> Any:
-    """What the pool calls on each thread. Its first pointer began at 0 and was moved on by 1 for each thread."""
-    pointer = BYTE.as_pointer()
-    arguments = [pointer.as_pointer(), I64.as_pointer(), I64.as_pointer(), pointer]
-    entry = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), f"{kernel.symbol}.thread")
+def _thread_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: Any) -> Any:
+    """void(frame, thread, threads): what the pool calls on each thread."""
+    entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 3), f"{kernel.symbol}.thread")
     build = ir.IRBuilder(entry.append_basic_block())
-    thread = build.ptrtoint(build.load(entry.args[0]), I64)
-    frame = build.bitcast(entry.args[3], frame_type.as_pointer())
-    *values, threads = (
-        build.load(build.gep(frame, [ir.Constant(I32, 0), ir.Constant(I32, i)])) for i in range(len(kinds) + 1)
-    )
+    frame, thread, threads = entry.args
+    place = 0
+
+    def word() -> Any:
+        nonlocal place
+        place += 1
+        return build.load(build.inttoptr(build.add(frame, ir.Constant(I64, 8 * (place - 1))), I64.as_pointer()))
+
+    values = [_array(context, build, k, word) if _is_array(k) else _from_word(build, k, word()) for k in kinds]
+    limit = word()
+    some = build.select(build.icmp_signed("<", limit, threads), limit, threads)
     every = (*kinds, types.int64, types.int64)
-    context.call_conv.call_function(build, body, types.void, every, [*values, thread, threads])
+    with build.if_then(build.icmp_signed("<", thread, some)):
+        context.call_conv.call_function(build, body, types.void, every, [*values, thread, some])
     build.ret_void()
     return entry
+
+
+def _as_word(build: Any, value: Any) -> Any:
+    """A number as 64 bits."""
+    if value.type == ir.FloatType():
+        return build.zext(build.bitcast(value, I32), I64)
+    return build.bitcast(value, I64) if value.type == ir.DoubleType() else value
+
+
+def _from_word(build: Any, kind: Any, word: Any) -> Any:
+    """A number from 64 bits."""
+    if kind == types.float32:
+        return build.bitcast(build.trunc(word, I32), ir.FloatType())
+    if kind == types.float64:
+        return build.bitcast(word, ir.DoubleType())
+    return build.icmp_signed("!=", word, ir.Constant(I64, 0)) if kind == types.boolean else word
 
 
 def _is_array(kind: Any) -> bool:
@@ -181,25 +196,38 @@ def _is_wrong(build: Any, kind: Any, array: Any) -> Any:
     return build.or_(wrong, differs(flags, wanted_flags))
 
 
-def _array(context: Any, build: Any, kind: Any, array: Any) -> Any:
-    """A NumPy array as Numba has it."""
+def _array_words(build: Any, kind: Any, array: Any) -> list[Any]:
+    """What a kernel knows of a NumPy array: where its numbers are, its shape, its strides."""
+    shape, strides = (_field(build, array, at, I64.as_pointer()) for at in (SHAPE, STRIDES))
+    sizes = [build.load(build.gep(at, [ir.Constant(I64, i)])) for at in (shape, strides) for i in range(kind.ndim)]
+    return [_field(build, array, DATA, I64), *sizes]
+
+
+def _array(context: Any, build: Any, kind: Any, word: Any) -> Any:
+    """The same as Numba has it."""
     element = context.get_data_type(kind.dtype)
     made = context.make_array(kind)(context, build)
-    shape, strides = (_field(build, array, at, I64.as_pointer()) for at in (SHAPE, STRIDES))
-
-    def numbers(at: Any) -> list[Any]:
-        return [build.load(build.gep(at, [ir.Constant(I64, i)])) for i in range(kind.ndim)]
-
     arrayobj.populate_array(
         made,
-        data=_field(build, array, DATA, element.as_pointer()),
-        shape=numbers(shape),
-        strides=numbers(strides),
+        data=build.inttoptr(word(), element.as_pointer()),
+        shape=[word() for _ in range(kind.ndim)],
+        strides=[word() for _ in range(kind.ndim)],
         itemsize=context.get_abi_sizeof(element),
         meminfo=None,
         parent=None,
     )
     return made._getvalue()
+
+
+def pool_code() -> bytes:
+    """The machine code of the pool that kernels run on."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    triple = binding.get_process_triple()
+    machine = binding.Target.from_triple(triple).create_target_machine(opt=2, reloc="pic", codemodel="jitdefault")
+    made = binding.parse_assembly(workers.module(triple))
+    made.verify()
+    return machine.emit_object(made)
 
 
 def main() -> None:
@@ -209,16 +237,18 @@ def main() -> None:
     assert cpu_target.target_context.codegen().magic_tuple()[1:] == (cpu.NAME, cpu.FEATURES)
     for file in sorted({*PAIRS, *SINGLES}):
         import_module(f"onfoot.kernels.{file}")
-    for symbol in ("numba_parallel_for", *(kernel.symbol for kernel in ALL)):
+    for symbol in (SYMBOL, *(kernel.symbol for kernel in ALL)):
         binding.add_symbol(symbol, ANYWHERE)
-    for kernel in ALL:
+    tasks: dict[str, Callable[[], bytes]] = {"pool": pool_code}
+    tasks |= {kernel.name: partial(compiled, kernel) for kernel in ALL}
+    for name, task in tasks.items():
         try:
-            (folder / f"{kernel.name}.taken").touch(exist_ok=False)
+            (folder / f"{name}.taken").touch(exist_ok=False)
         except FileExistsError:
             continue
         try:
-            write_own(folder / f"{kernel.name}.o", compiled(kernel))
+            write_own(folder / f"{name}.o", task())
         except (OSError, MemoryError):
             raise
         except Exception as error:
-            (folder / f"{kernel.name}.error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+            (folder / f"{name}.error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")

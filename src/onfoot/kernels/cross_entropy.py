@@ -10,16 +10,17 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import as_rows, fits, formula, share
+from onfoot.kernels.shapes import ARRAYS, as_rows, fits, formula, share
 from onfoot.kernels.simd import address, greatest
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.recording.planned import Planned
 
 
 class Saved(NamedTuple):
     logits: np.ndarray  # (N, V)
     lse: np.ndarray  # (N,), log Σ exp(logits)
     targets: np.ndarray  # (N,)
-    divisor: float
+    divisor: np.ndarray
     shape: tuple[int, ...]  # of the logits
 
 
@@ -56,23 +57,48 @@ def _forward(
             losses[i] = np.float64(lse[i]) - np.float64(logits[i, targets[i]])  # eq CE.1
 
 
-@kernel("f4[:,::1], f4[::1], i8[::1], f4, f4[:,::1]", "n v, n, n, , n v")
+@kernel("f4[:,::1], f4[::1], i8[::1], f8, f8[::1], f4[:,::1]", "n v, n, n, , ., n v")
 def _backward(
     logits: np.ndarray,
     lse: np.ndarray,
     targets: np.ndarray,
-    scale: float,
+    dloss: float,
+    divisor: np.ndarray,
     dlogits: np.ndarray,
     thread: int,
     threads: int,
 ) -> None:
     a, e = share(logits.shape[0], 1, thread, threads)
+    scale = F(dloss / divisor[0])
     for i in range(a, e):
         softmax_minus_target(logits[i], lse[i], targets[i], scale, dlogits[i])
 
 
+@kernel("f8[::1], f8[::1], f8[::1]")
+def _total(losses: np.ndarray, divisor: np.ndarray, loss: np.ndarray, thread: int, threads: int) -> None:
+    if thread == 0:
+        total = 0.0
+        for i in range(losses.size):
+            total += losses[i]
+        loss[0] = total / divisor[0]
+
+
+def as_array(divisor: Any) -> np.ndarray:
+    """What the loss is divided by, where a kernel reads it: it changes from step to step."""
+    return divisor if isinstance(divisor, np.ndarray) else np.array([divisor], np.float64)
+
+
+def total(losses: np.ndarray, divisor: np.ndarray) -> Any:
+    """Σ losses / divisor: a number, or in a step that is being recorded its place."""
+    loss = empty((1,), np.float64)
+    _total(losses, divisor, loss)
+    return loss if type(loss) is Planned else np.float32(loss[0])
+
+
 def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
     """The targets as one row of 64-bit integers, or an IndexError: a kernel would read beyond the logits."""
+    if type(targets) is Planned:
+        return targets.reshape(-1)  # those of every replay are checked before it
     if type(targets) is not np.ndarray or targets.dtype.kind not in "iu":
         raise IndexError(
             f"targets are {getattr(targets, 'dtype', type(targets).__name__)}: an array of integers is needed"
@@ -86,7 +112,7 @@ def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
 
 def targets_fit(targets: Any, x: np.ndarray) -> bool:
     """Whether there is a target for each row of x."""
-    return type(targets) is np.ndarray and x.ndim > 0 and targets.size * x.shape[-1] == x.size
+    return type(targets) in ARRAYS and x.ndim > 0 and targets.size * x.shape[-1] == x.size
 
 
 def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: float) -> tuple[np.float32, Any]:
@@ -95,9 +121,9 @@ def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: floa
         return formula(ops.cross_entropy_forward, logits, targets, divisor)
     flat = as_rows(logits)  # (N, V)
     target = checked_targets(targets, flat.shape[1])
-    lse, losses = empty(target.shape), np.empty(target.shape)
+    lse, losses, over = empty(target.shape), empty(target.shape, np.float64), as_array(divisor)
     _forward(flat, target, lse, losses)
-    return np.float32(losses.sum() / divisor), Saved(flat, lse, target, divisor, logits.shape)
+    return total(losses, over), Saved(flat, lse, target, over, logits.shape)
 
 
 def cross_entropy_backward(dloss: float, saved: Any) -> np.ndarray:
@@ -106,8 +132,8 @@ def cross_entropy_backward(dloss: float, saved: Any) -> np.ndarray:
         return ops.cross_entropy_backward(dloss, saved)
     logits, lse, target, divisor, shape = saved
     dlogits = empty(logits.shape)
-    _backward(logits, lse, target, float(dloss) / divisor, dlogits)
+    _backward(logits, lse, target, float(dloss), divisor, dlogits)
     return dlogits.reshape(shape)
 
 
-KERNELS = (_forward, _backward)
+KERNELS = (_forward, _backward, _total)

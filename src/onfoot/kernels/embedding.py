@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot import ops
+from onfoot.kernels import quantized
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import kernel
-from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share
+from onfoot.kernels.shapes import ARRAYS, as_rows, contiguous, fits, formula, share
+from onfoot.quantized import QuantizedWeight
+from onfoot.recording.planned import Planned
 
 
 class Saved(NamedTuple):
@@ -43,16 +46,23 @@ def _scatter(dy: np.ndarray, ids: np.ndarray, total: np.ndarray, fresh: bool, th
 
 def _names_rows(ids: Any, n_rows: int) -> bool:
     """Whether the kernels take these ids: 64-bit integers, each of which names a row."""
-    whole = type(ids) is np.ndarray and ids.dtype == np.int64 and ids.size > 0
+    whole = type(ids) in ARRAYS and ids.dtype == np.int64 and ids.size > 0
+    if type(ids) is Planned:
+        return whole  # the ids of every replay are checked before it
     return whole and bool(ids.view(np.uint64).max() < n_rows)  # as unsigned, what is below 0 is large
 
 
-def embedding_forward(ids: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, Any]:
+def embedding_forward(ids: np.ndarray, weight: Any) -> tuple[np.ndarray, Any]:
     """y = ohe(ids) w: the row of `weight` that each id names."""
-    if not fits(weight) or weight.ndim != 2 or not _names_rows(ids, weight.shape[0]):
+    blocks = isinstance(weight, QuantizedWeight)
+    if not (blocks or fits(weight)) or weight.ndim != 2 or not _names_rows(ids, weight.shape[0]):
         return formula(ops.embedding_forward, ids, weight)
     y = empty((*ids.shape, weight.shape[1]))
-    _gather(contiguous(ids).reshape(-1), contiguous(weight), as_rows(y))
+    flat = contiguous(ids).reshape(-1)
+    if blocks:
+        quantized.gathered(flat, weight, as_rows(y))
+    else:
+        _gather(flat, contiguous(weight), as_rows(y))
     return y, Saved(ids, weight.shape[0])
 
 
@@ -81,4 +91,4 @@ def embedding_add_backward(dy: np.ndarray, saved: Any, total: np.ndarray) -> Non
         _scatter(as_rows(dy), contiguous(saved.ids).reshape(-1), total, False)
 
 
-KERNELS = (_gather, _scatter)
+KERNELS = (*quantized.KERNELS, _gather, _scatter)

@@ -11,7 +11,7 @@ import numpy as np
 
 from onfoot.kernels.buffers import scratch
 from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import Call, inner, kernel
+from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.shapes import share, threads
 
 FEW = 8  # rows of x, up to which this beats the blocked product
@@ -113,15 +113,17 @@ def _by_dots(
             y[i, j] += total
 
 
-def few_rows_calls(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> list[Call]:
-    """What makes y = x w + b + skip for a few contiguous rows; the weight contiguous, or the transpose of one that is.
+def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
+    """y = x w + b + skip for a few contiguous rows; the weight contiguous, or the transpose of one that is.
 
     `bias` and `skip` may be empty.
     """
     if weight.flags.c_contiguous:
         work = scratch(threads(), y.size)
-        return [(_by_rows, (x, weight, work)), (_add_parts, (work, bias, skip, y))]
-    return [(_by_dots, (x, weight.T, bias, skip, y))]
+        _by_rows(x, weight, work)
+        _add_parts(work, bias, skip, y)
+    else:
+        _by_dots(x, weight.T, bias, skip, y)
 
 
 KERNELS = (_by_rows, _add_parts, _by_dots)

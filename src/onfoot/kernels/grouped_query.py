@@ -8,7 +8,7 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.kernels import attention
-from onfoot.kernels.attention import Saved, attention_backward, fits_start, forward, four_axes
+from onfoot.kernels.attention import Saved, attention_backward, fits_keep, fits_start, forward, four_axes
 from onfoot.kernels.shapes import fits, formula
 
 
@@ -28,9 +28,9 @@ def grouped_query_forward(
         and q.shape[::3] == k.shape[::3]
     )
     known = start is None or (fits_start(start, q) and start.ndim > 1 and start.shape[-2] in (1, q.shape[1]))
-    if keep is not None or not together or not known or q.shape[1] % k.shape[1]:
+    if not together or not known or not fits_keep(keep, q, k) or q.shape[1] % k.shape[1]:
         return formula(ops.grouped_query_forward, q, k, v, causal, start, keep)
-    return forward(four_axes(q), four_axes(k), four_axes(v), causal, start, q.shape[:2])  # eq GQA.1
+    return forward(four_axes(q), four_axes(k), four_axes(v), causal, start, keep, q.shape[:2])  # eq GQA.1
 
 
 def grouped_query_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,9 +12,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from onfoot.kernels import library, pool
+from onfoot.recording.planned import active
 
 COMPILING = "ONFOOT_COMPILING" in os.environ
 # Sums may be reordered and a*b + c fused: both are needed for vector code. NaN and infinity keep their meaning.
@@ -48,26 +52,25 @@ if COMPILING:
     types, cgutils, arrayobj = numba.types, numba.core.cgutils, numba.np.arrayobj
 
 SCALARS = {"f4": ctypes.c_float, "f8": ctypes.c_double, "i8": ctypes.c_longlong, "b1": ctypes.c_longlong}
-Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function with its arguments: a kernel that is yet to run
-ALL: list[Kernel] = []  # every kernel and routine, in the order in which they are written
+ALL: list[Kernel] = []  # every kernel, in the order in which they are written
 
 
 class Kernel:
-    """A compiled function, called on all threads with arrays and numbers, or by other kernels (a routine)."""
+    """A compiled function, called on all threads with arrays and numbers."""
 
     def __init__(
         self,
         function: Callable[..., None],
         signature: str,
         name: str = "",
-        routine: bool = False,
         sizes: str = "",
     ) -> None:
         file = function.__module__.rpartition(".")[2]
         self.name = f"{file}.{name or function.__name__.strip('_')}"
-        self.function, self.signature, self.routine = function, signature, routine
+        self.function, self.signature = function, signature
         self.sizes = sizes.split(", ") if sizes else []
         self.entry: Callable[..., int] = self._prepare_and_call
+        self.code = 0  # where the machine code of one thread's part is
         ALL.append(self)
 
     @property
@@ -83,20 +86,39 @@ class Kernel:
     def prepare(self) -> None:
         """Loads the machine code, which is compiled first if need be; an ImportError if there is none."""
         address = library.address(self.name, self.symbol)
-        if not self.routine:
-            kinds: list[Any] = [SCALARS.get(kind, ctypes.py_object) for kind in self.kinds]
-            self.entry = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds, ctypes.c_longlong)(address)
+        kinds: list[Any] = [SCALARS.get(kind, ctypes.py_object) for kind in self.kinds]
+        self.entry = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds, ctypes.c_longlong, ctypes.c_longlong)(address)
+        self.code = library.address(self.name, f"{self.symbol}.thread")
 
     def __call__(self, *args: Any) -> None:
-        wrong = self.entry(*args, pool.threads())
+        recorder = active.recorder
+        if recorder is not None:
+            recorder.call(self, args)
+            return
+        wrong = self.entry(*args, pool.threads(), 0)
         if wrong:
             raise self._refusal(wrong, args)
 
-    def on(self, threads: int, *args: Any) -> None:
-        """The same on so many threads, where memory was laid out for that number."""
-        wrong = self.entry(*args, threads)
+    def frame(self, args: tuple[Any, ...], threads: int) -> np.ndarray:
+        """The arguments in 64-bit words, as the machine code reads them: a call that is made later."""
+        words = np.empty(self.words, np.int64)
+        wrong = self.entry(*args, threads, words.ctypes.data)
         if wrong:
             raise self._refusal(wrong, args)
+        return words
+
+    @cached_property
+    def words(self) -> int:
+        """The length of a frame."""
+        return self.places[-1] + 1
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Where in a frame each argument begins, and behind the last."""
+        places = [0]
+        for kind in self.kinds:
+            places.append(places[-1] + (1 if kind in SCALARS else 3 + 2 * kind.count(",")))
+        return places
 
     def _refusal(self, wrong: int, args: tuple[Any, ...]) -> Exception:
         """What is said of an array of the wrong kind, or (a number below 0) of sizes that do not agree."""
@@ -122,15 +144,3 @@ def kernel(signature: str, sizes: str = "", name: str = "") -> Callable[[Callabl
     with a row for each thread: there are no more threads than rows.
     """
     return lambda function: Kernel(function, signature, name, sizes=sizes)
-
-
-def routine(arguments: int) -> Callable[[Callable[..., None]], Any]:
-    """A function of integers that several kernels call, compiled once and not into each of them."""
-
-    def decorate(function: Callable[..., None]) -> Any:
-        made = Kernel(function, ", ".join(["i8"] * arguments), routine=True)
-        if COMPILING:
-            return types.ExternalFunction(made.symbol, types.void(*[types.int64] * arguments))
-        return made
-
-    return decorate

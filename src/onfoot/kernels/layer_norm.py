@@ -12,7 +12,7 @@ import numpy as np
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import Call, inner, kernel
+from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, upstream
 
 TINY, HUGE = F(1e-30), F(1e37)  # between them, a sum of squares is a float32 like any other
@@ -66,18 +66,6 @@ def norm(
         mean[i], rstd[i] = mu, r
         for j in range(c):
             out[j] = (row[j] - mu) * r * weight[j] + bias[j]  # eq 36, 37, 38
-
-
-@inner
-def norm_again(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, mean: np.ndarray, rstd: np.ndarray, y: np.ndarray
-) -> None:
-    """y once more, from each row's mean and 1/σ."""
-    n, c = x.shape
-    for i in range(n):
-        row, out, mu, r = x[i], y[i], mean[i], rstd[i]
-        for j in range(c):
-            out[j] = (row[j] - mu) * r * weight[j] + bias[j]  # eq 36
 
 
 @inner
@@ -185,12 +173,6 @@ def layer_norm_forward(
     y, (mean, rstd) = empty(rows.shape), empty((2, rows.shape[0]))
     _forward(rows, weight, contiguous(bias), eps, y, mean, rstd)
     return y.reshape(x.shape), Saved(rows, mean, rstd, weight, x.shape)
-
-
-def layer_norm_call(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float, y: np.ndarray) -> Call:
-    """What makes y alone, all contiguous."""
-    mean, rstd = empty((2, x.shape[0]))
-    return _forward, (x, weight, bias, eps, y, mean, rstd)
 
 
 def layer_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

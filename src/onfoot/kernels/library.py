@@ -29,7 +29,7 @@ HEAD = object.__basicsize__  # bytes before an object's own fields
 DATA, NDIM, SHAPE, STRIDES, DTYPE, FLAGS, DTYPE_NUMBER = (HEAD + at for at in (0, 8, 16, 24, 40, 48, 12))
 C_CONTIGUOUS, ALIGNED = 1, 0x100
 PACKAGE = Path(__file__).parents[1]
-SOURCES = ("kernels/*.py", "ops/*.py", "arrays.py", "quantized.py")  # what is compiled in, constants included
+SOURCES = "kernels/*.py", "ops/*.py", "recording/planned.py", "arrays.py", "quantized.py"  # constants are compiled in
 
 
 class Library(NamedTuple):
@@ -124,18 +124,23 @@ def load() -> Library:
     _check_layout()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    parallel_for = pool.layer().parallel_for  # without Numba, there is none
     found = code()
     machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    binding.add_symbol("numba_parallel_for", parallel_for)
+    outside = pool.system_functions()
+    for symbol, where in outside.items():
+        binding.add_symbol(symbol, where)
     errors = {**found.errors, **missing_symbols(found)}
+    if "pool" in errors:
+        raise ImportError(errors["pool"])
     for name in errors:  # a file's kernels are used together or not at all: these are never called
-        binding.add_symbol(f"onfoot.{name}", parallel_for)
+        binding.add_symbol(f"onfoot.{name}", outside["onfoot_lock"])
     for name, data in sorted(found.objects.items()):
         if name not in errors:
             engine.add_object_file(binding.ObjectFileRef.from_data(data))
     engine.finalize_object()
+    pool.native.load(lambda symbol: int(engine.get_function_address(symbol)))
+    pool.set_threads(pool.threads())
     return Library(engine, found, errors)
 
 

@@ -10,10 +10,10 @@ from onfoot import ops
 from onfoot.kernels import few_rows, quantized
 from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty, scratch
-from onfoot.kernels.few_rows import FEW, few_rows_calls
-from onfoot.kernels.jit import Call, inner, kernel
+from onfoot.kernels.few_rows import FEW, few_rows_product
+from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.product import NO_ROW, NO_ROWS, product, share_of_product
-from onfoot.kernels.quantized import quantized_calls, quantized_through
+from onfoot.kernels.quantized import quantized_product, quantized_through
 from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, threads, upstream
 from onfoot.quantized import Transposed
 
@@ -112,18 +112,13 @@ def affine(
     out = empty((n, width)) if out is None else out
     bias = NO_ROW if bias is None else contiguous(bias)
     skip = NO_ROWS if skip is None else as_rows(skip)
-    for call, args in affine_calls(rows, weight, bias, skip, out):
-        call(*args)
-    return out.reshape(*x.shape[:-1], width)
-
-
-def affine_calls(x: np.ndarray, weight: Any, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> list[Call]:
-    """What makes y = x w + b + skip, all with contiguous rows; bias and skip may be empty. It can be done again."""
     if isinstance(weight, Transposed):
-        return quantized_calls(x, weight.T, bias, skip, y)
-    if x.shape[0] <= FEW and (weight.flags.c_contiguous or weight.flags.f_contiguous):
-        return few_rows_calls(x, weight, bias, skip, y)
-    return [(product, (x, weight, bias, skip, y))]  # eq FC.1
+        quantized_product(rows, weight.T, bias, skip, out)
+    elif n <= FEW and (weight.flags.c_contiguous or weight.flags.f_contiguous):
+        few_rows_product(rows, weight, bias, skip, out)
+    else:
+        product(rows, weight, bias, skip, out)  # eq FC.1
+    return out.reshape(*x.shape[:-1], width)
 
 
 def through(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -> np.ndarray:

@@ -2,8 +2,7 @@
 
 A part's logits become their own gradient where they lie, and are used up at once for the gradients of x and of the
 weight. So the gradients are made on the way forward, and the backward pass only hands them over, scaled. Beside the
-gradients themselves it takes one buffer of at most PART numbers (104 MB). Tokens without a target are left out where
-they are many.
+gradients themselves it takes one buffer of at most PART numbers (104 MB).
 """
 
 from __future__ import annotations
@@ -14,17 +13,19 @@ import numpy as np
 
 from onfoot.kernels import LOGITS, cross_entropy, linear
 from onfoot.kernels.buffers import empty
-from onfoot.kernels.cross_entropy import checked_targets, log_sum_exp, targets_fit
+from onfoot.kernels.cross_entropy import as_array, checked_targets, log_sum_exp, targets_fit, total
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.linear import affine, sum_rows, through, together
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 from onfoot.kernels.simd import address, greatest
+from onfoot.kernels.update import add
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import QuantizedWeight
 
 PART = LOGITS
+ROWS = 256  # at least so many in a part: with fewer, packing the weight again for each part costs too much
 
 
 class Saved(NamedTuple):
@@ -53,12 +54,19 @@ def loss_and_gradient(row: np.ndarray, target: int, scale: float) -> float:
     return np.float64(np.log(total) + top) - np.float64(hit)  # eq CE.1
 
 
-@kernel("f4[:,::1], i8[::1], f4, f8[::1], b1", "n v, n, , n")
+@kernel("f4[:,::1], i8[::1], f8[::1], f8[::1], b1", "n v, n, ., n")
 def _losses(
-    logits: np.ndarray, targets: np.ndarray, scale: float, losses: np.ndarray, grad: bool, thread: int, threads: int
+    logits: np.ndarray,
+    targets: np.ndarray,
+    divisor: np.ndarray,
+    losses: np.ndarray,
+    grad: bool,
+    thread: int,
+    threads: int,
 ) -> None:
     """Each token's loss, and with `grad` its logits' gradient in their place."""
     a, e = share(logits.shape[0], 1, thread, threads)
+    scale = F(1 / divisor[0])
     for i in range(a, e):
         row, target = logits[i], targets[i]
         losses[i] = 0.0
@@ -76,47 +84,35 @@ def _run(
     weight: np.ndarray,
     bias: np.ndarray | None,
     targets: np.ndarray,
-    divisor: float,
+    divisor: Any,
     trains: bool,
     grad: bool = True,
-) -> tuple[np.float32, Any]:
+) -> tuple[Any, Any]:
     rows, weight = as_rows(x), weight if isinstance(weight, QuantizedWeight) else contiguous(weight)
     vocabulary, width = weight.shape
-    target = checked_targets(targets, vocabulary)
-    rows_in_all = target.size
-    some = np.count_nonzero(target != IGNORE) < 0.9 * rows_in_all
-    if some:
-        counted = np.flatnonzero(target != IGNORE)
-        rows, target = rows[counted], target[counted]
+    target, over = checked_targets(targets, vocabulary), as_array(divisor)
     n = rows.shape[0]
-    losses = np.zeros(n)
+    losses = empty((n,), np.float64)
     dx = empty((n, width)) if grad else None
     dweight = empty(weight.shape) if trains else None
-    dbias = np.zeros(vocabulary, np.float32) if trains and bias is not None else None
-    parts = max(1, -(-n * vocabulary // PART))
+    dbias: np.ndarray | None = None
+    parts = max(2 if n >= 2 * ROWS and n * vocabulary > PART // 2 else 1, -(-n * vocabulary // PART))
     size = max(1, -(-n // parts))
     buffer = empty((size, vocabulary))
     for a in range(0, n, size):
         part = rows[a : a + size]
         logits = buffer[: part.shape[0]]
         affine(part, weight.T, bias, out=logits)
-        _losses(logits, target[a : a + size], 1 / divisor, losses[a : a + size], grad)
+        _losses(logits, target[a : a + size], over, losses[a : a + size], grad)
         if dx is not None:
             through(logits, weight.T, out=dx[a : a + size])  # eq FC.2
         if dweight is not None:
             product(logits.T, part, out=dweight, accumulate=a > 0)  # eq FC.3
-        if dbias is not None:
-            dbias += sum_rows(logits)  # eq FC.4
-    loss = np.float32(losses.sum() / divisor)
-    if dx is None:
-        return loss, None
-    if n == 0 and dweight is not None:
-        dweight[:] = 0
-    if some:
-        whole = np.zeros((rows_in_all, width), np.float32)
-        whole[counted] = dx
-        dx = whole
-    return loss, Saved(dx.reshape(x.shape), dweight, dbias)
+            if bias is not None:
+                one = sum_rows(logits)
+                dbias = one if dbias is None else add(dbias, one)  # eq FC.4
+    loss = total(losses, over)
+    return loss, None if dx is None else Saved(dx.reshape(x.shape), dweight, dbias)
 
 
 def _together(x: np.ndarray, weight: Any, bias: Any, targets: Any) -> bool:

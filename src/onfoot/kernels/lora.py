@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot import ops
-from onfoot.kernels import linear
+from onfoot.kernels import linear, update
 from onfoot.kernels.linear import affine, through, together
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import as_rows, fits, formula, upstream
+from onfoot.kernels.update import add, scale_by, times
 
 
 class Saved(NamedTuple):
@@ -48,8 +49,8 @@ def lora_linear_forward(
         y, saved = formula(ops.lora_linear_forward, x, weight, bias, down, up, scale, keep)
         return y if skip is None else skip + y, saved
     y = affine(x, weight, bias, skip=skip)
-    low = product(as_rows(x if keep is None else x * keep), down)  # (N, r)
-    low *= np.float32(scale)
+    low = product(as_rows(x if keep is None else times(x, keep)), down)  # (N, r)
+    scale_by(low, scale)
     product(low, up, out=as_rows(y), accumulate=True)  # eq LORA.1
     return y, Saved(x, weight, keep, down, up, scale, low)
 
@@ -78,15 +79,15 @@ def lora_linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.nda
     dy = upstream(dy, x.shape[:-1] + weight.shape[1:])
     rows = as_rows(dy)
     dlow = product(rows, up.T)  # (N, r)
-    dlow *= np.float32(scale)
+    scale_by(dlow, scale)
     dx = through(dy, weight)
     if keep is None:
         product(dlow, down.T, out=as_rows(dx), accumulate=True)  # eq LORA.2
     else:
-        dx += product(dlow, down.T).reshape(dx.shape) * keep
-    ddown = product(as_rows(x if keep is None else x * keep).T, dlow)  # eq 45
+        dx = add(dx, times(product(dlow, down.T).reshape(dx.shape), keep))
+    ddown = product(as_rows(x if keep is None else times(x, keep)).T, dlow)  # eq 45
     dup = product(low.T, rows)  # eq 46
     return dx, ddown, dup
 
 
-KERNELS = linear.KERNELS
+KERNELS = (*linear.KERNELS, *update.KERNELS)

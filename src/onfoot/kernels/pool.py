@@ -1,80 +1,139 @@
-"""The threads that kernels run on: those of Numba's threading layers, which work without Numba itself.
+"""The threads that kernels run on.
 
 All parallel work runs on this one pool, and no other library's threads are woken: two pools that wait actively for
-work slow each other down.
+work slow each other down. What the threads do is in `workers`; here they are started and ended.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-from functools import lru_cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
-LAYERS = ("omppool", "tbbpool", "workqueue")  # the cheapest fork and join first
+from onfoot.kernels import workers
+from onfoot.recording.planned import active
+
+# What `workers` needs of the system: a lock, and a condition to sleep on.
+POSIX = {
+    "lock": "pthread_mutex_lock",
+    "unlock": "pthread_mutex_unlock",
+    "sleep": "pthread_cond_wait",
+    "wake": "pthread_cond_broadcast",
+}
+WINDOWS = {
+    "lock": "AcquireSRWLockExclusive",
+    "unlock": "ReleaseSRWLockExclusive",
+    "sleep": "SleepConditionVariableSRW",
+    "wake": "WakeAllConditionVariable",
+}
 
 
-def _numba() -> Path:
-    try:
-        found = importlib.util.find_spec("numba")
-    except ValueError:  # there is a module of that name, which nobody has loaded
-        found = None
-    if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("No module named 'numba'")
-    return Path(found.submodule_search_locations[0])
-
-
-@lru_cache(maxsize=1)
-def layer() -> Any:
-    """The first threading layer that loads here."""
-    folder = _numba() / "np" / "ufunc"
-    reason: Exception = ImportError(f"no threading layer in {folder}")
-    for name in LAYERS:
-        for path in (folder / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES):
-            if not path.is_file():
-                continue
-            spec = importlib.util.spec_from_file_location(name, path)
-            try:
-                assert spec is not None and spec.loader is not None
-                module = importlib.util.module_from_spec(spec)
-                spec.loader.exec_module(module)
-            except ImportError as error:  # a library that it needs is not installed
-                reason = error
-                continue
-            ctypes.CFUNCTYPE(None, ctypes.c_int)(module.launch_threads)(_most)
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=_one_thread)
-            return module
-    raise reason
+def system_functions() -> dict[str, int]:
+    """The addresses of what `workers` calls, by the names it has for them."""
+    windows = sys.platform == "win32"
+    library: Any = ctypes.WinDLL("kernel32") if windows else ctypes.CDLL(None)  # type: ignore[attr-defined,unused-ignore]
+    names = WINDOWS if windows else POSIX
+    return {
+        f"onfoot_{name}": ctypes.cast(getattr(library, real), ctypes.c_void_p).value or 0
+        for name, real in names.items()
+    }
 
 
 def _asked() -> int:
-    """What the environment asks for, or one thread a core."""
+    """What the environment asks for, or one thread per core."""
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         if os.environ.get(name, "").isdecimal():
             return max(1, int(os.environ[name]))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class _Pool:
+    """The native pool of this process, once its code is loaded."""
+
+    def __init__(self) -> None:
+        self.run: Callable[[int, int, int, int], None] | None = None
+        self.started = 1  # threads that exist, the one that calls included
+        self._workers: list[threading.Thread] = []  # thread 1 and those behind it
+        self._worker: Any = None
+        self._stir: Any = None
+        self._state: Any = None
+
+    def load(self, address: Callable[[str], int]) -> None:
+        """Takes the functions of `workers` from where they have been loaded."""
+        long = ctypes.c_longlong
+        where = ctypes.PYFUNCTYPE(long)(address(workers.STATE))()
+        self._state = (long * workers.WORDS).from_address(where)
+        self._make_lock()
+        self._worker = ctypes.CFUNCTYPE(None, long, long)(address(workers.WORKER))
+        self._stir = ctypes.PYFUNCTYPE(None)(address(workers.STIR))
+        self.run = ctypes.PYFUNCTYPE(None, *[long] * 4)(address(workers.SYMBOL))
+
+    def _make_lock(self) -> None:
+        if sys.platform == "win32":
+            return  # zeros are right there
+        library, at = ctypes.CDLL(None), ctypes.addressof(self._state)
+        for word, make in (
+            (workers.LOCK, library.pthread_mutex_init),
+            (workers.NEW_JOB, library.pthread_cond_init),
+            (workers.NEW_OPENING, library.pthread_cond_init),
+        ):
+            if make(ctypes.c_void_p(at + 8 * word), None):
+                raise ImportError("the system gives no lock for threads")
+
+    def start(self, n: int) -> None:
+        """Lets there be n threads, if the code is loaded."""
+        if self._worker is None or n == self.started:
+            return
+        self._state[workers.LIMIT] = n
+        if n < self.started:
+            self._stir()
+            for worker in self._workers[n - 1 :]:
+                worker.join()  # or its number would be given to another while it still waits for jobs
+            del self._workers[n - 1 :]
+        for thread in range(self.started, n):
+            args = thread, self._state[workers.JOB]
+            worker = threading.Thread(target=self._worker, args=args, name=f"onfoot-{thread}", daemon=True)
+            worker.start()
+            self._workers.append(worker)
+        self.started = n
+
+    def forget(self) -> None:
+        """In a forked child: the threads are its parent's, and the lock may have been theirs at that moment."""
+        self.started, self._workers = 1, []
+        if self._state is not None:
+            ctypes.memset(ctypes.addressof(self._state), 0, ctypes.sizeof(self._state))
+            self._make_lock()
+
+
+native = _Pool()
 _threads = _asked()
 _most = max(_threads, os.cpu_count() or 1)
 
 
 def _one_thread() -> None:
-    """A forked child has none of its parent's threads, and GNU's OpenMP cannot start others: it computes on its own."""
+    """A forked child has none of its parent's threads, and computes on its own."""
     global _threads, _most
     _threads = _most = 1
+    native.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_one_thread)
 
 
 def threads() -> int:
-    """How many threads kernels run on."""
-    return _threads
+    """How many threads kernels run on; those of a step that is being recorded, on as many as it is recorded for."""
+    recorder = active.recorder
+    return _threads if recorder is None else recorder.threads
 
 
 def set_threads(n: int) -> None:
     """Lets kernels run on n threads, or on as many as there are cores."""
     global _threads
-    _threads = max(1, min(n, _most))
+    n = max(1, min(n, _most))
+    _threads = min(n, _threads)  # no kernel is called on a thread that has ended, or has not begun
+    native.start(n)
+    _threads = n

@@ -11,14 +11,19 @@ import numpy as np
 
 from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.cpu import TILE_ROWS, TILE_VECTORS, WIDTH
-from onfoot.kernels.jit import inner, kernel, routine
+from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.matrix import FLOAT, Matrix, matrix, part
 from onfoot.kernels.shapes import round_up, share, threads
 from onfoot.kernels.simd import (
     TILE_COLUMNS,
     address,
+    column_tile_1,
+    column_tile_2,
     copy_vector,
     keep_apart,
     load,
+    row_tile_1,
+    row_tile_2,
     store,
     tile_of_columns,
     tile_of_rows,
@@ -29,7 +34,6 @@ DEPTH = 384  # a panel of b, DEPTH × TILE_COLUMNS, stays in the first-level cac
 ROWS = 72  # a block of a, ROWS × DEPTH, stays in the second; a multiple of every TILE_ROWS
 COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in the third; a multiple of every TILE_COLUMNS
 RUN = 8  # rows that are packed together: a few streams to read, and runs of whole cache lines to write
-FLOAT = 4  # bytes
 ROW_COPIES = (TILE_ROWS + WIDTH - 1) // WIDTH  # vectors that cover a column of a's panel
 assert ROW_COPIES * WIDTH <= 2 * TILE_ROWS  # what they hold too much lies within the panel's next column
 LINE = 16  # floats in a cache line: working memory is cut into whole lines
@@ -39,29 +43,29 @@ SCRATCH = ROWS_SCRATCH + DEPTH * COLUMNS  # and for a packed block of b
 
 
 @inner
-def pack_b(b: int, b_row: int, b_column: int, depth: int, columns: int, to: int) -> None:
+def pack_b(b: Matrix, depth: int, columns: int, to: int) -> None:
     """b (depth × columns) as panels of TILE_COLUMNS columns, each row of a panel contiguous, filled up with 0."""
     keep_apart()
     row = TILE_COLUMNS * FLOAT
     full = columns // TILE_COLUMNS
-    if b_column == FLOAT:
+    if b.column == FLOAT:
         for k0 in range(0, depth, RUN):
             for p in range(full):
                 for k in range(k0, min(k0 + RUN, depth)):
                     for j in range(TILE_VECTORS):
                         at = (p * TILE_COLUMNS + j * WIDTH) * FLOAT
-                        copy_vector(b + k * b_row + at, to + (p * depth + k) * row + j * WIDTH * FLOAT)
-    elif b_row == FLOAT:
+                        copy_vector(b.at + k * b.row + at, to + (p * depth + k) * row + j * WIDTH * FLOAT)
+    elif b.row == FLOAT:
         squares = depth // WIDTH * WIDTH
         for p in range(full):
             panel = to + p * depth * row
             for k in range(0, squares, WIDTH):
                 for j in range(0, TILE_COLUMNS, WIDTH):
-                    source = b + (p * TILE_COLUMNS + j) * b_column + k * FLOAT
-                    transpose_square(source, b_column, panel + k * row + j * FLOAT, row)
+                    source = b.at + (p * TILE_COLUMNS + j) * b.column + k * FLOAT
+                    transpose_square(source, b.column, panel + k * row + j * FLOAT, row)
             for k in range(squares, depth):
                 for j in range(TILE_COLUMNS):
-                    store(panel + k * row + j * FLOAT, load(b + (p * TILE_COLUMNS + j) * b_column + k * FLOAT))
+                    store(panel + k * row + j * FLOAT, load(b.at + (p * TILE_COLUMNS + j) * b.column + k * FLOAT))
     else:
         full = 0
     for first in range(full * TILE_COLUMNS, columns, TILE_COLUMNS):
@@ -69,12 +73,12 @@ def pack_b(b: int, b_row: int, b_column: int, depth: int, columns: int, to: int)
         for k in range(depth):
             for j in range(TILE_COLUMNS):
                 inside = first + j < columns
-                value = load(b + k * b_row + (first + j) * b_column) if inside else np.float32(0)
+                value = load(b.at + k * b.row + (first + j) * b.column) if inside else np.float32(0)
                 store(panel + k * row + j * FLOAT, value)
 
 
 @inner
-def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, to: int) -> None:
+def pack_a(a: Matrix, rows: int, ones: int, depth: int, to: int) -> None:
     """a (rows × depth) as panels of TILE_ROWS rows, each column of a panel contiguous, filled up with 0.
 
     `ones` more rows, none or one, are all 1. Where columns are contiguous, each but the last has another behind it.
@@ -82,29 +86,29 @@ def pack_a(a: int, a_row: int, a_column: int, rows: int, ones: int, depth: int, 
     keep_apart()
     column = TILE_ROWS * FLOAT
     full = 0
-    if a_row == FLOAT:
+    if a.row == FLOAT:
         full = rows // TILE_ROWS
         for k0 in range(0, depth - 1, RUN):
             for p in range(full):
                 for k in range(k0, min(k0 + RUN, depth - 1)):
                     for i in range(0, ROW_COPIES * WIDTH, WIDTH):  # what is too much, the next column overwrites
-                        at = a + k * a_column + (p * TILE_ROWS + i) * FLOAT
+                        at = a.at + k * a.column + (p * TILE_ROWS + i) * FLOAT
                         copy_vector(at, to + (p * depth + k) * column + i * FLOAT)
         for p in range(full):
             for i in range(TILE_ROWS):
-                value = load(a + (depth - 1) * a_column + (p * TILE_ROWS + i) * FLOAT)
+                value = load(a.at + (depth - 1) * a.column + (p * TILE_ROWS + i) * FLOAT)
                 store(to + (p * depth + depth - 1) * column + i * FLOAT, value)
     for first in range(full * TILE_ROWS, rows + ones, TILE_ROWS):
         panel = to + first * depth * FLOAT
         for i in range(TILE_ROWS):
             inside, outside = first + i < rows, np.float32(1 if first + i < rows + ones else 0)
             for k in range(depth):
-                value = load(a + (first + i) * a_row + k * a_column) if inside else outside
+                value = load(a.at + (first + i) * a.row + k * a.column) if inside else outside
                 store(panel + k * column + i * FLOAT, value)
 
 
 @inner
-def put_edge(edge: int, rows: int, columns: int, c: int, c_row: int, bias: int, skip: int, skip_row: int) -> None:
+def put_edge(edge: int, rows: int, columns: int, c: Matrix, bias: int, skip: Matrix) -> None:
     """The part of a tile that lies inside c, from a full tile beside it."""
     keep_apart()
     for i in range(rows):
@@ -112,39 +116,37 @@ def put_edge(edge: int, rows: int, columns: int, c: int, c_row: int, bias: int, 
             value = load(edge + (i * TILE_COLUMNS + j) * FLOAT)
             if bias:
                 value += load(bias + j * FLOAT)
-            if skip:
-                value += load(skip + i * skip_row + j * FLOAT)
-            store(c + i * c_row + j * FLOAT, value)
+            if skip.at:
+                value += load(skip.at + i * skip.row + j * FLOAT)
+            store(c.at + i * c.row + j * FLOAT, value)
 
 
 @inner
 def put_tile(
-    rows: int,
-    columns: int,
-    depth: int,
-    in_rows: bool,
-    a: int,
-    a_stride: int,
-    b: int,
-    c: int,
-    c_row: int,
-    bias: int,
-    skip: int,
-    skip_row: int,
-    edge: int,
+    rows: int, columns: int, depth: int, a: Matrix, b: int, c: Matrix, bias: int, skip: Matrix, edge: int
 ) -> None:
-    """c = a b + bias + skip for at most one register tile; a has contiguous rows (`in_rows`) or columns."""
+    """c = a b + bias + skip for at most one register tile; b is packed, and a has contiguous rows or columns."""
     keep_apart()
-    inside = rows >= TILE_ROWS and columns >= TILE_COLUMNS
-    to, to_row, to_bias, to_skip = c, c_row, bias, skip
+    vectors = (min(columns, TILE_COLUMNS) + WIDTH - 1) // WIDTH
+    inside = rows >= TILE_ROWS and columns >= vectors * WIDTH
+    to, to_row, to_bias, to_skip, skip_row = c.at, c.row, bias, skip.at, skip.row
     if not inside:
         to, to_row, to_bias, to_skip = edge, TILE_COLUMNS * FLOAT, 0, 0
-    if in_rows:
-        tile_of_rows(depth, a, a_stride, b, to, to_row, to_bias, to_skip, skip_row)
+    if a.column == FLOAT:
+        if vectors == TILE_VECTORS:
+            tile_of_rows(depth, a.at, a.row, b, to, to_row, to_bias, to_skip, skip_row)
+        elif vectors == 1:
+            row_tile_1(depth, a.at, a.row, b, to, to_row, to_bias, to_skip, skip_row)
+        else:
+            row_tile_2(depth, a.at, a.row, b, to, to_row, to_bias, to_skip, skip_row)
+    elif vectors == TILE_VECTORS:
+        tile_of_columns(depth, a.at, a.column, b, to, to_row, to_bias, to_skip, skip_row)
+    elif vectors == 1:
+        column_tile_1(depth, a.at, a.column, b, to, to_row, to_bias, to_skip, skip_row)
     else:
-        tile_of_columns(depth, a, a_stride, b, to, to_row, to_bias, to_skip, skip_row)
+        column_tile_2(depth, a.at, a.column, b, to, to_row, to_bias, to_skip, skip_row)
     if not inside:
-        put_edge(edge, min(rows, TILE_ROWS), min(columns, TILE_COLUMNS), c, c_row, bias, skip, skip_row)
+        put_edge(edge, min(rows, TILE_ROWS), min(columns, TILE_COLUMNS), c, bias, skip)
 
 
 @inner
@@ -159,128 +161,59 @@ def put_rows(
     rows: int,
     columns: int,
     depth: int,
-    a: int,
-    a_row: int,
-    a_column: int,
+    a: Matrix,
     ones: int,
     packed_b: int,
-    c: int,
-    c_row: int,
+    c: Matrix,
     bias: int,
-    skip: int,
-    skip_row: int,
+    skip: Matrix,
     work: int,
 ) -> None:
     """c = a b + bias + skip for a block of b that is packed, ROWS rows at a time; the last row of a may be `ones`."""
     keep_apart()
     packed_a, edge = work, work + EDGE * FLOAT
-    in_place = a_column == FLOAT and not ones
+    in_place = a.column == FLOAT and not ones
     for i0 in range(0, rows, ROWS):
         mc = min(ROWS, rows - i0)
-        a0 = a + i0 * a_row
+        a0 = part(a, i0, 0)
         if not in_place:
             last = ones if i0 + mc == rows else 0
-            pack_a(a0, a_row, a_column, mc - last, last, depth, packed_a)
+            pack_a(a0, mc - last, last, depth, packed_a)
         elif mc % TILE_ROWS:
             last = mc // TILE_ROWS * TILE_ROWS
-            pack_a(a0 + last * a_row, a_row, a_column, mc - last, 0, depth, packed_a + last * depth * FLOAT)
+            pack_a(part(a0, last, 0), mc - last, 0, depth, packed_a + last * depth * FLOAT)
         for j in range(0, columns, TILE_COLUMNS):
+            panel, beside = packed_b + j * depth * FLOAT, bias + j * FLOAT if bias else 0
             for i in range(0, mc, TILE_ROWS):
-                in_rows = in_place and i + TILE_ROWS <= mc
-                put_tile(
-                    mc - i,
-                    columns - j,
-                    depth,
-                    in_rows,
-                    a0 + i * a_row if in_rows else packed_a + i * depth * FLOAT,
-                    a_row if in_rows else TILE_ROWS * FLOAT,
-                    packed_b + j * depth * FLOAT,
-                    c + (i0 + i) * c_row + j * FLOAT,
-                    c_row,
-                    bias + j * FLOAT if bias else 0,
-                    skip + (i0 + i) * skip_row + j * FLOAT if skip else 0,
-                    skip_row,
-                    edge,
-                )
+                tile = Matrix(packed_a + i * depth * FLOAT, FLOAT, TILE_ROWS * FLOAT)
+                if in_place and i + TILE_ROWS <= mc:
+                    tile = part(a0, i, 0)
+                to, added = part(c, i0 + i, j), part(skip, i0 + i, j)
+                put_tile(mc - i, columns - j, depth, tile, panel, to, beside, added, edge)
 
 
-@routine(16)
+@inner
 def multiply(
-    rows: int,
-    columns: int,
-    depth: int,
-    a: int,
-    a_row: int,
-    a_column: int,
-    ones: int,
-    b: int,
-    b_row: int,
-    b_column: int,
-    c: int,
-    c_row: int,
-    bias: int,
-    skip: int,
-    skip_row: int,
-    work: int,
+    rows: int, columns: int, depth: int, a: Matrix, ones: int, b: Matrix, c: Matrix, bias: int, skip: Matrix, work: int
 ) -> None:
-    """c = a b + bias + skip on one thread. Addresses and distances in bytes; `work` has room for SCRATCH floats.
+    """c = a b + bias + skip on one thread; `work` has room for SCRATCH floats, `bias` is the address of a row or 0.
 
     With `ones`, the last of the rows of a is not in memory: it is all 1, so that c's is the sum of the rows of b.
     """
+    keep_apart()
     packed_b = work + ROWS_SCRATCH * FLOAT
     step = depth_step(depth)
     for j0 in range(0, columns, COLUMNS):
         nc = min(COLUMNS, columns - j0)
-        c0 = c + j0 * FLOAT
+        c0 = part(c, 0, j0)
         for k0 in range(0, depth, step):
             kc = min(step, depth - k0)
-            pack_b(b + k0 * b_row + j0 * b_column, b_row, b_column, kc, nc, packed_b)
-            bias0, skip0, skip_row0 = 0, c0, c_row
+            pack_b(part(b, k0, j0), kc, nc, packed_b)
             if k0 == 0:
-                bias0, skip0 = (bias + j0 * FLOAT if bias else 0), (skip + j0 * FLOAT if skip else 0)
-                skip_row0 = skip_row
-            a0 = a + k0 * a_column
-            put_rows(rows, nc, kc, a0, a_row, a_column, ones, packed_b, c0, c_row, bias0, skip0, skip_row0, work)
-
-
-@inner
-def packed_floats(depth: int, columns: int) -> int:
-    """Floats in a packed weight."""
-    return depth * round_up(columns, TILE_COLUMNS)
-
-
-@inner
-def pack_weight(b: int, b_row: int, b_column: int, depth: int, columns: int, to: int) -> int:
-    """All of b packed, for `multiply_packed`; returns where the next may lie."""
-    step = depth_step(depth)
-    for k0 in range(0, depth, step):
-        pack_b(b + k0 * b_row, b_row, b_column, min(step, depth - k0), columns, to + packed_floats(k0, columns) * FLOAT)
-    return to + packed_floats(depth, columns) * FLOAT
-
-
-@routine(12)
-def multiply_packed(
-    rows: int,
-    columns: int,
-    depth: int,
-    a: int,
-    a_row: int,
-    packed: int,
-    c: int,
-    c_row: int,
-    bias: int,
-    skip: int,
-    skip_row: int,
-    work: int,
-) -> None:
-    """The same for b packed before, once for several blocks of rows; `work` has room for ROWS_SCRATCH floats."""
-    step = depth_step(depth)
-    for k0 in range(0, depth, step):
-        kc, a0, b0 = min(step, depth - k0), a + k0 * FLOAT, packed + packed_floats(k0, columns) * FLOAT
-        if k0 == 0:
-            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, b0, c, c_row, bias, skip, skip_row, work)
-        else:
-            put_rows(rows, columns, kc, a0, a_row, FLOAT, 0, b0, c, c_row, 0, c, c_row, work)
+                first = bias + j0 * FLOAT if bias else 0
+                put_rows(rows, nc, kc, a, ones, packed_b, c0, first, part(skip, 0, j0), work)
+            else:
+                put_rows(rows, nc, kc, part(a, 0, k0), ones, packed_b, c0, 0, c0, work)
 
 
 @inner
@@ -299,37 +232,27 @@ def share_of_product(
 
     Where c has one row more than a, that is the sum of the rows of b.
     """
-    (rows, columns), depth = c.shape, b.shape[0]
-    ones = rows - a.shape[0]
-    by_columns = columns >= rows
+    rows, columns = c.shape
     i0, i1, j0, j1 = 0, rows, 0, columns
-    if by_columns:
+    if columns >= rows:
         j0, j1 = share(columns, TILE_COLUMNS, thread, threads)
     else:
         i0, i1 = share(rows, TILE_ROWS, thread, threads)
-    at_c = address(c) + i0 * c.strides[0] + j0 * FLOAT
-    at_skip, skip_row = 0, c.strides[0]
+    to, added = part(matrix(c), i0, j0), Matrix(0, 0, FLOAT)
     if accumulate:
-        at_skip = at_c
+        added = to
     elif skip.size:
-        skip_row = skip.strides[0]
-        at_skip = address(skip) + i0 * skip_row + j0 * FLOAT
+        added = part(matrix(skip), i0, j0)
     multiply(
         i1 - i0,
         j1 - j0,
-        depth,
-        address(a) + i0 * a.strides[0],
-        a.strides[0],
-        a.strides[1],
-        ones if i1 == rows else 0,
-        address(b) + j0 * b.strides[1],
-        b.strides[0],
-        b.strides[1],
-        at_c,
-        c.strides[0],
+        b.shape[0],
+        part(matrix(a), i0, 0),
+        rows - a.shape[0] if i1 == rows else 0,
+        part(matrix(b), 0, j0),
+        to,
         address(bias) + j0 * FLOAT if bias.size else 0,
-        at_skip,
-        skip_row,
+        added,
         address(work) + thread * work.strides[0],
     )
 
@@ -372,4 +295,4 @@ def product(
     return out
 
 
-KERNELS = (multiply, multiply_packed, _product)
+KERNELS = (_product,)

@@ -32,6 +32,11 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
+def pattern(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Half of it 0, as a dropout pattern is."""
+    return (2.0 * (rng.random(shape) < 0.5)).astype(np.float32)
+
+
 def exact(x: Any) -> Any:
     """The same numbers in float64."""
     return x.astype(np.float64) if isinstance(x, np.ndarray) and x.dtype == np.float32 else x
@@ -59,25 +64,17 @@ def attention(table: Table, rng: np.random.Generator) -> Found:
     for n, causal, packed in ((1, True, False), (83, True, False), (37, False, False), (37, True, True)):
         q, k, v = normal(rng, 2, 3, n, 19), normal(rng, 2, 3, n + 11, 19), normal(rng, 2, 3, n + 11, 23)
         start = rng.integers(0, np.arange(n) + 1, (2, 1, n)) if packed else None
-        yield from pair(table, rng, "attention", (q, k, v, causal, start), "dq dk dv")
+        for keep in (None, pattern(rng, 2, 3, n, n + 11)):
+            yield from pair(table, rng, "attention", (q, k, v, causal, start, keep), "dq dk dv")
+    parts = [normal(rng, 3, 5, width) for width in (7, 19, 4)]
+    yield "side_by_side: y", table["side_by_side"](parts), np.concatenate(parts, axis=-1)
 
 
 def grouped_query(table: Table, rng: np.random.Generator) -> Found:
     for n in ROWS:
         q, k, v = normal(rng, 2, 6, n, 19), normal(rng, 2, 2, n + 11, 19), normal(rng, 2, 2, n + 11, 23)
-        yield from pair(table, rng, "grouped_query", (q, k, v, True, None), "dq dk dv")
-
-
-def self_attention(table: Table, rng: np.random.Generator) -> Found:
-    n, heads, width = 37, 3, 19
-    qkv, up = normal(rng, 2, n, 3 * heads * width), normal(rng, 2, n, heads * width)
-    y, saved = table["self_attention_forward"](qkv, heads, width, True, None, None)
-    parts = exact(qkv).reshape(2, n, 3, heads, width).transpose(2, 0, 3, 1, 4)  # (3, B, H, T, D)
-    truth, s_truth = ops.attention_forward(*parts)
-    grads = ops.attention_backward(exact(up).reshape(2, n, heads, width).swapaxes(1, 2), s_truth)
-    yield "self_attention: y", y, truth.swapaxes(1, 2).reshape(y.shape)
-    right = np.stack(grads).transpose(1, 3, 0, 2, 4).reshape(qkv.shape)
-    yield "self_attention: dqkv", table["self_attention_backward"](up, saved), right
+        for keep in (None, pattern(rng, 2, 6, n, n + 11)):
+            yield from pair(table, rng, "grouped_query", (q, k, v, True, None, keep), "dq dk dv")
 
 
 def cross_entropy(table: Table, rng: np.random.Generator) -> Found:
@@ -91,9 +88,16 @@ def targets(rng: np.random.Generator, n: int, vocabulary: int) -> np.ndarray:
     return made
 
 
+def dropout(table: Table, rng: np.random.Generator) -> Found:
+    yield from pair(table, rng, "dropout", (normal(rng, 5, 203), pattern(rng, 5, 203)), "dx")
+
+
 def embedding(table: Table, rng: np.random.Generator) -> Found:
     ids, weight, held = rng.integers(0, 5, (3, 7)), normal(rng, 5, 67), normal(rng, 5, 67)
     yield from pair(table, rng, "embedding", (ids, weight), "dweight")
+    for kind in KINDS:
+        blocks = quantize(normal(rng, 5, 96), kind)
+        yield f"embedding {kind}: y", table["embedding_forward"](ids, blocks)[0], blocks.floats(ids, np.float64)
     up, before = normal(rng, 3, 7, 67), exact(held)
     table["embedding_add_backward"](up, table["embedding_forward"](ids, weight)[1], held)
     right = before + ops.embedding_backward(exact(up), ops.embedding_forward(ids, exact(weight))[1])
@@ -113,7 +117,13 @@ def layer_norm(table: Table, rng: np.random.Generator) -> Found:
 
 def rms_norm(table: Table, rng: np.random.Generator) -> Found:
     for n in ROWS:
-        yield from pair(table, rng, "rms_norm", (3 * normal(rng, n, 203) + 2, normal(rng, 203), 1e-6), "dx dweight")
+        args = 3 * normal(rng, n, 203) + 2, normal(rng, 203), 1e-6
+        yield from pair(table, rng, "rms_norm", args, "dx dweight")
+        up, past = normal(rng, n, 203), normal(rng, n, 203)
+        ours = table["rms_norm_skip_backward"](up, table["rms_norm_forward"](*args)[1], past)
+        dx, dweight = ops.rms_norm_backward(exact(up), ops.rms_norm_forward(*map(exact, args))[1])
+        for grad, a, b in zip(("dx", "dweight"), ours, (exact(past) + dx, dweight), strict=True):
+            yield f"rms_norm_skip_backward: {grad}", a, b
 
 
 def linear(table: Table, rng: np.random.Generator) -> Found:
@@ -185,54 +195,28 @@ def update(table: Table, rng: np.random.Generator) -> Found:
         yield f"adamw_updates: {name}", a, b
 
 
-def gpt2_pass(table: Table, rng: np.random.Generator) -> Found:
-    ours, truth = _models(table, "gpt2")
-    tokens = rng.integers(0, 33, (6, 37))  # sequences that any few threads share evenly
-    (loss, grads), (right, right_grads) = ours.loss_and_grads(tokens), truth.loss_and_grads(tokens)
-    yield "gpt2_pass: loss", loss, right
-    for name, grad in right_grads.items():
-        yield f"gpt2_pass: d {name}", grads[name], grad
-
-
-def decoder(table: Table, rng: np.random.Generator) -> Found:
-    from onfoot.generate.cache import KVCache
-    from onfoot.generate.loop import step
-
-    for family in ("gpt2", "llama"):
-        ours, truth = _models(table, family)
-        tokens, begins = rng.integers(0, 33, (3, 9)), np.array([0, 0, 2])
-        cache, run = KVCache(9), ours.new_run(keep_saved=False)
-        step(ours, run, tokens[:, :4], begins, cache)
-        for end in range(5, 10):
-            logits = step(ours, run, tokens[:, end - 1 : end], begins, cache)
-            for row, begin in enumerate(begins):
-                right = truth.logits(tokens[row : row + 1, begin:end])[0, -1]
-                yield f"{family}_decoder: logits", logits[row], right
-
-
-def _models(table: Table, family: str) -> tuple[Any, Any]:
-    """A small model on the kernels, and the same in float64 on NumPy."""
-    import onfoot
-    from onfoot.engine import OPS, Engine
-
-    config: Any = onfoot.GPT2Config(n_layer=2, n_head=3, n_embd=33, n_positions=40, vocab_size=33)
-    if family == "llama":
-        config = onfoot.LlamaConfig(
-            vocab_size=33, hidden_size=40, intermediate_size=67, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=40, tie_word_embeddings=True,
-        )  # fmt: skip
-    truth = onfoot.create(config, 0, dtype="float64", engine="numpy")
-    rng = np.random.default_rng(1)
-    for p in truth.params.values():  # away from their first values, and exact in float32
-        p[...] = (p + rng.normal(0, 0.1, p.shape)).astype(np.float32)
-    engine = Engine("numba", {**OPS, **table}, np.asarray)
-    return onfoot.Model(config, truth.params, "float32", engine), truth
+def cached_attention(table: Table, rng: np.random.Generator) -> Found:
+    batch, heads, shared, room, width = 3, 6, 2, 9, 19
+    keys, values = normal(rng, batch, shared, room, width), normal(rng, batch, shared, room, width + 4)
+    begins = np.array([0, 0, 2])
+    for n in (2, 7):
+        q, k = normal(rng, batch, heads, 1, width), normal(rng, batch, shared, 1, width)
+        v = normal(rng, batch, shared, 1, width + 4)
+        all_k = np.concatenate([keys[:, :, :n], k], axis=2)
+        all_v = np.concatenate([values[:, :, :n], v], axis=2)
+        right, _ = ops.grouped_query_forward(exact(q), exact(all_k), exact(all_v), True, begins[:, None, None])
+        ours = table["cached_attention"](q, k, v, keys, values, np.array([n]), begins)
+        yield "cached_attention: y", ours, right
+        yield "cached_attention: keys", keys[:, :, n], k[:, :, 0]
+        yield "cached_attention: values", values[:, :, n], v[:, :, 0]
 
 
 PROOFS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # simple ones first
     "activation": activation,
     "attention": attention,
+    "cached_attention": cached_attention,
     "cross_entropy": cross_entropy,
+    "dropout": dropout,
     "embedding": embedding,
     "grouped_query": grouped_query,
     "layer_norm": layer_norm,
@@ -241,11 +225,8 @@ PROOFS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # simpl
     "lora": lora,
     "rms_norm": rms_norm,
     "rope": rope,
-    "self_attention": self_attention,
     "swiglu": swiglu,
     "update": update,
-    "gpt2_pass": gpt2_pass,
-    "decoder": decoder,
 }
 
 

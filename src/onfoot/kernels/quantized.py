@@ -14,7 +14,7 @@ from onfoot.kernels.codes import ROWS, dot4, dot8, dots8, scale8
 from onfoot.kernels.cpu import HALF_FLOATS
 from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, begin
-from onfoot.kernels.jit import Call, kernel
+from onfoot.kernels.jit import kernel
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import contiguous, share, threads
 from onfoot.kernels.simd import address
@@ -92,6 +92,17 @@ def _dots4(
             y[i, j] += total
 
 
+@kernel("f4[:,::1], f4[:,::1]", "m ., m .")
+def _block_sums(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None:
+    first, last = share(sums.shape[1], 1, thread, threads)
+    for i in range(x.shape[0]):
+        for b in range(first, last):
+            row, total = x[i, b * BLOCK : (b + 1) * BLOCK], F(0)
+            for k in range(BLOCK):
+                total += row[k]
+            sums[i, b] = total
+
+
 @kernel(f"i1[:,:,::1], {SCALES}, f4[:,::1]", "o b ., o b, o .")
 def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
     first, last = share(codes.shape[0], 1, thread, threads)
@@ -117,6 +128,46 @@ def _write4(
                 high[k] = F(row[k] >> 4) * factor + shift
 
 
+@kernel(f"i8[::1], i1[:,:,::1], {SCALES}, f4[:,::1]", "n, v b ., v b, n .")
+def _gather8(ids: np.ndarray, codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
+    first, last = share(ids.size, 1, thread, threads)
+    for i in range(first, last):
+        for b in range(codes.shape[1]):
+            row, to = codes[ids[i], b], out[i, b * BLOCK : (b + 1) * BLOCK]
+            factor = scale8(address(scale), ids[i] * codes.shape[1] + b)
+            for k in range(BLOCK):
+                to[k] = F(row[k]) * factor  # eq QUANT.1
+
+
+@kernel("i8[::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1]", "n, v b ., v b, v b, n .")
+def _gather4(
+    ids: np.ndarray,
+    codes: np.ndarray,
+    scale: np.ndarray,
+    least: np.ndarray,
+    out: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    first, last = share(ids.size, 1, thread, threads)
+    for i in range(first, last):
+        for b in range(codes.shape[1]):
+            row, factor, shift = codes[ids[i], b], scale[ids[i], b], least[ids[i], b]
+            low, high = out[i, b * BLOCK : b * BLOCK + HALF], out[i, b * BLOCK + HALF : (b + 1) * BLOCK]
+            for k in range(HALF):
+                low[k] = F(row[k] & 15) * factor + shift  # eq QUANT.2, QUANT.3
+                high[k] = F(row[k] >> 4) * factor + shift
+
+
+def gathered(ids: np.ndarray, weight: QuantizedWeight, out: np.ndarray) -> None:
+    """The rows that ids (N,) name, as float32."""
+    codes = contiguous(weight.codes)
+    if weight.kind == "Q8_0":
+        _gather8(ids, codes, _scales(weight), out)
+    else:
+        _gather4(ids, codes, *weight.factors, out)
+
+
 def _scales(weight: QuantizedWeight) -> np.ndarray:
     """What the kernels for 8 bits take as scales."""
     return contiguous(weight.scale).view(np.uint16) if HALF_FLOATS else weight.factors[0]
@@ -139,22 +190,21 @@ def _parts(weight: QuantizedWeight) -> list[slice]:
     return [slice(i, min(i + step, weight.shape[0])) for i in range(0, weight.shape[0], step)]
 
 
-def quantized_calls(
+def quantized_product(
     x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray
-) -> list[Call]:
-    """What makes y = x wᵗ + b + skip: (N, in) -> (N, out). `bias` and `skip` may be empty."""
+) -> None:
+    """y = x wᵗ + b + skip: (N, in) -> (N, out). `bias` and `skip` may be empty."""
     if x.shape[0] > (SEVERAL if weight.kind == "Q8_0" else FEW):
-        return [(_many_rows, (x, weight, bias, skip, y))]
+        _many_rows(x, weight, bias, skip, y)
+        return
     codes = contiguous(weight.codes)
     if weight.kind == "Q8_0":
-        return [(_dots8, (x, codes, _scales(weight), bias, skip, scratch(threads(), y.size), y))]
+        _dots8(x, codes, _scales(weight), bias, skip, scratch(threads(), y.size), y)
+        return
     scale, least = weight.factors
-    blocks = x.reshape(x.shape[0], -1, BLOCK)
-    sums = empty(blocks.shape[:2])
-    return [
-        (np.add.reduce, (blocks, -1, None, sums)),
-        (_dots4, (x, codes, scale, least, sums, bias, skip, y)),
-    ]
+    sums = empty((x.shape[0], codes.shape[1]))
+    _block_sums(x, sums)
+    _dots4(x, codes, scale, least, sums, bias, skip, y)
 
 
 def _many_rows(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
@@ -169,4 +219,4 @@ def quantized_through(dy: np.ndarray, weight: QuantizedWeight, dx: np.ndarray) -
         product(dy[:, part], _written(weight, part), out=dx, accumulate=part.start > 0)
 
 
-KERNELS = (*products.KERNELS, _dots8, _dots4, _write8, _write4)
+KERNELS = (*products.KERNELS, _block_sums, _dots8, _dots4, _write8, _write4, _gather8, _gather4)

@@ -10,9 +10,10 @@ from onfoot import ops
 from onfoot.kernels import linear
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import Call, inner, kernel
+from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.layer_norm import BLOCK, HUGE, TINY
 from onfoot.kernels.linear import sum_rows
+from onfoot.kernels.product import NO_ROWS
 from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, upstream
 
 
@@ -51,9 +52,10 @@ def _forward(
             out[j] = row[j] * r * weight[j]  # eq RMS.2
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[:,::1], f4[:,::1]", "n c, n c, n, c, n c, . c")
+@kernel("f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[::1], f4[:,::1], f4[:,::1]", "n c, n c?, n c, n, c, n c, . c")
 def _backward(
     dy: np.ndarray,
+    dskip: np.ndarray,
     x: np.ndarray,
     inverse: np.ndarray,
     weight: np.ndarray,
@@ -78,6 +80,10 @@ def _backward(
             along /= F(c)
             for j in range(c):
                 out[j] = (up[j] * weight[j] - row[j] * r * along) * r  # eq RMS.3
+            if dskip.shape[0]:
+                past = dskip[i]
+                for j in range(c):
+                    out[j] += past[j]
 
 
 def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tuple[np.ndarray, Any]:
@@ -90,19 +96,26 @@ def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tu
     return y.reshape(x.shape), Saved(rows, inverse, weight, x.shape)
 
 
-def rms_norm_call(x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray) -> Call:
-    """What makes y alone, all contiguous."""
-    return _forward, (x, weight, eps, y, empty((x.shape[0],)))
-
-
 def rms_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of x and weight."""
     if not isinstance(saved, Saved):
         return ops.rms_norm_backward(dy, saved)
+    return _gradients(dy, saved, NO_ROWS)
+
+
+def rms_norm_skip_backward(dy: np.ndarray, saved: Any, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same, with `dskip`, what comes past the norm, added to the gradient of x."""
+    if not isinstance(saved, Saved) or not fits(dskip) or dskip.shape != saved.shape:
+        dx, dweight = rms_norm_backward(dy, saved)
+        return dskip + dx, dweight
+    return _gradients(dy, saved, as_rows(dskip))
+
+
+def _gradients(dy: np.ndarray, saved: Saved, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x, inverse, weight, shape = saved
     dy = upstream(dy, shape)
     dx, parts = empty(shape), empty(((x.shape[0] + BLOCK - 1) // BLOCK, x.shape[1]))
-    _backward(as_rows(dy), x, inverse, weight, as_rows(dx), parts)
+    _backward(as_rows(dy), dskip, x, inverse, weight, as_rows(dx), parts)
     return dx, sum_rows(parts)
 
 

@@ -229,8 +229,8 @@ def transpose_square(typing: Any, source: Any, source_row: Any, target: Any, tar
     return types.void(*[types.int64] * 4), build
 
 
-def _tile(name: str, rows_contiguous: bool) -> Any:
-    """The register tile, for a whose rows are contiguous or for a whose columns are."""
+def _tile(name: str, rows_contiguous: bool, vectors: int = TILE_VECTORS) -> Any:
+    """The register tile, for a whose rows are contiguous or for a whose columns are; or its first vectors alone."""
 
     def tile(
         typing: Any,
@@ -245,7 +245,7 @@ def _tile(name: str, rows_contiguous: bool) -> Any:
         skip_row: Any,
     ) -> Any:
         def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-            _build_tile(build, rows_contiguous, *args)
+            _build_tile(build, rows_contiguous, vectors, *args)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), build
@@ -262,6 +262,7 @@ def _tile(name: str, rows_contiguous: bool) -> Any:
 def _build_tile(
     build: Any,
     rows_contiguous: bool,
+    vectors: int,
     depth: Any,
     a: Any,
     a_stride: Any,
@@ -288,13 +289,13 @@ def _build_tile(
 
     def step(a: Any, b: Any, sums: list[Any]) -> list[Any]:
         """One column of a times one row of b, added to the tile."""
-        row = [_load(build, b, j * WIDTH * BYTES) for j in range(TILE_VECTORS)]
+        row = [_load(build, b, j * WIDTH * BYTES) for j in range(vectors)]
         new = []
         for i in range(TILE_ROWS):
             number = build.load(_pointer(build, build.add(a, offsets[i]), FLOAT))
             lanes = build.insert_element(undefined, number, ir.Constant(I32, 0))
             lanes = build.shuffle_vector(lanes, undefined, first_lane)
-            new += [build.call(fma, [lanes, row[j], sums[i * TILE_VECTORS + j]]) for j in range(TILE_VECTORS)]
+            new += [build.call(fma, [lanes, row[j], sums[i * vectors + j]]) for j in range(vectors)]
         return new
 
     def repeat(times: Any, unroll: int, state: list[Any]) -> list[Any]:
@@ -327,22 +328,27 @@ def _build_tile(
         added = []
         for i in range(TILE_ROWS):
             start = build.add(at, build.mul(row, _const(i)))
-            for j in range(TILE_VECTORS):
-                added.append(build.fadd(sums[i * TILE_VECTORS + j], _load(build, start, j * WIDTH * BYTES)))
+            for j in range(vectors):
+                added.append(build.fadd(sums[i * vectors + j], _load(build, start, j * WIDTH * BYTES)))
         build.branch(after)
         build.position_at_end(after)
         return _choose(build, sums, before, added, body)
 
     zero = ir.Constant(VECTOR, [0.0] * WIDTH)
-    state = [a, b] + [zero] * (TILE_ROWS * TILE_VECTORS)
+    state = [a, b] + [zero] * (TILE_ROWS * vectors)
     state = repeat(build.sdiv(depth, _const(UNROLL)), UNROLL, state)
     sums = repeat(build.srem(depth, _const(UNROLL)), 1, state)[2:]
     sums = add_tile(bias, _const(0), sums)
     sums = add_tile(skip, skip_row, sums)
     for i in range(TILE_ROWS):
-        for j in range(TILE_VECTORS):
-            _store(build, sums[i * TILE_VECTORS + j], c_rows[i], j * WIDTH * BYTES)
+        for j in range(vectors):
+            _store(build, sums[i * vectors + j], c_rows[i], j * WIDTH * BYTES)
 
 
 tile_of_rows = _tile("tile_of_rows", rows_contiguous=True)
 tile_of_columns = _tile("tile_of_columns", rows_contiguous=False)
+# Narrower ones, for the last columns of a product: one vector wide, and two where a whole tile has three.
+row_tile_1 = _tile("row_tile_1", rows_contiguous=True, vectors=1)
+column_tile_1 = _tile("column_tile_1", rows_contiguous=False, vectors=1)
+row_tile_2 = _tile("row_tile_2", rows_contiguous=True, vectors=min(2, TILE_VECTORS))
+column_tile_2 = _tile("column_tile_2", rows_contiguous=False, vectors=min(2, TILE_VECTORS))

@@ -9,7 +9,7 @@ import numpy as np
 from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, exp
-from onfoot.kernels.jit import Call, kernel
+from onfoot.kernels.jit import kernel
 from onfoot.kernels.shapes import contiguous, fits, formula, share
 
 GRAIN = 1024  # elements
@@ -39,11 +39,6 @@ def _backward(
         silu = g[i] * s
         out_g[i] = d[i] * u[i] * (s + silu * (F(1) - s))  # eq GLU.2
         out_u[i] = d[i] * silu  # eq GLU.3
-
-
-def swiglu_call(gate: np.ndarray, up: np.ndarray, y: np.ndarray) -> Call:
-    """What makes y, all contiguous."""
-    return _forward, (gate.reshape(-1), up.reshape(-1), y.reshape(-1))
 
 
 def swiglu_forward(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:

@@ -69,6 +69,31 @@ def _add(x: np.ndarray, y: np.ndarray, total: np.ndarray, thread: int, threads: 
         a += n
 
 
+@kernel("f4[::1], f4[::1], f4[::1]", "n, n, n")
+def _times(x: np.ndarray, y: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
+    a, e = share(x.size, GRAIN, thread, threads)
+    xx, yy, to = x[a:e], y[a:e], out[a:e]
+    for i in range(e - a):
+        to[i] = xx[i] * yy[i]
+
+
+@kernel("f4[::1], f4", "n")
+def _scale(x: np.ndarray, factor: float, thread: int, threads: int) -> None:
+    a, e = share(x.size, GRAIN, thread, threads)
+    part = x[a:e]
+    for i in range(e - a):
+        part[i] *= factor
+
+
+@kernel("f4[:,::1]")
+def _sum_into_first(parts: np.ndarray, thread: int, threads: int) -> None:
+    a, e = share(parts.shape[1], GRAIN, thread, threads)
+    for k in range(1, parts.shape[0]):
+        total, part = parts[0, a:e], parts[k, a:e]
+        for i in range(e - a):
+            total[i] += part[i]
+
+
 @kernel("f4[::1], f8[::1]")
 def _squares(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None:
     first, last = share(sums.size, 1, thread, threads)
@@ -87,6 +112,23 @@ def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     total = empty(x.shape)
     _add(contiguous(x).reshape(-1), contiguous(y).reshape(-1), total.reshape(-1))
     return total
+
+
+def times(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x ∘ y, of one shape."""
+    out = empty(x.shape)
+    _times(contiguous(x).reshape(-1), contiguous(y).reshape(-1), out.reshape(-1))
+    return out
+
+
+def scale_by(x: np.ndarray, factor: float) -> None:
+    """x times a number, in place."""
+    _scale(x.reshape(-1), factor)
+
+
+def sum_into_first(parts: np.ndarray) -> None:
+    """Adds all rows to the first."""
+    _sum_into_first(parts)
 
 
 def sum_first(x: np.ndarray) -> np.ndarray:
@@ -142,4 +184,4 @@ def sum_of_squares(x: np.ndarray) -> float:
     return float(sums.sum())
 
 
-KERNELS = (_add, _update, _squares)
+KERNELS = (_add, _update, _times, _scale, _sum_into_first, _squares)

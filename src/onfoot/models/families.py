@@ -1,17 +1,25 @@
 """Which network belongs to a configuration.
 
-A family is a module with the same functions: features, head and loss, each with a forward and a backward pass;
-the names and shapes of its parameters are in a module beside it (`params.names_of`).
+A family is a class of configurations and two modules: the network, with a forward and a backward pass of features, head
+and loss; and the names and shapes of its parameters (`params.names_of`). `register` adds one.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
-from onfoot.config import Config, LlamaConfig
+from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.models import gpt2, llama
+from onfoot.models.params import NAMES, find
+
+NETWORKS: dict[type, Any] = {GPT2Config: gpt2, LlamaConfig: llama}
 
 
-def network(config: Config) -> ModuleType:
+def register(config: type, network: Any, names: Any) -> None:
+    """Adds a family: the class of its configurations, which are frozen dataclasses, and its two modules."""
+    NETWORKS[config], NAMES[config] = network, names
+
+
+def network(config: Config) -> Any:
     """The forward and backward pass of a configuration's family."""
-    return llama if isinstance(config, LlamaConfig) else gpt2
+    return find(NETWORKS, config)

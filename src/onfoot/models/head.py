@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from onfoot.arrays import Array
+from onfoot.arrays import Array, Shape
 from onfoot.config import Config
+from onfoot.models.layout import Targets
 from onfoot.models.params import HEAD
 from onfoot.models.run import Run
+
+
+class ChosenSaved(NamedTuple):
+    loss: Any
+    rows: Any
+    shape: Shape  # of a_11
 
 
 def head_forward(run: Run, config: Config, a11: Array) -> tuple[Array, Any]:
     """a_11 -> a_12: the logits, (B, T, V)."""
     a12, saved = run.linear(HEAD, a11)
-    run.note("a_12", a12)
     return a12, saved
 
 
 def head_backward(run: Run, config: Config, d12: Array, saved: Any) -> Array:
     """Δ_12 -> Δ_11, and the gradients of the head."""
-    run.note("Δ_12", d12)
+    run.note(f"d {HEAD} out", d12)
     return run.linear_backward(HEAD, d12, saved)  # eq TIE.1: tied, one of two paths
 
 
-def loss_forward(run: Run, config: Config, a11: Array, targets: Array, divisor: float) -> tuple[float, Any]:
-    """a_11 -> the loss. An engine that can need not hold all logits at once."""
-    if run.fuses_loss():
-        return run.logits_loss(HEAD, a11, targets, divisor)
+def loss_forward(run: Run, config: Config, a11: Array, targets: Targets, divisor: Array | float) -> tuple[Any, Any]:
+    """a_11 -> the loss. An engine that can need not hold all logits at once, nor those of tokens without a target."""
+    if run.linears.fuse_loss():
+        if targets.rows is None:
+            return run.linears.loss(HEAD, a11, targets.ids, divisor)
+        chosen, s_rows = run.engine.embedding_forward(targets.rows, a11.reshape(-1, a11.shape[-1]))  # (M, C)
+        loss, saved = run.linears.loss(HEAD, chosen, targets.chosen, divisor)
+        return loss, ChosenSaved(saved, s_rows, a11.shape)
     a12, s_head = head_forward(run, config, a11)
-    loss, s_loss = run.engine.cross_entropy_forward(a12, targets, divisor)
-    return float(loss), (s_head, s_loss)
+    loss, s_loss = run.engine.cross_entropy_forward(a12, targets.ids, divisor)
+    return loss, (s_head, s_loss)
 
 
 def loss_backward(run: Run, config: Config, saved: Any) -> Array:
     """Δ_11, and the gradients of the head."""
-    if run.fuses_loss():
-        return run.logits_loss_backward(HEAD, saved)
+    if run.linears.fuse_loss():
+        if not isinstance(saved, ChosenSaved):
+            return run.linears.loss_backward(HEAD, saved)
+        d_chosen = run.linears.loss_backward(HEAD, saved.loss)  # (M, C)
+        return run.engine.embedding_backward(d_chosen, saved.rows).reshape(saved.shape)
     s_head, s_loss = saved
     return head_backward(run, config, run.engine.cross_entropy_backward(1.0, s_loss), s_head)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -72,10 +71,9 @@ def count_targets(targets: np.ndarray) -> int:
     return n
 
 
-def check_loss(loss: float) -> None:
-    """Refuses a loss that no step can be taken from."""
-    if not math.isfinite(loss):
-        raise ValueError(f"the loss is {loss}: the step is not taken and no weight has changed; try a lower lr")
+def no_step(what: str, changed: bool = False) -> ValueError:
+    """What is said of a loss or gradients that no step can be taken from."""
+    return ValueError(f"{what}: the step is not taken and no weight has changed; try a lower lr")
 
 
 def check_segments(segments: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,15 @@ class Layout(NamedTuple):
 
     positions: Array  # (T,) or (B, T)
     start: Array | None = None  # (B, T)
+    limit: int | None = None  # all positions are below it
+
+
+class Targets(NamedTuple):
+    """What is to be predicted. Where many tokens have no target, those that have one are named: only they are used."""
+
+    ids: Array  # (B, T)
+    rows: Array | None = None  # (M,), the tokens that have one, among all B T
+    chosen: Array | None = None  # (M,), theirs
 
 
 def split_heads(x: Array, n_head: int) -> Array:

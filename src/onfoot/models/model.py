@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.arrays import Array
-from onfoot.config import Config, GPT2Config, LlamaConfig
+from onfoot.config import Config, GPT2Config
 from onfoot.engine import Engine, check_dtype, get_engine
 from onfoot.models import adapters, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
-from onfoot.models.layout import Layout
-from onfoot.models.params import Once, default_targets, initialise, quantizable, shapes
-from onfoot.models.run import Note, Run, Take
+from onfoot.models.gradients import Take
+from onfoot.models.layout import Layout, Targets
+from onfoot.models.params import Drawn, default_targets, quantizable, shapes
+from onfoot.models.run import Note, Policy, Run
+from onfoot.models.step import Batch, choose, forward_backward
 from onfoot.models.store import NOT_IN_TORCH, Params
-from onfoot.models.trace import Recorder, Trace, build_trace
+from onfoot.models.trace import Recorder, Trace, build_trace, paper_names
 from onfoot.quantized import Quantized, quantize
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class Model:
         self.active_adapter: str | None = None
         self.merged: str | None = None  # the adapter that is in the weights now
         self.tied_before_merge = False
+        self._steps = _steps() if self.engine.records else None
         self.recompute = False  # True: a block's activations are not kept, but computed again on the way back
         adapters.activate(self, None)
 
@@ -166,16 +169,15 @@ class Model:
         checked = inputs.check_tokens(tokens, self.config.vocab_size, self.config.n_positions)
         run = self.new_run(keep_saved=False)
         a11, _ = network(self.config).features_forward(
-            run, self.config, self.engine.integers(checked), self._layout(checked, None)[0]
+            run, self.config, self.engine.integers(checked), self._on_engine(self._layout(checked, None)[0])
         )
         return network(self.config).head_forward(run, self.config, a11)[0]
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
         """The cross-entropy: the mean over the targets that count, or their sum over `divisor`."""
-        ids, target_ids, layout, divisor = self._checked(tokens, targets, divisor, segments)
-        net, run = network(self.config), self.new_run(keep_saved=False)
-        a11, _ = net.features_forward(run, self.config, ids, layout)
-        return net.loss_forward(run, self.config, a11, target_ids, divisor)[0]
+        batch = self._checked(tokens, targets, divisor, segments)
+        loss = self._steps.loss(self, batch) if self._steps is not None else None
+        return self._unrecorded(self.new_run(keep_saved=False), batch, backward=False) if loss is None else loss
 
     def loss_and_grads(
         self,
@@ -196,10 +198,14 @@ class Model:
         `take(name, gradient)` gets each gradient as soon as no path adds to it any more, and it is not returned.
         `on_loss` gets the loss before that: what it raises, no gradient is made of.
         """
+        batch = self._checked(tokens, targets, divisor, segments)._replace(dropout_seed=dropout_seed)
+        done = self._steps.gradients(self, batch, take, on_loss) if self._steps is not None else None
+        if done is not None:
+            return done
         run = self.new_run(dropout_seed=dropout_seed)
-        run.take, run.on_loss = take, on_loss
-        loss, _ = self._forward_backward(run, tokens, targets, divisor, segments)
-        return loss, run.grads
+        run.gradients.take = take
+        run.on_loss = None if on_loss is None else lambda loss: on_loss(float(loss))
+        return self._unrecorded(run, batch), run.gradients.made
 
     def trace(
         self,
@@ -215,9 +221,12 @@ class Model:
             raise ValueError(f"a trace has the paper's names; a {self.config.model_type} model has none of its own yet")
         recorder = Recorder(self.config.n_layer)
         run = self.new_run(note=recorder)
-        run.go_to_the_bottom()
-        loss, layout = self._forward_backward(run, tokens, targets, divisor, segments)
-        return build_trace(recorder, self.config, self.params, loss, run.grads, layout, input_gradient)
+        run.gradients.reach_the_input()
+        batch = self._checked(tokens, targets, divisor, segments)
+        loss = self._unrecorded(run, batch)
+        ids, layout = self.engine.integers(batch.tokens), self._on_engine(batch.layout)
+        grads = run.gradients.made
+        return build_trace(recorder, ids, self.config, self.params, loss, grads, layout, input_gradient)
 
     def train_step(
         self,
@@ -227,24 +236,24 @@ class Model:
         *,
         segments: Any = None,
         dropout_seed: int | None = None,
+        clip: float = 0.0,
     ) -> float:
         """One step of the optimizer on one batch; returns the loss before it.
 
         Each parameter is updated soon after its gradient is final, which is never before its old value was last used.
-        So only a few gradients exist at a time. A batch that is refused and a loss that is not finite are no steps and
+        So only a few gradients exist at a time. With `clip`, gradients of a larger norm are scaled down to it: all of
+        them must exist before the first update. A batch that is refused and a loss that is not finite are no steps and
         change nothing; Ctrl-C acts before the first update or after the last.
         """
+        from onfoot.train.step import Part, one_batch, several
+
+        if not clip >= 0:
+            raise ValueError(f"clip={clip}: a norm of at least 0 is needed; 0 clips nothing")
         optimizer.expect(self.trainable)
-        with optimizer.one_step():
-            loss, _ = self.loss_and_grads(
-                tokens,
-                targets,
-                segments=segments,
-                dropout_seed=dropout_seed,
-                take=optimizer.update,
-                on_loss=inputs.check_loss,
-            )
-        return loss
+        part = Part(tokens, targets, segments, dropout_seed)
+        if clip:
+            return several(self, optimizer, [part], None, None, clip, inputs.no_step)[0]
+        return one_batch(self, optimizer, part, None, None, inputs.no_step, norm=False)[0]
 
     def generate(
         self,
@@ -290,36 +299,41 @@ class Model:
         dropout_seed: int | None = None,
         note: Note | None = None,
         engine: Engine | None = None,
+        cache: Any = None,
     ) -> Run:
         """One pass over this model's parameters, with the adapter that is active."""
-        return Run(
-            engine or self.engine,
-            self.config,
-            self.params,
+        policy = Policy(
             self.trainable,
             self.dtype,
             None if self.active_adapter is None else self.adapters[self.active_adapter],
             dropout_seed,
             keep_saved,
-            note,
             self.recompute,
+            None if note is None else paper_names(note),
         )
+        return Run(engine or self.engine, self.config, self.params, policy, cache)
 
     def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[Layout, np.ndarray | None]:
         """Where the tokens stand, and the positions within their examples where there are several."""
+        limit = tokens.shape[1]
         if segments is None:
-            return Layout(self.engine.integers(np.arange(tokens.shape[1]))), None
+            return Layout(np.arange(limit), None, limit), None
         if not self.config.causal:
             raise ValueError(
                 "segments need causal=True: without the mask a token would see the examples behind its own"
             )
         positions, start = inputs.check_segments(segments, tokens)
-        return Layout(self.engine.integers(positions), self.engine.integers(start)), positions
+        return Layout(positions, start, limit), positions
 
-    def _checked(
-        self, tokens: Any, targets: Any, divisor: float | None, segments: Any
-    ) -> tuple[Array, Array, Layout, float]:
-        """Tokens and targets as the engine's integers, where they stand, and what the loss is divided by."""
+    def _on_engine(self, layout: Layout) -> Layout:
+        """The same with the engine's arrays."""
+        integers = self.engine.integers
+        return Layout(
+            integers(layout.positions), None if layout.start is None else integers(layout.start), layout.limit
+        )
+
+    def _checked(self, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> Batch:
+        """Tokens and targets as integers, where they stand, and what the loss is divided by."""
         config = self.config
         checked = inputs.check_tokens(tokens, config.vocab_size, config.n_positions)
         layout, positions = self._layout(checked, segments)
@@ -328,23 +342,23 @@ class Model:
             divisor = inputs.count_targets(checked_targets)
         elif not divisor > 0:
             raise ValueError(f"divisor={divisor} must be above 0: it is the number of targets of the whole step")
-        return self.engine.integers(checked), self.engine.integers(checked_targets), layout, divisor
+        wanted = choose(checked_targets) if self.engine.has("logits_loss_forward") else Targets(checked_targets)
+        return Batch(checked, wanted, layout, divisor, None)
 
-    def _forward_backward(
-        self, run: Run, tokens: Any, targets: Any, divisor: float | None, segments: Any
-    ) -> tuple[float, Layout]:
-        ids, target_ids, layout, divisor = self._checked(tokens, targets, divisor, segments)
-        net, config = network(self.config), self.config
-        whole: float | None = net.pass_in_one(run, config, ids, target_ids, layout, divisor)
-        if whole is not None:
-            return whole, layout
-        a11, s_features = net.features_forward(run, config, ids, layout)
-        loss, s_loss = net.loss_forward(run, config, a11, target_ids, divisor)
-        run.hear(loss)
-        d11 = net.loss_backward(run, config, s_loss)
-        del a11, s_loss  # they are not needed again
-        net.features_backward(run, config, d11, s_features)
-        return loss, layout
+    def _unrecorded(self, run: Run, batch: Batch, backward: bool = True) -> float:
+        """A step as the model has it, call by call."""
+        integers, targets = self.engine.integers, batch.targets
+        wanted = Targets(*(None if x is None else integers(x) for x in targets))
+        layout = self._on_engine(batch.layout)
+        loss = forward_backward(run, self.config, integers(batch.tokens), wanted, layout, batch.divisor, backward)
+        return float(loss)
+
+
+def _steps() -> Any:
+    """Where a model on kernels keeps the recordings of its steps."""
+    from onfoot.models.recorded import Steps
+
+    return Steps()
 
 
 def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False) -> Model:
@@ -383,9 +397,4 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
 
 def create(config: Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:
     """A model with its family's initial values, the same for the same seed."""
-    if not isinstance(config, GPT2Config | LlamaConfig):
-        raise ValueError(
-            f"a GPT2Config is needed, not {type(config).__name__}, or a LlamaConfig; "
-            f"onfoot.preset('gpt2') gives one by name"
-        )
-    return Model(config, Once(initialise(config, seed, check_dtype(dtype))), dtype, engine)
+    return Model(config, Drawn(config, seed, check_dtype(dtype)), dtype, engine)

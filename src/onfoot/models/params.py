@@ -1,20 +1,19 @@
 """Parameters: a plain dict from Hugging Face's tensor name to an array; their shapes, counts and initial values.
 
-What differs between families is in `gpt2_params` and `llama_params`; here is what can be asked of any configuration.
+What differs between families is in modules such as `gpt2_params`; here is what can be asked of any configuration.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onfoot.arrays import Shape
-from onfoot.config import Config, LlamaConfig
+from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.models import gpt2_params, llama_params
 from onfoot.models.gpt2_params import HEAD, POSITION_TABLE, TOKEN_TABLE, block_shapes
 
@@ -22,7 +21,7 @@ __all__ = [
     "HEAD",
     "POSITION_TABLE",
     "TOKEN_TABLE",
-    "Once",
+    "Drawn",
     "Stored",
     "block_shapes",
     "count",
@@ -47,16 +46,49 @@ class Stored(NamedTuple):
     out_in: bool
 
 
-class Once(dict[str, Any]):
-    """Parameters that are let go when they are asked for, so that none exists twice while a model is made of them."""
+class Drawn(Mapping[str, Any]):
+    """A family's initial values, each drawn when it is asked for: no two of them need exist at the same time.
+
+    They are to be asked for in the order of the forward pass, in which they are drawn.
+    """
+
+    def __init__(self, config: Config, seed: int, dtype: str) -> None:
+        self._shapes = shapes(config)
+        self._values = initial_values(config, seed, dtype)
 
     def __getitem__(self, name: str) -> Any:
-        return self.pop(name)
+        drawn, value = next(self._values)
+        if drawn != name:
+            raise KeyError(f"{name}: {drawn} comes first")
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
 
 
-def names_of(config: Config) -> ModuleType:
+NAMES: dict[type, Any] = {GPT2Config: gpt2_params, LlamaConfig: llama_params}  # `families.register` adds others
+
+
+def find(families: Mapping[type, Any], config: Any) -> Any:
+    """What belongs to a configuration's class, or a ValueError for one of no known family."""
+    for kind in type(config).__mro__:
+        if kind in families:
+            return families[kind]
+    raise ValueError(
+        f"a GPT2Config is needed, not {type(config).__name__}, or a LlamaConfig; "
+        f"onfoot.preset('gpt2') gives one by name"
+    )
+
+
+def names_of(config: Config) -> Any:
     """The names and shapes of a configuration's family."""
-    return llama_params if isinstance(config, LlamaConfig) else gpt2_params
+    return find(NAMES, config)
 
 
 def token_table(config: Config) -> str:
@@ -122,8 +154,12 @@ def lora_count(layers: Sequence[tuple[int, int]], r: int) -> int:
 
 def initialise(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
     """The family's initial values: normal weights, biases 0, norms 1."""
+    return dict(initial_values(config, seed, dtype))
+
+
+def initial_values(config: Config, seed: int, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
+    """The same one by one, in the order of the forward pass."""
     rng = np.random.default_rng(seed)
-    out = {}
     for name, shape in shapes(config).items():
         if name.endswith(".bias"):
             value = np.zeros(shape)
@@ -131,5 +167,4 @@ def initialise(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
             value = np.ones(shape)
         else:
             value = rng.normal(0.0, names_of(config).initial_std(config, name), shape)
-        out[name] = value.astype(dtype)
-    return out
+        yield name, value.astype(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,59 @@ class Trace:
             yield "Δ_0", None, self.delta[0]
 
 
+# What the paper calls that which a layer makes ("ln_1"), and the gradient of what it reads ("d ln_1").
+IN_A_BLOCK = {
+    "ln_1": ["a_2"],
+    "attn.q": ["q"],
+    "attn.k": ["k"],
+    "attn.v": ["v"],
+    "attn": ["a_3"],
+    "attn.c_proj": ["a_4"],
+    "attn.c_proj + skip": ["a_5"],
+    "ln_2": ["a_6"],
+    "mlp.c_fc": ["a_7"],
+    "mlp.act": ["a_8"],
+    "mlp.c_proj": ["a_9"],
+    "mlp.c_proj + skip": ["a_10"],
+    "d mlp.c_proj": ["Δ_8"],
+    "d mlp.act": ["Δ_7"],
+    "d mlp.c_fc": ["Δ_6"],
+    "d ln_2": ["Δ_5", "Δ_4"],
+    "d attn.c_proj": ["Δ_3"],
+    "d attn.k": ["dk"],
+    "d attn.c_attn": ["Δ_2"],
+    "d ln_1": ["Δ_1"],
+}
+IN_THE_NETWORK = {
+    "transformer.wte.weight": "a_tok",
+    "transformer.wpe.weight": "a_pos",
+    "transformer.ln_f": "a_11",
+    "lm_head": "a_12",
+    "d lm_head out": "Δ_12",
+    "d lm_head": "Δ_11",
+}
+
+
+def paper_names(note: Callable[[str, Array], None]) -> Callable[[str, Array], None]:
+    """Tells a listener of the steps of a pass by the paper's names: "a_11" of the network, "0.a_5" of a block."""
+
+    def hear(step: str, value: Array) -> None:
+        sign, _, place = step.rpartition("block ")
+        if place.isdecimal():
+            for name in ["Δ_10", "Δ_9"] if sign else ["a_1"]:
+                note(f"{place}.{name}", value)
+            return
+        if step in IN_THE_NETWORK:
+            note(IN_THE_NETWORK[step], value)
+        before, found, rest = step.partition("transformer.h.")
+        if found:
+            b, _, layer = rest.partition(".")
+            for name in IN_A_BLOCK.get(before + layer, ()):
+                note(f"{b}.{name}", value)
+
+    return hear
+
+
 class Recorder:
     """Hears what a pass notes down, and sorts it."""
 
@@ -86,6 +139,7 @@ class Recorder:
 
 def build_trace(
     recorder: Recorder,
+    tokens: Array,
     config: GPT2Config,
     params: dict[str, Array],
     loss: float,
@@ -106,7 +160,7 @@ def build_trace(
         blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal, n["dk"]))
     trace = Trace(
         loss=loss,
-        a={0: noted["a_0"], "tok": noted["a_tok"], "pos": noted["a_pos"], 11: noted["a_11"], 12: noted["a_12"]},
+        a={0: tokens, "tok": noted["a_tok"], "pos": noted["a_pos"], 11: noted["a_11"], 12: noted["a_12"]},
         delta={12: noted["Δ_12"], 11: noted["Δ_11"]},
         blocks=blocks,
         grads=grads,

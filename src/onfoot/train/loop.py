@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from filelock import FileLock
 
-from onfoot.arrays import Array
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import ShardSums, Sums, WholeSums
@@ -25,12 +24,13 @@ from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optim
 from onfoot.train.interrupts import asked_to_stop
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log, draw_losses
-from onfoot.train.optimizer import AdamW, clip_scale
+from onfoot.train.optimizer import AdamW
 from onfoot.train.options import LoopOptions
 from onfoot.train.parallel import ALL, Share, World, world
 from onfoot.train.progress import Reporter, duration
 from onfoot.train.schedule import learning_rate
 from onfoot.train.shard import ShardedAdamW
+from onfoot.train.step import Part, one_batch, several
 from onfoot.train.vector import Layout
 from onfoot.train.watch import invariants
 
@@ -174,57 +174,13 @@ class Trainer:
         if divisor == 0:
             where = f"step {self.state.step + 1}"
             raise self.world.agreed(ValueError(f"{where}: none of its {n_tokens:.0f} tokens has a target that counts"))
-        if len(batches) == 1 and self.world.size == 1 and not self.options.clip:
-            return *self._step_at_once(batches[0], int(divisor), lr), int(n_tokens)
-        loss = 0.0
-        self.sums.begin()
-        for i, batch in enumerate(batches):
-            if i == len(batches) - 1:
-                self.sums.last()
-            part, _ = self.model.loss_and_grads(
-                batch.tokens,
-                batch.targets,
-                divisor=int(divisor),
-                segments=batch.segments,
-                dropout_seed=self.dropout_seed(i),
-                take=self.sums.take,
-            )
-            loss += part
-        grads = self.sums.finish()
-        figures = self.world.table(loss, self.optimizer.squares(grads))
-        loss, norm = float(figures[:, 0].sum()), math.sqrt(self.optimizer.total(figures[:, 1]))
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise self.world.agreed(self._diverged(f"the loss is {loss} and the gradients' norm {norm}"))
-        self.optimizer.step(grads, lr, clip_scale(norm, self.options.clip))
+        parts = [Part(*batch, self.dropout_seed(i)) for i, batch in enumerate(batches)]
+        if len(parts) == 1 and self.world.size == 1 and not self.options.clip:
+            loss, norm = one_batch(self.model, self.optimizer, parts[0], int(divisor), lr, self._diverged)
+        else:
+            how = lr, self.options.clip, self._diverged, self.sums, self.world
+            loss, norm = several(self.model, self.optimizer, parts, int(divisor), *how)
         return loss, norm, int(n_tokens)
-
-    def _step_at_once(self, batch: Batch, divisor: int, lr: float) -> tuple[float, float]:
-        """The same where nothing is clipped or summed: each parameter is updated as soon as its gradient is final."""
-        squares, changed = 0.0, False
-
-        def heard(loss: float) -> None:
-            if not math.isfinite(loss):
-                raise self._diverged(f"the loss is {loss}")
-
-        def take(name: str, grad: Array) -> None:
-            nonlocal squares, changed
-            squares += self.optimizer.squares({name: grad})
-            if not math.isfinite(squares):
-                raise self._diverged(f"the gradient of {name} is not finite", changed)
-            self.optimizer.update(name, grad)
-            changed = True
-
-        with self.optimizer.one_step(lr):
-            loss, _ = self.model.loss_and_grads(
-                batch.tokens,
-                batch.targets,
-                divisor=divisor,
-                segments=batch.segments,
-                dropout_seed=self.dropout_seed(0),
-                take=take,
-                on_loss=heard,
-            )
-        return loss, math.sqrt(squares)
 
     def _diverged(self, what: str, changed: bool = False) -> ValueError:
         memory = "some weights in memory have had this step already, but " if changed else ""

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from onfoot.train import lookout, threads
+from onfoot import threads
+from onfoot.train import lookout
 
 Value = TypeVar("Value")
 

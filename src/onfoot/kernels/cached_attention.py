@@ -1,0 +1,84 @@
+"""Attention of one new token per sequence over all that stand in a cache, to which its key and value are added."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onfoot.kernels.attention import four_axes, heads_beside
+from onfoot.kernels.attention_head import Mask, forward_floats, head_forward
+from onfoot.kernels.buffers import scratch
+from onfoot.kernels.jit import kernel
+from onfoot.kernels.matrix import FLOAT, Matrix, head_of
+from onfoot.kernels.shapes import fits, share, threads
+from onfoot.kernels.simd import address, floats
+from onfoot.recording.planned import active
+
+
+@kernel(
+    "f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], i8[::1], i8[::1], f4[:,:,:,:], f4[:,:]",
+    "b h t d, b g t d, b g t e, b g r d, b g r e, ., b, b h t e, threads .",
+)
+def _attend(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    length: np.ndarray,
+    start: np.ndarray,
+    y: np.ndarray,
+    work: np.ndarray,
+    thread: int,
+    threads: int,
+) -> None:
+    """Adds each sequence's k and v to the cache, behind the `length` that are there, and lets its q see them all."""
+    batch, shared, room, d_k = keys.shape
+    d_v, n, group = values.shape[3], length[0], q.shape[1] // shared
+    if not 0 <= n < room:
+        return
+    first, last = share(batch * shared, 1, thread, threads)
+    spare = address(work) + thread * work.strides[0]
+    for task in range(first, last):
+        b, g = task // shared, task % shared
+        mask = Mask(1, n + 1, address(start) + b * 8, True)
+        key, kept = floats(address(k) + b * k.strides[0] + g * k.strides[1], d_k), keys[b, g, n]
+        value, stays = floats(address(v) + b * v.strides[0] + g * v.strides[1], d_v), values[b, g, n]
+        for d in range(d_k):
+            kept[d] = key[d]
+        for d in range(d_v):
+            stays[d] = value[d]
+        for h in range(g * group, (g + 1) * group):
+            query, to, none = head_of(q, b, h), head_of(y, b, h), Matrix(0, 0, FLOAT)
+            head_forward(query, head_of(keys, b, g), head_of(values, b, g), to, mask, none, d_k, d_v, spare)
+
+
+def cached_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    length: np.ndarray,
+    start: np.ndarray | None = None,
+) -> np.ndarray | None:
+    """y (B, H, 1, Dv); None where the kernel does not take these arrays.
+
+    q is (B, H, 1, Dk), k and v (B, Hkv, 1, D); the cache, `keys` and `values`, (B, Hkv, room, D), of which the first
+    `length` (1,) tokens are there. `start` (B,): the first token that each sequence may see.
+    """
+    if not fits(q, k, v, keys, values) or not (keys.flags.carray and values.flags.carray):
+        return None
+    if q.ndim != 4 or k.ndim != 4 or q.shape[2] != 1 or k.shape[2] != 1 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"one new token per sequence is needed; q has shape {q.shape}, k {k.shape}")
+    batch, heads, _, d_k = q.shape
+    d_v, room = values.shape[3], keys.shape[2]
+    if active.recorder is None and not 0 <= int(length[0]) < room:
+        raise IndexError(f"a token behind {int(length[0])} others: the cache has room for {room}; make one with more")
+    first = np.zeros(batch, np.int64) if start is None else start
+    y = heads_beside(batch, heads, 1, d_v)
+    work = scratch(threads(), forward_floats(room, d_k, d_v))
+    _attend(four_axes(q), four_axes(k), four_axes(v), keys, values, length, first, y, work)
+    return y
+
+
+KERNELS = (_attend,)

@@ -1,0 +1,34 @@
+"""Dropout, one pass over memory each way."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onfoot import ops
+from onfoot.kernels import update
+from onfoot.kernels.shapes import contiguous, fits, formula
+from onfoot.kernels.update import times
+
+
+class Saved(NamedTuple):
+    keep: np.ndarray
+
+
+def dropout_forward(x: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, Any]:
+    """y = x ∘ keep."""
+    if not fits(x, keep) or x.shape != keep.shape:
+        return formula(ops.dropout_forward, x, keep)
+    keep = contiguous(keep)
+    return times(x, keep), Saved(keep)  # eq DO.1
+
+
+def dropout_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
+    """dx = dy ∘ keep: what was dropped gets no gradient."""
+    if not isinstance(saved, Saved) or not fits(dy) or dy.shape != saved.keep.shape:
+        return formula(ops.dropout_backward, dy, saved)
+    return times(dy, saved.keep)  # eq DO.2
+
+
+KERNELS = update.KERNELS

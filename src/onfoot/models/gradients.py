@@ -1,0 +1,61 @@
+"""Where the gradients of a pass go: each parameter's parts are added up, and handed on when no path adds any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onfoot.arrays import Array
+from onfoot.config import Config
+from onfoot.engine import Engine
+from onfoot.models.adapters import Adapter
+from onfoot.models.params import layer_order
+
+Take = Callable[[str, Array], None]
+
+
+class Gradients:
+    """The gradients of what trains, by name."""
+
+    def __init__(self, engine: Engine, config: Config, trainable: set[str], adapter: Adapter | None) -> None:
+        self.engine, self.trainable, self.adapter = engine, trainable, adapter
+        self.made: dict[str, Array] = {}
+        self.take: Take | None = None  # gets each gradient when it is final; it is not kept then
+        self._order = layer_order(config)  # the layers, numbered as the forward pass meets them
+        self._lowest: int | None = None
+
+    def add(self, name: str, grad: Array | None, final: bool = True) -> None:
+        """Adds to a parameter's gradient. A parameter used twice (tied weights) gets the sum of both paths."""
+        if name not in self.trainable:
+            return
+        if grad is not None:
+            self.made[name] = self.engine.add(self.made[name], grad) if name in self.made else grad
+        if final and self.take is not None and name in self.made:
+            self.take(name, self.made.pop(name))
+
+    def add_rows(self, table: str, dy: Array, saved: object) -> None:
+        """Adds the last gradient that a table of embeddings gets: only the rows of the ids that occurred."""
+        if table not in self.trainable:
+            return
+        if table in self.made and self.engine.has("embedding_add_backward"):
+            self.engine.embedding_add_backward(dy, saved, self.made[table])  # eq TIE.1
+            self.add(table, None)
+        else:
+            self.add(table, self.engine.embedding_backward(dy, saved))
+
+    def reach_the_input(self) -> None:
+        """Lets the error signal go all the way down, whatever trains."""
+        self._lowest = -1
+
+    def needed_below(self, layer: str) -> bool:
+        """Whether anything before this layer trains: if not, the error signal need not go on."""
+        if self._lowest is None:
+            order = self._order
+            self._lowest = min((order[self._layer(name)] for name in self.trainable), default=len(order))
+        return self._lowest < self._order[layer]
+
+    def _layer(self, parameter: str) -> str:
+        """The layer that a parameter belongs to; a LoRA layer's is the one it stands beside."""
+        layer, _, low_rank = parameter.partition(".lora_")
+        if low_rank and self.adapter is not None:
+            return self.adapter.layers[layer].beside
+        return parameter.rpartition(".")[0]

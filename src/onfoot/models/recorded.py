@@ -1,0 +1,390 @@
+"""Steps of a model that are recorded the first time and replayed from then on (`onfoot.recording`).
+
+A recording belongs to a shape (sequences × tokens, rows that have a target) and to a policy: what trains, the adapter,
+recomputation, dropout, packing, the number of threads. It holds where the parameters lie, so other arrays in
+`model.params` are a reason to record anew. What cannot be recorded runs without.
+
+For a small model, each thread replays the step of its own sequences and waits for nobody; the gradients are summed at
+the end. For a large one, all threads share every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from onfoot.arrays import Array
+from onfoot.kernels import LOGITS, buffers, pool
+from onfoot.kernels.update import sum_into_first
+from onfoot.models.families import network
+from onfoot.models.layout import Layout, Targets
+from onfoot.models.run import Dropped, Run
+from onfoot.models.step import Batch, forward_backward
+from onfoot.recording.planned import NotRecorded, Planned
+from onfoot.recording.recorder import INPUT, RESULT, Event, Recorder, Recording
+from onfoot.recording.replay import Replay, results_at_peak, run_each
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+
+KEPT = 16  # recordings of a model that are kept
+SMALL = 1 << 20  # numbers in the largest parameter, up to which each thread replays a step of its own
+PARTS = 1 << 24  # numbers in all threads' parts of the gradients, up to which it does
+TINY = 1 << 21  # bytes that a step's calls touch, up to which one thread is as fast as several
+LOSS, LOGITS_OUT = "loss", "logits"
+
+
+class Entry(NamedTuple):
+    """A recording, and what it is a recording of."""
+
+    replays: list[Replay] | None  # one, or one per thread; None: it cannot be recorded
+    shares: list[tuple[int, int]]  # the sequences of each
+    engine: Any
+    config: Any
+    adapter: Any
+    params: list[Any]
+    shapes: list[Any]  # of the parameters: an array's may be changed where it lies
+    lock: Any
+
+    @classmethod
+    def of(cls, model: Model, replays: list[Replay] | None, shares: list[tuple[int, int]]) -> Entry:
+        """Recordings of the model as it is."""
+        params = list(model.params.values())
+        shapes = [p.shape for p in params]
+        return cls(replays, shares, model.engine, model.config, _adapter(model), params, shapes, threading.Lock())
+
+    def fits(self, model: Model) -> bool:
+        """Whether the model is still the one that was recorded."""
+        same = self.engine is model.engine and self.config is model.config and self.adapter == _adapter(model)
+        return same and self.holds_arrays_of(model)
+
+    def holds_arrays_of(self, model: Model) -> bool:
+        """Whether the model's parameters still lie where they lay."""
+        params = model.params
+        return len(params) == len(self.params) and all(map(operator.is_, params.values(), self.params))
+
+    def keeps_shapes(self) -> bool:
+        """Whether the parameters have the shapes that were recorded: whoever has changed one is told."""
+        return [p.shape for p in self.params] == self.shapes
+
+
+def _adapter(model: Model) -> Any:
+    if model.active_adapter is None:
+        return None
+    return model.active_adapter, tuple(model.adapters[model.active_adapter].layers.items())
+
+
+class Steps:
+    """The recordings of one model. A copy of the model begins with none: its parameters lie elsewhere."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Any, Entry] = OrderedDict()
+
+    def __deepcopy__(self, memo: Any) -> Steps:
+        return Steps()
+
+    def __reduce__(self) -> Any:
+        return Steps, ()
+
+    def __len__(self) -> int:
+        return sum(entry.replays is not None for entry in self._kept.values())
+
+    def gradients(
+        self,
+        model: Model,
+        batch: Batch,
+        take: Callable[[str, Array], None] | None,
+        on_loss: Callable[[float], None] | None,
+    ) -> tuple[float, dict[str, Array]] | None:
+        """The loss and the gradients; None where this cannot be recorded."""
+        entry = self._entry(model, batch, backward=True)
+        return None if entry is None else _gradients(model, entry, batch, take, on_loss)
+
+    def loss(self, model: Model, batch: Batch) -> float | None:
+        """The loss alone."""
+        entry = self._entry(model, batch, backward=False)
+        return None if entry is None else _gradients(model, entry, batch, None, None)[0]
+
+    def _entry(self, model: Model, batch: Batch, backward: bool) -> Entry | None:
+        threads = pool.threads()
+        shares = _shares(model, batch, threads, backward)
+        key: Any = (batch.shape, backward, frozenset(model.trainable) if backward else None, model.recompute, threads)
+        if len(shares) > 1:
+            parts = [batch.rows(a, e) for a, e in shares]
+            key = (*key, *(part.shape for part in parts))
+        entry = self._kept.get(key)
+        if entry is None or not (entry.fits(model) and entry.keeps_shapes()):
+            for old in [k for k, e in list(self._kept.items()) if not (e.holds_arrays_of(model) and e.keeps_shapes())]:
+                self._kept.pop(old, None)  # it would keep arrays that are no longer the model's
+            entry = self._record(model, batch, shares, threads, backward)
+            self._kept[key] = entry
+        with contextlib.suppress(KeyError):  # another thread of Python's may have dropped it
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return entry if entry.replays is not None else None
+
+    def _record(self, model: Model, batch: Batch, shares: list[tuple[int, int]], threads: int, backward: bool) -> Entry:
+        replays: list[Replay] | None
+        try:
+            made = recordings(model, batch, shares, threads, backward)
+            shares = shares if len(made) > 1 else [(0, len(batch.tokens))]
+            replays = [Replay(recording) for recording in made]
+        except NotRecorded:
+            replays = None
+        return Entry.of(model, replays, shares)
+
+
+class _Held:
+    """An entry for one user at a time; whoever comes meanwhile hears so, and waits for nobody."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.lock = entry.lock
+
+    def __enter__(self) -> bool:
+        self.free = self.lock.acquire(blocking=False)
+        return bool(self.free)
+
+    def __exit__(self, *args: Any) -> None:
+        if self.free:
+            self.lock.release()
+
+
+def _shares(model: Model, batch: Batch, threads: int, backward: bool) -> list[tuple[int, int]]:
+    """The sequences of each thread that replays a step of its own; all of them, where threads share every call."""
+    n, tokens = batch.tokens.shape
+    whole = [(0, n)]
+    if threads == 1 or n < threads or not backward:
+        return whole
+    most = -(-n // threads)  # of one thread: the others are not to wait for it
+    sizes = {name: math.prod(p.shape) for name, p in model.params.items()}
+    if 10 * n < 9 * most * threads or threads * sum(sizes[name] for name in model.trainable) > PARTS:
+        return whole
+    if max(sizes.values()) > SMALL:
+        return whole
+    if n * tokens * model.config.vocab_size > LOGITS:
+        return whole
+    return [(n * i // threads, n * (i + 1) // threads) for i in range(threads)]
+
+
+def handed_out(recording: Recording) -> tuple[Any, ...]:
+    """What a recording hands out, and how it lies: the buffers numbered as they come."""
+    numbers: dict[int, int] = {}
+    return tuple(
+        (e.name, numbers.setdefault(e.view.buffer, len(numbers)), int(recording.sizes[e.view.buffer]), *e.view[1:])
+        for e in recording.events
+    )
+
+
+def planned_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters where they lie, as arrays of a recording; codes never change, so nobody computes with them."""
+    return {name: p.view(Planned) if type(p) is np.ndarray else p for name, p in params.items()}
+
+
+def record(model: Model, batch: Batch, threads: int, backward: bool) -> Recording:
+    """The calls of one step of this shape; no number is computed."""
+    recorder = Recorder(threads)
+    targets, layout = batch.targets, batch.layout
+    with recorder.recording():
+
+        def given(x: np.ndarray | None, key: str) -> Any:
+            return None if x is None else recorder.input(x.shape, x.dtype, key)
+
+        tokens = given(batch.tokens, "tokens")
+        places = Layout(given(layout.positions, "positions"), given(layout.start, "start"), layout.limit)
+        wanted = Targets(
+            given(targets.ids, "targets"),
+            given(targets.rows, "rows"),
+            given(targets.chosen, "chosen"),
+        )
+        divisor = recorder.input((1,), np.float64, "divisor")
+        run = model.new_run(keep_saved=backward, dropout_seed=batch.dropout_seed)
+        run.params = planned_params(model.params)
+        run.gradients.take = recorder.event
+        run.on_loss = lambda loss: recorder.event(LOSS, loss)
+        forward_backward(run, model.config, tokens, wanted, places, divisor, backward)
+        return recorder.finish()
+
+
+def recordings(
+    model: Model, batch: Batch, shares: list[tuple[int, int]], threads: int, backward: bool
+) -> list[Recording]:
+    """The step of each share's sequences; one for all, where the shares' gradients would not lie alike."""
+    if len(shares) == 1:
+        return [record(model, batch, threads, backward)]
+    made: dict[Any, Recording] = {}
+    out = []
+    for part in (batch.rows(a, e) for a, e in shares):
+        if part.shape not in made:
+            made[part.shape] = record(model, part, 1, backward)
+        out.append(made[part.shape])
+    if len({handed_out(one) for one in made.values()}) > 1:
+        return [record(model, batch, threads, backward)]
+    return out
+
+
+def step_memory(model: Model, tokens: np.ndarray, clip: bool) -> tuple[int, int]:
+    """Bytes of the arena, inputs included, and of the gradients at their peak, of a training step on these tokens."""
+    batch, threads = model._checked(tokens, tokens, None, None), pool.threads()
+    made = recordings(model, batch, _shares(model, batch, threads, True), threads, True)
+    arena = sum(one.arena + one.bytes_of(INPUT) for one in made)
+    if len(made) > 1 or clip:
+        return arena, sum(one.bytes_of(RESULT) for one in made)
+    return arena, results_at_peak(made[0])
+
+
+def fill(replay: Replay, model: Model, batch: Batch, whole: Batch, a: int) -> None:
+    """The inputs of a replay; `whole` is the batch of which this one begins with sequence a."""
+    values = {
+        "tokens": batch.tokens,
+        "positions": batch.layout.positions,
+        "start": batch.layout.start,
+        "targets": batch.targets.ids,
+        "rows": batch.targets.rows,
+        "chosen": batch.targets.chosen,
+        "divisor": batch.divisor,
+    }
+    run: Run | None = None
+    for key, array in replay.inputs:
+        if isinstance(key, Dropped):
+            run = run or model.new_run(dropout_seed=batch.dropout_seed)
+            n = array.shape[0]
+            array[...] = run.pattern(key.name, (whole.tokens.shape[0], *array.shape[1:]), key.p)[a : a + n]
+        else:
+            array[...] = values[key]
+
+
+def _gradients(
+    model: Model,
+    entry: Entry,
+    batch: Batch,
+    take: Callable[[str, Array], None] | None,
+    on_loss: Callable[[float], None] | None,
+) -> tuple[float, dict[str, Array]]:
+    assert entry.replays is not None
+    with _Held(entry) as free:  # or others of the same recordings: their results have the same bits
+        replays = entry.replays if free else [Replay(replay.recording) for replay in entry.replays]
+        return _replayed(model, replays, entry.shares, batch, take, on_loss)
+
+
+def _replayed(
+    model: Model,
+    replays: list[Replay],
+    shares: list[tuple[int, int]],
+    batch: Batch,
+    take: Callable[[str, Array], None] | None,
+    on_loss: Callable[[float], None] | None,
+) -> tuple[float, dict[str, Array]]:
+    loss, grads = 0.0, {}
+    for replay, (a, e) in zip(replays, shares, strict=True):
+        fill(replay, model, batch if len(shares) == 1 else batch.rows(a, e), batch, a)
+
+    def hear(event: Event, array: np.ndarray) -> None:
+        nonlocal loss
+        if event.name == LOSS:
+            loss += float(np.float32(array[0]))
+            if on_loss is not None:
+                on_loss(loss)
+        elif take is None:
+            grads[event.name] = array
+        else:
+            take(event.name, array)
+
+    if len(replays) == 1:
+        (replay,) = replays
+        replay.run(hear, _threads(replay), soon=take is not None)
+    else:
+        _each(replays, hear)
+    return loss, grads
+
+
+def _each(replays: Sequence[Replay], hear: Callable[[Event, np.ndarray], None]) -> None:
+    """Every thread replays a step of its own; then the gradients are summed."""
+    first = replays[0].recording
+    results = [list(dict.fromkeys(e.view.buffer for e in replay.recording.events)) for replay in replays]
+    loss = next(e.view.buffer for e in first.events if e.name == LOSS)
+    at = results[0].index(loss)
+    sizes = [0 if b == loss else -(-int(first.sizes[b]) // 64) * 64 for b in results[0]]
+    begins = np.cumsum([0, *sizes]).tolist()
+    parts = buffers.pool.empty((len(replays), sum(sizes) // 4))
+    losses = np.zeros((len(replays), 8))
+    arenas = []
+    for i, replay in enumerate(replays):
+        arenas.append(replay.arena())
+        replay.lie_in(arenas[-1])
+        for n, buffer in enumerate(results[i]):
+            replay.put(buffer, losses[i].view(np.uint8) if n == at else parts[i].view(np.uint8)[begins[n] :])
+        replay.settle()
+    try:
+        run_each([replay.table for replay in replays])
+        sum_into_first(parts)
+        losses[0, 0] = losses[:, 0].sum()
+        for event in first.events:
+            hear(event, replays[0].array(event))
+    finally:
+        for replay in replays:
+            replay.drop()
+
+
+class Token(NamedTuple):
+    """The recording of one more token of each sequence behind a cache."""
+
+    replay: Replay | None
+    entry: Entry
+    key: Any
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of the cache begins without: its keys and values lie elsewhere."""
+
+
+def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) -> np.ndarray | None:
+    """The logits (B, V) of one more token of each sequence (B, 1); None where this cannot be recorded."""
+    if cache.length >= cache.capacity:
+        raise IndexError(
+            f"a token behind {cache.length} others: the cache has room for {cache.capacity}; make one with more"
+        )
+    key = tokens.shape, layout.start is None, pool.threads()
+    kept: Token | None = cache.step
+    if kept is None or kept.key != key or not kept.entry.fits(model):
+        kept = cache.step = _record_token(model, tokens, layout, cache, key)
+    if kept.replay is None:
+        return None
+    values = {"tokens": tokens, "positions": layout.positions, "start": layout.start}
+    found: list[np.ndarray] = []
+    with _Held(kept.entry) as free:
+        if not free:
+            return None
+        for name, array in kept.replay.inputs:
+            array[...] = values[name]
+        kept.replay.run(lambda event, array: found.append(array), _threads(kept.replay), soon=False)
+    return found[0][:, 0]
+
+
+def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, key: Any) -> Token:
+    recorder = Recorder(pool.threads())
+    entry = Entry.of(model, None, [])
+    try:
+        with recorder.recording():
+            start = None if layout.start is None else recorder.input(layout.start.shape, np.int64, "start")
+            places = Layout(recorder.input(layout.positions.shape, np.int64, "positions"), start, layout.limit)
+            run = model.new_run(keep_saved=False, cache=cache)
+            run.params = planned_params(model.params)
+            net = network(model.config)
+            ids = recorder.input(tokens.shape, np.int64, "tokens")
+            features, _ = net.features_forward(run, model.config, ids, places)
+            recorder.event("logits", net.head_forward(run, model.config, features)[0])
+            return Token(Replay(recorder.finish()), entry, key)
+    except NotRecorded:
+        return Token(None, entry, key)
+
+
+def _threads(replay: Replay) -> int:
+    """Those that a recording runs on: few bytes are not worth a second one."""
+    return 1 if replay.recording.work < TINY else pool.threads()

@@ -1,0 +1,71 @@
+"""One step: a batch, the way forward and the way back."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onfoot.arrays import Array
+from onfoot.models.families import network
+from onfoot.models.layout import Layout, Targets
+from onfoot.models.run import Run
+from onfoot.ops.cross_entropy import IGNORE
+
+PAD = 64  # rows that have a target are filled up to a multiple of this, so that few recordings serve all batches
+MANY = 0.9  # the share of tokens with a target, from which all are worked on
+
+
+class Batch(NamedTuple):
+    """What a step is given, as NumPy arrays."""
+
+    tokens: np.ndarray  # (B, T)
+    targets: Targets
+    layout: Layout
+    divisor: float
+    dropout_seed: int | None
+
+    def rows(self, a: int, e: int) -> Batch:
+        """Some of the sequences."""
+        layout = self.layout
+        positions = layout.positions if layout.positions.ndim == 1 else layout.positions[a:e]
+        start = None if layout.start is None else layout.start[a:e]
+        chosen = self.targets.rows is not None
+        targets = choose(self.targets.ids[a:e], chosen)
+        return self._replace(tokens=self.tokens[a:e], targets=targets, layout=Layout(positions, start, layout.limit))
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """All that a recording depends on."""
+        rows = None if self.targets.rows is None else self.targets.rows.size
+        layout = self.layout
+        packed = layout.positions.ndim, layout.start is None, layout.limit
+        return *self.tokens.shape, rows, packed, self.dropout_seed is None
+
+
+def choose(ids: np.ndarray, some: bool | None = None) -> Targets:
+    """The targets (B, T), with the rows that have one where these are not nearly all."""
+    flat = ids.reshape(-1)
+    rows = np.flatnonzero(flat != IGNORE)
+    if not (rows.size < MANY * flat.size if some is None else some):
+        return Targets(ids)
+    chosen = np.full(max(1, -(-rows.size // PAD)) * PAD, IGNORE)
+    chosen[: rows.size] = flat[rows]
+    padded = np.zeros(chosen.size, np.int64)
+    padded[: rows.size] = rows
+    return Targets(ids, padded, chosen)
+
+
+def forward_backward(
+    run: Run, config: Any, tokens: Array, targets: Targets, layout: Layout, divisor: Any, backward: bool = True
+) -> Any:
+    """The loss; with `backward`, the gradients go to the run."""
+    net = network(config)
+    a11, s_features = net.features_forward(run, config, tokens, layout)
+    loss, s_loss = net.loss_forward(run, config, a11, targets, divisor)
+    run.hear(loss)
+    if backward:
+        d11 = net.loss_backward(run, config, s_loss)
+        del a11, s_loss  # they are not needed again
+        net.features_backward(run, config, d11, s_features)
+    return loss

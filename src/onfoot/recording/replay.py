@@ -1,0 +1,165 @@
+"""Runs a recording: the list of calls, with every buffer in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from onfoot.kernels import buffers, pool
+from onfoot.recording.recorder import ARENA, RESULT, Event, Recording
+
+TOGETHER = 1 << 22  # bytes of results that are handed out together
+SLICE = 0.05  # seconds, after which Python is asked whether anyone wants to stop, or another thread to run
+Take = Callable[[str, np.ndarray], None]
+
+
+class Replay:
+    """A recording with memory for its inputs; for one thread of Python's at a time."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self._frames = recording.frames.copy()
+        addresses = self._frames.ctypes.data + 8 * recording.begins
+        self._table = np.stack([recording.code, addresses], axis=1).copy()
+        self._bases = np.zeros(len(recording.kinds), np.int64)
+        self._memory: dict[int, np.ndarray] = {}
+        self.inputs: list[tuple[Any, np.ndarray]] = []
+        for slot in recording.inputs:
+            memory = buffers.pool.empty((max(1, int(recording.sizes[slot.view.buffer])),), np.uint8)
+            self._memory[slot.view.buffer] = memory
+            self._bases[slot.view.buffer] = memory.ctypes.data
+            self.inputs.append((slot.key, slot.view.of(memory)))
+        self._together = 64  # calls between two looks at Python
+
+    @property
+    def table(self) -> np.ndarray:
+        """The calls as the native loop reads them."""
+        return self._table
+
+    def arena(self) -> np.ndarray:
+        """Memory for what passes; it is the recording's until it is dropped."""
+        return buffers.pool.empty((max(1, self.recording.arena),), np.uint8)
+
+    def lie_in(self, arena: np.ndarray) -> None:
+        """Puts what passes into an arena."""
+        passing = self.recording.kinds == ARENA
+        self._bases[passing] = arena.ctypes.data + self.recording.begin[passing]
+
+    def put(self, buffer: int, memory: np.ndarray) -> None:
+        """Puts a result into memory."""
+        self._memory[buffer] = memory
+        self._bases[buffer] = memory.ctypes.data
+
+    def settle(self) -> None:
+        """Writes all addresses into the calls."""
+        r = self.recording
+        self._frames[r.moved] = self._bases[r.moved_buffer] + r.moved_offset
+
+    def array(self, event: Event) -> np.ndarray:
+        """What is handed out."""
+        return event.view.of(self._memory[event.view.buffer])
+
+    def drop(self) -> None:
+        """Forgets the results: they are whoever's who took them."""
+        for buffer in [b for b in self._memory if self.recording.kinds[b] == RESULT]:
+            del self._memory[buffer]
+
+    def run(self, hear: Callable[[Event, np.ndarray], None], threads: int, soon: bool) -> None:
+        """Makes all calls on so many threads. `hear` gets each result when it is final: soon after, or at the end."""
+        r, begin, done = self.recording, 0, 0
+        arena = self.arena()
+        self.lie_in(arena)
+        try:
+            for cut in self._soon if soon else [len(r.code)]:
+                for buffer in self._begun(begin, cut):
+                    self.put(buffer, buffers.pool.empty((max(1, int(r.sizes[buffer])),), np.uint8))
+                lo, hi = np.searchsorted(r.moved_call, (begin, cut))
+                self._frames[r.moved[lo:hi]] = self._bases[r.moved_buffer[lo:hi]] + r.moved_offset[lo:hi]
+                self._run_calls(begin, cut, threads)
+                begin = cut
+                while done < len(r.events) and r.events[done].calls <= cut:
+                    event = r.events[done]
+                    array = self.array(event)
+                    if event.view.buffer not in self._later[done]:
+                        del self._memory[event.view.buffer]  # it is whoever's who hears of it
+                    done += 1
+                    hear(event, array)
+                    del array
+        finally:
+            self.drop()
+
+    def _run_calls(self, begin: int, end: int, threads: int) -> None:
+        """Makes some of the calls, with a look at Python now and then: it may want to stop, or let others run."""
+        while begin < end:
+            upto = min(end, begin + self._together)
+            before = time.perf_counter()
+            run_list(self._table[begin:upto], min(threads, pool.threads()))  # there may be fewer than before
+            took = time.perf_counter() - before
+            if took > SLICE:
+                self._together = max(1, self._together // 2)
+            elif took < SLICE / 4:
+                self._together = min(2 * self._together, len(self._table))
+            begin = upto
+
+    def _begun(self, begin: int, end: int) -> list[int]:
+        """The results that are first written by one of these calls."""
+        r = self.recording
+        return [int(b) for b in self._results if begin <= r.first[b] < end]
+
+    @cached_property
+    def _results(self) -> np.ndarray:
+        return np.flatnonzero(self.recording.kinds == RESULT)
+
+    @cached_property
+    def _later(self) -> list[set[int]]:
+        """Of each event, the buffers that a later one needs."""
+        buffers_of = [event.view.buffer for event in self.recording.events]
+        return [set(buffers_of[i + 1 :]) for i in range(len(buffers_of))]
+
+    @cached_property
+    def _soon(self) -> list[int]:
+        return cuts(self.recording)
+
+
+def cuts(recording: Recording) -> list[int]:
+    """Where the list is cut to hand out results soon: small ones wait for others."""
+    made, waiting = [], 0
+    for event in recording.events:
+        waiting += int(recording.sizes[event.view.buffer])
+        if waiting >= TOGETHER:
+            made.append(event.calls)
+            waiting = 0
+    return sorted({*made, len(recording.code)})
+
+
+def results_at_peak(recording: Recording) -> int:
+    """Bytes of the results that exist at the same time, where each is used up as soon as it is handed out."""
+    r, begin, alive, most = recording, 0, 0, 0
+    last = {event.view.buffer: event.calls for event in r.events}
+    for cut in cuts(r):
+        alive += sum(int(r.sizes[b]) for b in last if begin <= r.first[b] < cut)
+        most = max(most, alive)
+        alive -= sum(int(r.sizes[b]) for b, calls in last.items() if begin < calls <= cut)
+        begin = cut
+    return most
+
+
+def run_list(table: np.ndarray, threads: int) -> None:
+    """Makes calls one after the other, each on all threads."""
+    assert pool.native.run is not None
+    pool.native.run(table.ctypes.data, len(table), threads, 0)
+
+
+def run_each(tables: Sequence[np.ndarray]) -> None:
+    """A list for each thread, which no other waits for."""
+    assert pool.native.run is not None
+    if pool.threads() < len(tables):  # fewer than when the lists were made
+        for table in tables:
+            run_list(table, 1)
+        return
+    lists = np.array([[table.ctypes.data, len(table)] for table in tables], np.int64)
+    pool.native.run(lists.ctypes.data, len(tables), len(tables), 1)
