@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -231,3 +233,19 @@ def test_a_cache_that_numpy_writes_is_not_recorded(config: Config, threads: int)
     ours.engine = Engine("numba", table, engine._asarray, engine._copy)
     cache = check(ours, truth, 3, np.array([2, 0, 4]))
     assert cache.step is not None and not recorded(cache)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "numba"])
+def test_a_cache_is_gone_with_its_generation(engine: str) -> None:
+    """Without waiting for Python to collect it: the next generation takes its memory."""
+    model, kept = onfoot.create(GPT2, engine=engine), []
+    gc.disable()
+    try:
+        cache = KVCache(8)
+        kept.append(weakref.ref(cache))
+        for tokens in ([[1, 2]], [[3]]):
+            step(model, np.array(tokens), no_pad(1), cache)
+        del cache
+        assert kept[0]() is None
+    finally:
+        gc.enable()

@@ -3,6 +3,8 @@
 The scores of a block exist only in working memory: softmax is applied there, and nothing of it is kept. On the way
 back ρ is computed again from q and k. Keys that no query of a block may see are skipped.
 
+They lie as sᵗ, (Tk, BLOCK): a row for each key, so that `softmax` has a query in each lane.
+
 `keep` is the head's dropout pattern, a row of keys for each query, or none: ρ ∘ keep then meets v in place of ρ.
 """
 
@@ -12,40 +14,40 @@ from typing import NamedTuple
 
 import numpy as np
 
-from onfoot.kernels.cpu import TILE_ROWS
+from onfoot.kernels.cpu import TILE_ROWS, WIDTH
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner
 from onfoot.kernels.matrix import FLOAT, Matrix, part, transposed
-from onfoot.kernels.product import pack_b, put_tile
+from onfoot.kernels.product import pack_b, put_tile, tile_in_rows
 from onfoot.kernels.shapes import round_up
-from onfoot.kernels.simd import TILE_COLUMNS, floats, greatest, integers, keep_apart, tile_of_rows
+from onfoot.kernels.simd import (
+    TILE_COLUMNS,
+    floats,
+    integers,
+    keep_apart,
+    load,
+    multiply_vector,
+    store,
+    transpose_square,
+)
+from onfoot.kernels.softmax import softmax, softmax_backward
 
-BLOCK = 96  # queries; a multiple of every TILE_ROWS
-FEW = 4  # queries, up to which packing the keys would cost more than it saves
+BLOCK = 96  # queries; a multiple of every TILE_ROWS and TILE_COLUMNS
+FEW = 4  # queries, up to which packing would cost more than it saves
 PANEL_ROW = TILE_COLUMNS * FLOAT  # bytes
-
-
-@inner
-def scores_row(n_k: int) -> int:
-    """Floats in a row of scores: whole tiles, and room to read one tile further."""
-    return round_up(n_k, TILE_COLUMNS) + TILE_ROWS
+SMALL = TILE_ROWS * TILE_COLUMNS + WIDTH * WIDTH + 2 * BLOCK  # floats: a tile beside a result, a square, and `Bounds`
 
 
 def forward_floats(n_k: int, d_k: int, d_v: int) -> int:
     """Working memory of the forward pass."""
-    width = n_k + TILE_COLUMNS
-    return width * d_k + n_k * (d_v + TILE_COLUMNS) + BLOCK * (width + TILE_ROWS) + _small(max(d_k, d_v))
+    keys = n_k + TILE_ROWS
+    return keys * (BLOCK + d_v + TILE_COLUMNS) + (BLOCK + TILE_ROWS) * d_k + SMALL
 
 
 def backward_floats(n_k: int, d_k: int, d_v: int) -> int:
     """Working memory of the backward pass."""
-    width = n_k + TILE_COLUMNS
-    packed = width * (d_k + d_v) + (n_k + 2 * BLOCK) * (max(d_k, d_v) + TILE_COLUMNS)
-    return packed + 2 * BLOCK * (width + TILE_ROWS) + _small(max(d_k, d_v))
-
-
-def _small(d: int) -> int:
-    return TILE_ROWS * (TILE_COLUMNS + d) + 2 * BLOCK + 64
+    keys, wide = n_k + TILE_ROWS, 2 * (d_k + d_v + TILE_COLUMNS)
+    return keys * (2 * BLOCK + d_k + TILE_COLUMNS) + BLOCK * wide + TILE_ROWS * max(d_k, d_v) + SMALL
 
 
 class Mask(NamedTuple):
@@ -55,6 +57,17 @@ class Mask(NamedTuple):
     n_k: int
     start: int
     causal: bool  # ... to its own; otherwise to the last
+
+
+class Block(NamedTuple):
+    """Some queries, and the keys that any of them sees."""
+
+    i: int  # the first query
+    rows: int
+    first: int  # key; a multiple of TILE_ROWS
+    end: int
+    lows: int  # where the first key that each query sees is, as a float
+    highs: int  # and the one behind its last
 
 
 @inner
@@ -70,31 +83,98 @@ def first_key(mask: Mask, i: int) -> int:
 
 
 @inner
-def times_kept(row: int, keep: int, n: int) -> None:
-    """Multiplies n numbers of a row by those of a dropout pattern."""
-    keep_apart()
-    numbers, kept = floats(row, n), floats(keep, n)
-    for j in range(n):
-        numbers[j] *= kept[j]
+def block_of(mask: Mask, i0: int, lows: int) -> Block:
+    """The block that begins with query i0; its bounds are written to `lows` and behind."""
+    rows, highs = min(BLOCK, mask.n_q - i0), lows + BLOCK * FLOAT
+    first, end = mask.n_k, 0
+    for i in range(BLOCK):
+        low, high = 0, 0  # lanes beyond the last query see nothing
+        if i < rows:
+            low, high = first_key(mask, i0 + i), last_key(mask, i0 + i)
+        if low < high:
+            first, end = min(first, low), max(end, high)
+        store(lows + i * FLOAT, F(low))
+        store(highs + i * FLOAT, F(high))
+    first = first // TILE_ROWS * TILE_ROWS
+    return Block(i0, rows, first, max(first, end), lows, highs)
 
 
 @inner
-def block_scores(
-    rows: int, depth: int, a: Matrix, b: int, first: int, end: int, edge_end: int, s: Matrix, spare: int
-) -> None:
-    """s = a bᵗ for the keys first ... end, whole tiles at a time. Row i sees keys up to `edge_end` + i at most."""
+def block_scores(block: Block, mask: Mask, depth: int, a: Matrix, b: int, s: Matrix, spare: int) -> None:
+    """s = a bᵗ, for the rows of a that any query of the block sees; b holds the queries, packed."""
     keep_apart()
-    whole = rows // TILE_ROWS * TILE_ROWS
-    if whole < rows:  # the last rows beside rows of 0, so that a whole tile can be read
-        floats(spare, TILE_ROWS * depth)[:] = 0
-        for i in range(whole, rows):
-            source, target = floats(a.at + i * a.row, depth), floats(spare + (i - whole) * depth * FLOAT, depth)
-            for d in range(depth):
-                target[d] = source[d]
-    for i in range(0, rows, TILE_ROWS):
-        at, row = (a.at + i * a.row, a.row) if i < whole else (spare, depth * FLOAT)
-        for j in range(first, min(end, edge_end + i + TILE_ROWS), TILE_COLUMNS):
-            tile_of_rows(depth, at, row, b + j * depth * FLOAT, part(s, i, j).at, s.row, 0, 0, 0)
+    for j in range(block.first, block.end, TILE_ROWS):
+        at, row = a.at + j * a.row, a.row
+        if j + TILE_ROWS > mask.n_k:  # the last rows beside rows of 0, so that a whole tile can be read
+            floats(spare, TILE_ROWS * depth)[:] = 0
+            for k in range(j, mask.n_k):
+                source, target = floats(a.at + k * a.row, depth), floats(spare + (k - j) * depth * FLOAT, depth)
+                for d in range(depth):
+                    target[d] = source[d]
+            at, row = spare, depth * FLOAT
+        for i in range(0, block.rows, TILE_COLUMNS):
+            count = min(block.rows - i, TILE_COLUMNS)
+            if last_key(mask, block.i + i + count - 1) > j:
+                vectors = (count + WIDTH - 1) // WIDTH
+                tile_in_rows(vectors, depth, at, row, b + i * depth * FLOAT, part(s, j, i).at, s.row, 0, 0, 0)
+
+
+@inner
+def group_keys(block: Block, i: int) -> tuple[int, int]:
+    """The keys that WIDTH queries, of which i is the first, see: from the first to behind the last."""
+    first, end = block.end, block.first
+    for lane in range(i, i + WIDTH):
+        low, high = load(block.lows + lane * FLOAT), load(block.highs + lane * FLOAT)
+        if low < high:
+            first, end = min(first, int(low)), max(end, int(high))
+    return first, max(first, end)
+
+
+@inner
+def clear(s: Matrix, i: int, first: int, end: int) -> None:
+    """Writes 0 for WIDTH queries and the keys first ... end."""
+    for j in range(first, end):
+        floats(part(s, j, i).at, WIDTH)[:] = 0
+
+
+@inner
+def weights(block: Block, s: Matrix, scale: float) -> None:
+    """ρᵗ in place of the scores sᵗ: 0 where a query does not see a key."""
+    keep_apart()
+    for i in range(0, block.rows, WIDTH):
+        first, end = group_keys(block, i)
+        softmax(s.at + i * FLOAT, s.row, first, end, block.lows + i * FLOAT, block.highs + i * FLOAT, scale)
+        clear(s, i, block.first, first)
+        clear(s, i, end, block.end)
+
+
+@inner
+def score_gradients(block: Block, rho: Matrix, ds: Matrix, scale: float) -> None:
+    """dsᵗ in place of dρᵗ."""
+    keep_apart()
+    for i in range(0, block.rows, WIDTH):
+        first, end = group_keys(block, i)
+        softmax_backward(rho.at + i * FLOAT, ds.at + i * FLOAT, ds.row, first, end, scale)
+        clear(ds, i, block.first, first)
+        clear(ds, i, end, block.end)
+
+
+@inner
+def times_kept(block: Block, s: Matrix, keep: Matrix, square: int) -> None:
+    """sᵗ ∘ keepᵗ, a square of the pattern at a time."""
+    keep_apart()
+    for i in range(0, block.rows, WIDTH):
+        for j in range(block.first, block.end, WIDTH):
+            pattern = part(keep, block.i + i, j)
+            if i + WIDTH <= block.rows and j + WIDTH <= block.end:
+                transpose_square(pattern.at, pattern.row, square, WIDTH * FLOAT)
+                for k in range(WIDTH):
+                    multiply_vector(square + k * WIDTH * FLOAT, part(s, j + k, i).at)
+            else:
+                for lane in range(min(WIDTH, block.rows - i)):
+                    for k in range(min(WIDTH, block.end - j)):
+                        at = part(s, j + k, i + lane).at
+                        store(at, load(at) * load(part(pattern, lane, k).at))
 
 
 @inner
@@ -103,17 +183,17 @@ def block_product(
 ) -> None:
     """c = a b, or c += a b, with b packed in panels. A query sees one key more than the one before, the first `seen`.
 
-    What is not seen is 0 in a, and is left out where that spares whole rows of b: for a = ρ (a row is a query, and
-    contiguous) the keys behind, for a = ρᵗ (a row is a key) the queries before.
+    What is not seen is 0 in a, and is left out where that spares whole rows of b: for a = ρ (a row is a query) the keys
+    behind, for a = ρᵗ (a row is a key, and contiguous) the queries before.
     """
     keep_apart()
-    by_query = a.column == FLOAT
+    by_key = a.column == FLOAT
     for j in range(0, columns, TILE_COLUMNS):
         panel = b + j // TILE_COLUMNS * b_panel
         for i in range(0, rows, TILE_ROWS):
             to = part(c, i, j)
-            first = 0 if by_query else max(0, i - seen + 1)
-            end = min(depth, seen + i + TILE_ROWS - 1) if by_query else depth
+            first = max(0, i - seen + 1) if by_key else 0
+            end = depth if by_key else min(depth, seen + i + TILE_ROWS - 1)
             added = Matrix(to.at if add else 0, to.row, FLOAT)
             at = panel + first * PANEL_ROW
             put_tile(rows - i, columns - j, end - first, part(a, i, first), at, to, 0, added, edge)
@@ -147,7 +227,9 @@ def head_forward_few(
             row[j] = weight
             total += weight
         if keep.at:
-            times_kept(work, part(keep, i, low).at, row.size)  # eq DO.1
+            kept = floats(part(keep, i, low).at, row.size)
+            for j in range(row.size):
+                row[j] *= kept[j]  # eq DO.1; `total` is that of all
         for j in range(row.size):
             weight = row[j] / total
             value = floats(v.at + (low + j) * v.row, d_v)
@@ -156,72 +238,38 @@ def head_forward_few(
 
 
 @inner
-def first_of_block(mask: Mask, i0: int, rows: int, end: int) -> int:
-    """The first key that a block of queries may see, at the begin of a tile."""
-    first = end
-    for i in range(i0, i0 + rows):
-        first = min(first, first_key(mask, i))
-    return first // TILE_COLUMNS * TILE_COLUMNS
-
-
-@inner
-def clear_unseen(row: int, first: int, end: int, low: int, high: int) -> None:
-    """Writes 0 for the keys of a block that a query does not see: those before `low`, and from `high` on."""
-    floats(row + first * FLOAT, max(0, min(low, end) - first))[:] = 0
-    floats(row + max(high, first) * FLOAT, max(0, end - max(high, first)))[:] = 0
-
-
-@inner
 def head_forward(
     q: Matrix, k: Matrix, v: Matrix, y: Matrix, mask: Mask, keep: Matrix, d_k: int, d_v: int, work: int
 ) -> None:
     """y = ρ v."""
     keep_apart()
-    n_q, n_k = mask.n_q, mask.n_k
-    if n_q <= FEW:
+    n_k = mask.n_k
+    if mask.n_q <= FEW:
         head_forward_few(q, k, v, y, mask, keep, d_k, d_v, work)
         return
     scale = F(1) / np.sqrt(F(d_k))
-    s = Matrix(work, scores_row(n_k) * FLOAT, FLOAT)
-    keys = work + BLOCK * s.row
-    values = keys + round_up(n_k, TILE_COLUMNS) * d_k * FLOAT
+    s = Matrix(work, BLOCK * FLOAT, FLOAT)  # (Tk, BLOCK)
+    queries = s.at + round_up(n_k, TILE_ROWS) * s.row
+    values = queries + BLOCK * d_k * FLOAT
     edge = values + n_k * round_up(d_v, TILE_COLUMNS) * FLOAT
-    spare = edge + TILE_ROWS * TILE_COLUMNS * FLOAT
-    pack_b(transposed(k), d_k, n_k, keys)  # kᵗ, (Dk, Tk)
+    square = edge + TILE_ROWS * TILE_COLUMNS * FLOAT
+    bounds = square + WIDTH * WIDTH * FLOAT
+    spare = bounds + 2 * BLOCK * FLOAT
     pack_b(v, n_k, d_v, values)  # (Tk, Dv)
-    for i0 in range(0, n_q, BLOCK):
-        rows = min(BLOCK, n_q - i0)
-        end = last_key(mask, i0 + rows - 1)
-        first = first_of_block(mask, i0, rows, end)
-        edge_end = last_key(mask, i0)
-        block_scores(rows, d_k, part(q, i0, 0), keys, first, end, edge_end, s, spare)  # eq 10
-        for i in range(rows):
-            low, high = first_key(mask, i0 + i), last_key(mask, i0 + i)
-            clear_unseen(s.at + i * s.row, first, end, low, high)
-            if high <= low:  # a query that sees nothing
-                floats(part(s, i, first).at, end - first)[:] = 0
-                continue
-            at = part(s, i, low).at
-            row, top = floats(at, high - low), greatest(at, high - low)
-            total = F(0)
-            for j in range(row.size):
-                weight = exp((row[j] - top) * scale)  # eq 12, 13
-                row[j] = weight
-                total += weight
-            share = F(1) / total
-            for j in range(row.size):
-                row[j] *= share  # eq 15
-            if keep.at:
-                times_kept(at, part(keep, i0 + i, low).at, row.size)  # eq DO.1
-        out = part(y, i0, 0)
-        if end <= first:
-            for i in range(rows):
+    for i0 in range(0, mask.n_q, BLOCK):
+        block = block_of(mask, i0, bounds)
+        first, count, out = block.first, block.end - block.first, part(y, i0, 0)
+        if not count:
+            for i in range(block.rows):
                 floats(out.at + i * y.row, d_v)[:] = 0
-        else:
-            b, panel = values + first * PANEL_ROW, n_k * PANEL_ROW
-            block_product(
-                rows, d_v, end - first, part(s, 0, first), b, panel, out, False, edge_end - first, edge
-            )  # eq 16
+            continue
+        pack_b(transposed(part(q, i0, 0)), d_k, block.rows, queries)  # qᵗ, (Dk, BLOCK)
+        block_scores(block, mask, d_k, k, queries, s, spare)  # eq 10
+        weights(block, s, scale)  # eq 12, 13, 15
+        if keep.at:
+            times_kept(block, s, keep, square)  # eq DO.1
+        a, b, seen = transposed(part(s, first, 0)), values + first * PANEL_ROW, last_key(mask, i0) - first
+        block_product(block.rows, d_v, count, a, b, n_k * PANEL_ROW, out, False, seen, edge)  # eq 16
 
 
 @inner
@@ -242,65 +290,47 @@ def head_backward(
 ) -> None:
     """The gradients of q, k and v; with `add`, those of k and v are added to what is there."""
     keep_apart()
-    n_q, n_k = mask.n_q, mask.n_k
+    n_k, wide_k, wide_v = mask.n_k, round_up(d_k, TILE_COLUMNS), round_up(d_v, TILE_COLUMNS)
     scale = F(1) / np.sqrt(F(d_k))
-    rho = Matrix(work, scores_row(n_k) * FLOAT, FLOAT)
-    dscores = part(rho, BLOCK, 0)
-    keys_t = dscores.at + BLOCK * dscores.row
-    values_t = keys_t + round_up(n_k, TILE_COLUMNS) * d_k * FLOAT
-    keys = values_t + round_up(n_k, TILE_COLUMNS) * d_v * FLOAT
-    queries = keys + n_k * round_up(d_k, TILE_COLUMNS) * FLOAT
-    ups = queries + BLOCK * round_up(d_k, TILE_COLUMNS) * FLOAT
-    edge = ups + BLOCK * round_up(d_v, TILE_COLUMNS) * FLOAT
-    spare = edge + TILE_ROWS * TILE_COLUMNS * FLOAT
-    pack_b(transposed(k), d_k, n_k, keys_t)  # kᵗ, (Dk, Tk)
-    pack_b(transposed(v), d_v, n_k, values_t)  # vᵗ, (Dv, Tk)
+    rho = Matrix(work, BLOCK * FLOAT, FLOAT)  # (Tk, BLOCK)
+    ds = part(rho, round_up(n_k, TILE_ROWS), 0)  # (Tk, BLOCK)
+    keys = ds.at + round_up(n_k, TILE_ROWS) * ds.row
+    queries_t = keys + n_k * wide_k * FLOAT
+    ups_t = queries_t + BLOCK * d_k * FLOAT
+    queries = ups_t + BLOCK * d_v * FLOAT
+    ups = queries + BLOCK * wide_k * FLOAT
+    edge = ups + BLOCK * wide_v * FLOAT
+    square = edge + TILE_ROWS * TILE_COLUMNS * FLOAT
+    bounds = square + WIDTH * WIDTH * FLOAT
+    spare = bounds + 2 * BLOCK * FLOAT
     pack_b(k, n_k, d_k, keys)  # (Tk, Dk)
     if not add:
         for j in range(n_k):
             floats(dk.at + j * dk.row, d_k)[:] = 0
             floats(dv.at + j * dv.row, d_v)[:] = 0
-    for i0 in range(0, n_q, BLOCK):
-        rows = min(BLOCK, n_q - i0)
-        end = last_key(mask, i0 + rows - 1)
-        first = first_of_block(mask, i0, rows, end)
-        if end <= first:
+    for i0 in range(0, mask.n_q, BLOCK):
+        block = block_of(mask, i0, bounds)
+        rows, first, count = block.rows, block.first, block.end - block.first
+        if not count:
             for i in range(i0, i0 + rows):
                 floats(dq.at + i * dq.row, d_k)[:] = 0
             continue
-        edge_end = last_key(mask, i0)
-        block_scores(rows, d_k, part(q, i0, 0), keys_t, first, end, edge_end, rho, spare)
-        block_scores(rows, d_v, part(dy, i0, 0), values_t, first, end, edge_end, dscores, spare)
-        for i in range(rows):
-            low, high = first_key(mask, i0 + i), last_key(mask, i0 + i)
-            high = max(high, low)
-            clear_unseen(rho.at + i * rho.row, first, end, low, high)
-            clear_unseen(dscores.at + i * rho.row, first, end, low, high)
-            weights, ds = floats(part(rho, i, low).at, high - low), floats(part(dscores, i, low).at, high - low)
-            if keep.at:
-                times_kept(part(dscores, i, low).at, part(keep, i0 + i, low).at, high - low)  # eq DO.2
-            if high == low:  # a query that sees nothing
-                continue
-            top, total, along = greatest(part(rho, i, low).at, high - low), F(0), F(0)
-            for j in range(weights.size):
-                weight = exp((weights[j] - top) * scale)  # eq 12, 13
-                weights[j] = weight
-                total += weight
-                along += weight * ds[j]
-            # (Δ vᵗ) ⊖ ρ from the very numbers it is subtracted from: where they are all alike, little is left
-            along = along / total if weights.size > 1 else ds[0]
-            share = F(1) / total
-            for j in range(weights.size):
-                weights[j] *= share  # eq 15
-                ds[j] = weights[j] * (ds[j] - along) * scale  # eq 25, 27, 28
-            if keep.at:
-                times_kept(part(rho, i, low).at, part(keep, i0 + i, low).at, high - low)  # for v's gradient; eq DO.1
-        count, seen, panel = end - first, edge_end - first, rows * PANEL_ROW
-        pack_b(part(dy, i0, 0), rows, d_v, ups)
+        pack_b(transposed(part(q, i0, 0)), d_k, rows, queries_t)  # qᵗ, (Dk, BLOCK)
+        pack_b(transposed(part(dy, i0, 0)), d_v, rows, ups_t)  # Δᵗ, (Dv, BLOCK)
         pack_b(part(q, i0, 0), rows, d_k, queries)
-        a, to = transposed(part(rho, 0, first)), part(dv, first, 0)
-        block_product(count, d_v, rows, a, ups, panel, to, True, seen, edge)  # eq ATT.1
-        a, b, to = part(dscores, 0, first), keys + first * PANEL_ROW, part(dq, i0, 0)
+        pack_b(part(dy, i0, 0), rows, d_v, ups)
+        block_scores(block, mask, d_k, k, queries_t, rho, spare)
+        block_scores(block, mask, d_v, v, ups_t, ds, spare)
+        weights(block, rho, scale)
+        if keep.at:
+            times_kept(block, ds, keep, square)  # eq DO.2
+        score_gradients(block, rho, ds, scale)  # eq 25, 27, 28
+        if keep.at:
+            times_kept(block, rho, keep, square)  # for v's gradient; eq DO.1
+        seen, panel = last_key(mask, i0) - first, rows * PANEL_ROW
+        to = part(dv, first, 0)
+        block_product(count, d_v, rows, part(rho, first, 0), ups, panel, to, True, seen, edge)  # eq ATT.1
+        a, b, to = transposed(part(ds, first, 0)), keys + first * PANEL_ROW, part(dq, i0, 0)
         block_product(rows, d_k, count, a, b, n_k * PANEL_ROW, to, False, seen, edge)  # eq ATT.2
-        a, to = transposed(a), part(dk, first, 0)
-        block_product(count, d_k, rows, a, queries, panel, to, True, seen, edge)  # eq ATT.3
+        to = part(dk, first, 0)
+        block_product(count, d_k, rows, part(ds, first, 0), queries, panel, to, True, seen, edge)  # eq ATT.3

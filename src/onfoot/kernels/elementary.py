@@ -5,15 +5,21 @@ The coefficients are least-maximum fits; with rounding, exp is within 1e-7 of th
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from llvmlite import ir
+
+from onfoot.kernels.cpu import WIDTH
 from onfoot.kernels.jit import exact
-from onfoot.kernels.simd import bits_from_float, float_from_bits
+from onfoot.kernels.simd import VECTOR, bits_from_float, float_from_bits, multiply_add
 
 F = np.float32
 LOG2_E = F(1.4426950408889634)
 LN2_HIGH, LN2_LOW = F(0.693145751953125), F(1.4286068203094172e-06)  # their sum is ln 2; the first is exact in products
 ROUNDER = F(12582912.0)  # 1.5 · 2²³: adding it leaves the nearest integer in the lowest bits
+COEFFICIENTS = 0.0013814467238262296, 0.008368780836462975, 0.04166839271783829, 0.1666651964187622, 0.4999999403953552
+C0, C1, C2, C3, C4 = map(F, COEFFICIENTS)  # of r⁶ ... r²
 
 
 @exact
@@ -24,12 +30,33 @@ def exp(x: float) -> float:
     shifted = x * LOG2_E + ROUNDER
     n = shifted - ROUNDER
     r = (x - n * LN2_HIGH) - n * LN2_LOW
-    p = F(0.008368780836462975) + r * F(0.0013814467238262296)
-    p = F(0.04166839271783829) + r * p
-    p = F(0.1666651964187622) + r * p
-    p = F(0.4999999403953552) + r * p
+    p = C1 + r * C0
+    p = C2 + r * p
+    p = C3 + r * p
+    p = C4 + r * p
     p = F(1) + (r + r * r * p)
     return float_from_bits(np.int32(bits_from_float(p) + (bits_from_float(shifted) << np.int32(23))))
+
+
+def exp_of_vector(build: Any, x: Any) -> Any:
+    """The same of a vector, in LLVM's instructions."""
+
+    def same(number: float) -> Any:
+        return ir.Constant(VECTOR, [float(number)] * WIDTH)
+
+    x = build.select(build.fcmp_ordered("<", x, same(-87.3)), same(-87.3), x)
+    x = build.select(build.fcmp_ordered(">", x, same(88.3)), same(88.3), x)
+    shifted = multiply_add(build, x, same(LOG2_E), same(ROUNDER))
+    n = build.fsub(shifted, same(ROUNDER))
+    r = multiply_add(build, n, same(-LN2_HIGH), x)
+    r = multiply_add(build, n, same(-LN2_LOW), r)
+    p = same(COEFFICIENTS[0])
+    for c in COEFFICIENTS[1:]:
+        p = multiply_add(build, r, p, same(c))
+    p = build.fadd(same(1.0), multiply_add(build, build.fmul(r, r), p, r))
+    bits = ir.VectorType(ir.IntType(32), WIDTH)
+    power = build.shl(build.bitcast(shifted, bits), ir.Constant(bits, [23] * WIDTH))
+    return build.bitcast(build.add(build.bitcast(p, bits), power), VECTOR)
 
 
 @exact

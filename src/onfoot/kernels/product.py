@@ -44,37 +44,44 @@ SCRATCH = ROWS_SCRATCH + DEPTH * COLUMNS  # and for a packed block of b
 
 @inner
 def pack_b(b: Matrix, depth: int, columns: int, to: int) -> None:
-    """b (depth × columns) as panels of TILE_COLUMNS columns, each row of a panel contiguous, filled up with 0."""
+    """b (depth × columns) as panels of TILE_COLUMNS columns, each row of a panel contiguous.
+
+    The last vector of columns is filled up with 0; what the last panel has room for beyond it is left as it is.
+    """
     keep_apart()
     row = TILE_COLUMNS * FLOAT
-    full = columns // TILE_COLUMNS
+    panels, vectors = columns // TILE_COLUMNS, columns // WIDTH
     if b.column == FLOAT:
         for k0 in range(0, depth, RUN):
-            for p in range(full):
+            for p in range(panels):
                 for k in range(k0, min(k0 + RUN, depth)):
                     for j in range(TILE_VECTORS):
                         at = (p * TILE_COLUMNS + j * WIDTH) * FLOAT
                         copy_vector(b.at + k * b.row + at, to + (p * depth + k) * row + j * WIDTH * FLOAT)
+        for j in range(panels * TILE_VECTORS, vectors):
+            for k in range(depth):
+                copy_vector(b.at + k * b.row + j * WIDTH * FLOAT, packed(to, depth, j * WIDTH) + k * row)
     elif b.row == FLOAT:
         squares = depth // WIDTH * WIDTH
-        for p in range(full):
-            panel = to + p * depth * row
+        for j in range(0, vectors * WIDTH, WIDTH):
+            panel = packed(to, depth, j)
             for k in range(0, squares, WIDTH):
-                for j in range(0, TILE_COLUMNS, WIDTH):
-                    source = b.at + (p * TILE_COLUMNS + j) * b.column + k * FLOAT
-                    transpose_square(source, b.column, panel + k * row + j * FLOAT, row)
+                transpose_square(b.at + j * b.column + k * FLOAT, b.column, panel + k * row, row)
             for k in range(squares, depth):
-                for j in range(TILE_COLUMNS):
-                    store(panel + k * row + j * FLOAT, load(b.at + (p * TILE_COLUMNS + j) * b.column + k * FLOAT))
+                for i in range(WIDTH):
+                    store(panel + k * row + i * FLOAT, load(b.at + (j + i) * b.column + k * FLOAT))
     else:
-        full = 0
-    for first in range(full * TILE_COLUMNS, columns, TILE_COLUMNS):
-        panel = to + first * depth * FLOAT
+        vectors = 0
+    for j in range(vectors * WIDTH, round_up(columns, WIDTH)):
+        at = packed(to, depth, j)
         for k in range(depth):
-            for j in range(TILE_COLUMNS):
-                inside = first + j < columns
-                value = load(b.at + k * b.row + (first + j) * b.column) if inside else np.float32(0)
-                store(panel + k * row + j * FLOAT, value)
+            store(at + k * row, load(b.at + k * b.row + j * b.column) if j < columns else np.float32(0))
+
+
+@inner
+def packed(to: int, depth: int, j: int) -> int:
+    """Where column j begins in a packed b."""
+    return to + (j // TILE_COLUMNS * depth * TILE_COLUMNS + j % TILE_COLUMNS) * FLOAT
 
 
 @inner
@@ -122,6 +129,19 @@ def put_edge(edge: int, rows: int, columns: int, c: Matrix, bias: int, skip: Mat
 
 
 @inner
+def tile_in_rows(
+    vectors: int, depth: int, a: int, a_row: int, b: int, c: int, c_row: int, bias: int, skip: int, skip_row: int
+) -> None:
+    """The register tile of so many vectors of columns, for a whose rows are contiguous."""
+    if vectors == TILE_VECTORS:
+        tile_of_rows(depth, a, a_row, b, c, c_row, bias, skip, skip_row)
+    elif vectors == 1:
+        row_tile_1(depth, a, a_row, b, c, c_row, bias, skip, skip_row)
+    else:
+        row_tile_2(depth, a, a_row, b, c, c_row, bias, skip, skip_row)
+
+
+@inner
 def put_tile(
     rows: int, columns: int, depth: int, a: Matrix, b: int, c: Matrix, bias: int, skip: Matrix, edge: int
 ) -> None:
@@ -133,12 +153,7 @@ def put_tile(
     if not inside:
         to, to_row, to_bias, to_skip = edge, TILE_COLUMNS * FLOAT, 0, 0
     if a.column == FLOAT:
-        if vectors == TILE_VECTORS:
-            tile_of_rows(depth, a.at, a.row, b, to, to_row, to_bias, to_skip, skip_row)
-        elif vectors == 1:
-            row_tile_1(depth, a.at, a.row, b, to, to_row, to_bias, to_skip, skip_row)
-        else:
-            row_tile_2(depth, a.at, a.row, b, to, to_row, to_bias, to_skip, skip_row)
+        tile_in_rows(vectors, depth, a.at, a.row, b, to, to_row, to_bias, to_skip, skip_row)
     elif vectors == TILE_VECTORS:
         tile_of_columns(depth, a.at, a.column, b, to, to_row, to_bias, to_skip, skip_row)
     elif vectors == 1:

@@ -166,26 +166,20 @@ def greatest(typing: Any, at: Any, n: Any) -> Any:
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         at, n = args
 
-        def larger(a: Any, b: Any) -> Any:
-            return build.select(build.fcmp_ordered(">", a, b), a, b)
-
         def each(count: Any, step: int, kind: Any, best: Any) -> None:
             with cgutils.for_range(build, count) as loop:
                 where = build.add(at, build.mul(loop.index, _const(step)))
                 value = build.load(_pointer(build, where, kind), align=BYTES)
-                build.store(larger(build.load(best), value), best)
+                build.store(larger(build, build.load(best), value), best)
 
         first = build.load(_pointer(build, at, FLOAT))
-        undefined = ir.Constant(VECTOR, ir.Undefined)
-        lanes = build.insert_element(undefined, first, ir.Constant(I32, 0))
-        lanes = build.shuffle_vector(lanes, undefined, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
-        best = cgutils.alloca_once_value(build, lanes)
+        best = cgutils.alloca_once_value(build, lanes(build, first))
         vectors = build.sdiv(n, _const(WIDTH))
         each(vectors, WIDTH * BYTES, VECTOR, best)
-        lanes, top = build.load(best), first
-        for i in range(WIDTH):
-            top = larger(top, build.extract_element(lanes, ir.Constant(I32, i)))
-        last = cgutils.alloca_once_value(build, top)
+        top, half = build.load(best), WIDTH // 2
+        while half:
+            top, half = larger(build, top, _turned(build, top, half)), half // 2
+        last = cgutils.alloca_once_value(build, build.extract_element(top, ir.Constant(I32, 0)))
         done = build.mul(vectors, _const(WIDTH))
         at = build.add(at, build.mul(done, _const(BYTES)))
         each(build.sub(n, done), BYTES, FLOAT, last)
@@ -194,12 +188,47 @@ def greatest(typing: Any, at: Any, n: Any) -> Any:
     return types.float32(types.int64, types.int64), build
 
 
+def larger(build: Any, a: Any, b: Any) -> Any:
+    """The larger one of each two."""
+    return build.select(build.fcmp_ordered(">", a, b), a, b)
+
+
+def lanes(build: Any, number: Any) -> Any:
+    """A vector with the same number in all places."""
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    first = build.insert_element(undefined, number, ir.Constant(I32, 0))
+    return build.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
+
+
+def multiply_add(build: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c of vectors."""
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    return build.call(cgutils.get_or_insert_function(build.module, kind, f"llvm.fmuladd.v{WIDTH}f32"), [a, b, c])
+
+
+def _turned(build: Any, vector: Any, by: int) -> Any:
+    """The vector with its places moved round."""
+    mask = ir.Constant(ir.VectorType(I32, WIDTH), [(i + by) % WIDTH for i in range(WIDTH)])
+    return build.shuffle_vector(vector, ir.Constant(VECTOR, ir.Undefined), mask)
+
+
 @intrinsic
 def copy_vector(typing: Any, source: Any, target: Any) -> Any:
     """Copies one vector of floats."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         _store(build, _load(build, args[0]), args[1])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), build
+
+
+@intrinsic
+def multiply_vector(typing: Any, source: Any, target: Any) -> Any:
+    """Multiplies one vector of floats by another."""
+
+    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        _store(build, build.fmul(_load(build, args[0]), _load(build, args[1])), args[1])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), build
@@ -273,10 +302,6 @@ def _build_tile(
     skip: Any,
     skip_row: Any,
 ) -> None:
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
-    undefined = ir.Constant(VECTOR, ir.Undefined)
-    first_lane = ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH)
     c_rows = [build.add(c, build.mul(c_row, _const(i))) for i in range(TILE_ROWS)]
     for row in c_rows:
         _prefetch(build, row, write=1)
@@ -292,10 +317,8 @@ def _build_tile(
         row = [_load(build, b, j * WIDTH * BYTES) for j in range(vectors)]
         new = []
         for i in range(TILE_ROWS):
-            number = build.load(_pointer(build, build.add(a, offsets[i]), FLOAT))
-            lanes = build.insert_element(undefined, number, ir.Constant(I32, 0))
-            lanes = build.shuffle_vector(lanes, undefined, first_lane)
-            new += [build.call(fma, [lanes, row[j], sums[i * vectors + j]]) for j in range(vectors)]
+            number = lanes(build, build.load(_pointer(build, build.add(a, offsets[i]), FLOAT)))
+            new += [multiply_add(build, number, row[j], sums[i * vectors + j]) for j in range(vectors)]
         return new
 
     def repeat(times: Any, unroll: int, state: list[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ token table, may be one pair with the loss.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from onfoot.arrays import Array
@@ -20,7 +21,8 @@ class Linears:
     """The linear layers by name."""
 
     def __init__(self, run: Run, config: Config) -> None:
-        self.run, self.engine = run, run.engine
+        self.run: Run = weakref.proxy(run)  # a cycle would keep activations and caches until they are collected
+        self.engine = run.engine
         self.adapter, self.trainable = run.policy.adapter, run.policy.trainable
         self._stored = stored_weights(config)
 
