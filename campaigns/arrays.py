@@ -23,7 +23,7 @@ import numpy as np
 from campaigns import Outcome, calls, models_called
 from campaigns.calls import Call
 from campaigns.guard import guard_kernels, guarded
-from onfoot.kernels import pool
+from onfoot.recording import pool
 
 COUNT = 20_000
 INVALID = "a parameter changed in place"  # by itself, without anything else changed

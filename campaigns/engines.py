@@ -18,9 +18,9 @@ import numpy as np
 
 import onfoot
 from campaigns import Outcome
-from onfoot.kernels import pool
 from onfoot.models.model import Model
 from onfoot.quantized import KINDS
+from onfoot.recording import pool
 
 COUNT = 1_000
 LOSS, CLOSE = 1e-5, 2e-5  # relative; float32 rounds to 6e-8, and a network adds that up over its layers

@@ -17,8 +17,8 @@ import numpy as np
 
 import onfoot
 from campaigns import Outcome
-from onfoot.kernels import pool
 from onfoot.models.model import Model
+from onfoot.recording import pool
 
 COUNT = 100_000
 PROMPTS = 16

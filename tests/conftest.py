@@ -36,7 +36,7 @@ def fresh(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def on_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Lets kernels run on so many threads, whatever the number of cores."""
-    from onfoot.kernels import pool
+    from onfoot.recording import pool
 
     before = pool.threads()
 

@@ -32,8 +32,8 @@ def set_threads(n: int) -> None:
     threadpool_limits(n, user_api="blas")
     for name in VARIABLES:
         os.environ[name] = str(n)  # for what is loaded later, and for processes that are started
-    if "onfoot.kernels.pool" in sys.modules:
-        sys.modules["onfoot.kernels.pool"].set_threads(n)
+    if "onfoot.recording.pool" in sys.modules:
+        sys.modules["onfoot.recording.pool"].set_threads(n)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(n)
 

@@ -16,9 +16,9 @@ from onfoot.config import Config
 from onfoot.engine import Engine
 from onfoot.generate.cache import KVCache
 from onfoot.generate.loop import step
-from onfoot.kernels import pool
 from onfoot.models.model import Model
 from onfoot.quantized import KINDS, Quantized
+from onfoot.recording import pool
 
 pytest.importorskip("numba")
 CLOSE = 2e-6

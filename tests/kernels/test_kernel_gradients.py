@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from onfoot import kernels, ops
 from onfoot.kernels import attention as attention_kernels
-from onfoot.kernels import pool
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.ops.dropout import dropout_pattern
+from onfoot.recording import pool
 
 pytest.importorskip("numba")
 TABLE = kernels.table()

@@ -16,7 +16,8 @@ import pytest
 from llvmlite import binding
 from machine_code import USE, compilations, in_cache, python, write
 
-from onfoot.kernels import compiler, library, manifest, pool, private, symbols
+from onfoot.kernels import compiler, library, manifest, private, symbols
+from onfoot.recording import pool
 
 pytest.importorskip("numba")
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no owners of this kind")

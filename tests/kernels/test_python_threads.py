@@ -137,7 +137,7 @@ def test_memory_is_handed_back_from_several_threads_at_once() -> None:
 FORK = """
     import multiprocessing, os, sys
     import numpy as np, onfoot
-    from onfoot.kernels import pool
+    from onfoot.recording import pool
 
     config = onfoot.GPT2Config(n_layer=2, n_head=2, n_embd=32, n_positions=16, vocab_size=48)
     model = onfoot.create(config, 1, engine="numba")
@@ -180,7 +180,7 @@ def test_a_forked_process_goes_on_computing_on_one_thread() -> None:
 THREADS = """
     import threading
     import numpy as np
-    from onfoot.kernels import pool
+    from onfoot.recording import pool
     from onfoot.kernels.product import product
 
     pool._most = 4

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from llvmlite import binding
 
-from onfoot.kernels import compiler, cpu, library, symbols, workers
+from onfoot.kernels import compiler, cpu, library, symbols
+from onfoot.recording import native_loop
 
 pytest.importorskip("numba")
 
@@ -62,4 +63,4 @@ def test_without_fused_multiply_add_a_product_calls_no_library(tmp_path: Path, m
     assert process.returncode == 0, error
     for name in ("product.product", "quantized.dots8"):
         needed = {*symbols.undefined((tmp_path / f"{name}.o").read_bytes())}
-        assert needed <= {"memset", "memcpy", "memmove", workers.SYMBOL}
+        assert needed <= {"memset", "memcpy", "memmove", native_loop.SYMBOL}

@@ -216,7 +216,7 @@ def test_where_there_is_no_view_a_kernel_copies(case: str, recorder: Recorder) -
     recorder.event("copied", made)
     replay, found = Replay(recorder.finish()), []
     replay.inputs[0][1][...] = numbers
-    replay.run(lambda event, array: found.append(array), 1, soon=False)
+    replay.run(lambda event, array: found.append(array), soon=False)
     assert (found[0] == COPIES[case](numbers)).all() and found[0].shape == made.shape
 
 
@@ -229,7 +229,7 @@ def test_numbers_are_filled_in_by_a_kernel(recorder: Recorder) -> None:
     recorder.event("filled", y)
     replay, found = Replay(recorder.finish()), []
     replay.inputs[0][1][...] = np.arange(5)
-    replay.run(lambda event, array: found.append(array), 1, soon=False)
+    replay.run(lambda event, array: found.append(array), soon=False)
     assert found[0][:, 0].tolist() == [0, 7, 7, 3, 4]
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from policies import config_of, scramble_adapter
 
 import onfoot
-from onfoot.kernels import pool
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import Quantized
+from onfoot.recording import pool
 
 CLOSE = 1e-5  # of a gradient's norm, and of a loss
 DROPOUT = {"gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"), "llama": ("attention_dropout",)}

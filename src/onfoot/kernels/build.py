@@ -22,11 +22,12 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import cpu_target
 
-from onfoot.kernels import PAIRS, SINGLES, cpu, workers
+from onfoot.kernels import PAIRS, SINGLES, cpu
 from onfoot.kernels.jit import ALL, OPTIONS, Kernel, arrayobj, cgutils, types
 from onfoot.kernels.library import ALIGNED, C_CONTIGUOUS, DATA, DTYPE, DTYPE_NUMBER, FLAGS, NDIM, SHAPE, STRIDES
 from onfoot.kernels.private import write_own
-from onfoot.kernels.workers import CALL_WORDS, SYMBOL
+from onfoot.recording import native_loop
+from onfoot.recording.native_loop import CALL_WORDS, SYMBOL
 
 BYTE, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 ANYWHERE = 4096  # an address for symbols that are found when the code is loaded; nothing is run here
@@ -225,7 +226,7 @@ def pool_code() -> bytes:
     binding.initialize_native_asmprinter()
     triple = binding.get_process_triple()
     machine = binding.Target.from_triple(triple).create_target_machine(opt=2, reloc="pic", codemodel="jitdefault")
-    made = binding.parse_assembly(workers.module(triple))
+    made = binding.parse_assembly(native_loop.module(triple))
     made.verify()
     return machine.emit_object(made)
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.kernels import library, pool
+from onfoot.kernels import library
+from onfoot.recording import pool
 from onfoot.recording.planned import active
 
 COMPILING = "ONFOOT_COMPILING" in os.environ

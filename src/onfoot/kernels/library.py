@@ -21,15 +21,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import binding
 
-from onfoot.kernels import compiler, cpu, manifest, pool, private, say, symbols
+from onfoot.kernels import compiler, cpu, manifest, private, say, symbols
 from onfoot.kernels.manifest import Code
+from onfoot.recording import pool
 
 HEAD = object.__basicsize__  # bytes before an object's own fields
 # Where NumPy's C interface puts an array's fields (`PyArrayObject_fields`), and a dtype's number.
 DATA, NDIM, SHAPE, STRIDES, DTYPE, FLAGS, DTYPE_NUMBER = (HEAD + at for at in (0, 8, 16, 24, 40, 48, 12))
 C_CONTIGUOUS, ALIGNED = 1, 0x100
 PACKAGE = Path(__file__).parents[1]
-SOURCES = "kernels/*.py", "ops/*.py", "recording/planned.py", "arrays.py", "quantized.py"  # constants are compiled in
+SOURCES = (
+    "kernels/*.py",
+    "ops/*.py",
+    "recording/native_loop.py",
+    "recording/planned.py",
+    "arrays.py",
+    "quantized.py",
+)  # constants are compiled in
 
 
 class Library(NamedTuple):

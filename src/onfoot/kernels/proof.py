@@ -296,7 +296,8 @@ def slower(table: Table) -> float:
 
 
 def main() -> None:
-    from onfoot.kernels import library, pool
+    from onfoot.kernels import library
+    from onfoot.recording import pool
 
     library.use(Path(sys.argv[1]))
     found = kernels.found()

@@ -9,8 +9,8 @@ import numpy as np
 
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.pool import threads
 from onfoot.recording.planned import Planned
+from onfoot.recording.pool import threads
 
 __all__ = [
     "ARRAYS",

@@ -15,21 +15,21 @@ import math
 import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from onfoot.arrays import Array
-from onfoot.kernels import LOGITS, buffers, pool
-from onfoot.kernels.update import sum_into_first
+from onfoot.kernels import LOGITS
 from onfoot.models.families import network
 from onfoot.models.layout import Layout, Targets
 from onfoot.models.run import Dropped, Run
 from onfoot.models.step import Batch, forward_backward
+from onfoot.recording import pool
 from onfoot.recording.planned import NotRecorded, Planned
 from onfoot.recording.recorder import INPUT, RESULT, Event, Recorder, Recording
-from onfoot.recording.replay import Replay, results_at_peak, run_each
+from onfoot.recording.replay import Replay, handed_out, if_free, results_at_peak, run_apart
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 KEPT = 16  # recordings of a model that are kept
 SMALL = 1 << 20  # numbers in the largest parameter, up to which each thread replays a step of its own
 PARTS = 1 << 24  # numbers in all threads' parts of the gradients, up to which it does
-TINY = 1 << 21  # bytes that a step's calls touch, up to which one thread is as fast as several
-LOSS, LOGITS_OUT = "loss", "logits"
+LOSS = "loss"
 
 
 class Entry(NamedTuple):
@@ -142,21 +141,6 @@ class Steps:
         return Entry.of(model, replays, shares)
 
 
-class _Held:
-    """An entry for one user at a time; whoever comes meanwhile hears so, and waits for nobody."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.lock = entry.lock
-
-    def __enter__(self) -> bool:
-        self.free = self.lock.acquire(blocking=False)
-        return bool(self.free)
-
-    def __exit__(self, *args: Any) -> None:
-        if self.free:
-            self.lock.release()
-
-
 def _shares(model: Model, batch: Batch, threads: int, backward: bool) -> list[tuple[int, int]]:
     """The sequences of each thread that replays a step of its own; all of them, where threads share every call."""
     n, tokens = batch.tokens.shape
@@ -172,15 +156,6 @@ def _shares(model: Model, batch: Batch, threads: int, backward: bool) -> list[tu
     if n * tokens * model.config.vocab_size > LOGITS:
         return whole
     return [(n * i // threads, n * (i + 1) // threads) for i in range(threads)]
-
-
-def handed_out(recording: Recording) -> tuple[Any, ...]:
-    """What a recording hands out, and how it lies: the buffers numbered as they come."""
-    numbers: dict[int, int] = {}
-    return tuple(
-        (e.name, numbers.setdefault(e.view.buffer, len(numbers)), int(recording.sizes[e.view.buffer]), *e.view[1:])
-        for e in recording.events
-    )
 
 
 def planned_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +244,7 @@ def _gradients(
     on_loss: Callable[[float], None] | None,
 ) -> tuple[float, dict[str, Array]]:
     assert entry.replays is not None
-    with _Held(entry) as free:  # or others of the same recordings: their results have the same bits
+    with if_free(entry.lock) as free:  # or others of the same recordings: their results have the same bits
         replays = entry.replays if free else [Replay(replay.recording) for replay in entry.replays]
         return _replayed(model, replays, entry.shares, batch, take, on_loss)
 
@@ -299,38 +274,10 @@ def _replayed(
 
     if len(replays) == 1:
         (replay,) = replays
-        replay.run(hear, _threads(replay), soon=take is not None)
+        replay.run(hear, soon=take is not None)
     else:
-        _each(replays, hear)
+        run_apart(replays, LOSS, hear)
     return loss, grads
-
-
-def _each(replays: Sequence[Replay], hear: Callable[[Event, np.ndarray], None]) -> None:
-    """Every thread replays a step of its own; then the gradients are summed."""
-    first = replays[0].recording
-    results = [list(dict.fromkeys(e.view.buffer for e in replay.recording.events)) for replay in replays]
-    loss = next(e.view.buffer for e in first.events if e.name == LOSS)
-    at = results[0].index(loss)
-    sizes = [0 if b == loss else -(-int(first.sizes[b]) // 64) * 64 for b in results[0]]
-    begins = np.cumsum([0, *sizes]).tolist()
-    parts = buffers.pool.empty((len(replays), sum(sizes) // 4))
-    losses = np.zeros((len(replays), 8))
-    arenas = []
-    for i, replay in enumerate(replays):
-        arenas.append(replay.arena())
-        replay.lie_in(arenas[-1])
-        for n, buffer in enumerate(results[i]):
-            replay.put(buffer, losses[i].view(np.uint8) if n == at else parts[i].view(np.uint8)[begins[n] :])
-        replay.settle()
-    try:
-        run_each([replay.table for replay in replays])
-        sum_into_first(parts)
-        losses[0, 0] = losses[:, 0].sum()
-        for event in first.events:
-            hear(event, replays[0].array(event))
-    finally:
-        for replay in replays:
-            replay.drop()
 
 
 class Token(NamedTuple):
@@ -358,12 +305,12 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
         return None
     values = {"tokens": tokens, "positions": layout.positions, "start": layout.start}
     found: list[np.ndarray] = []
-    with _Held(kept.entry) as free:
+    with if_free(kept.entry.lock) as free:
         if not free:
             return None
         for name, array in kept.replay.inputs:
             array[...] = values[name]
-        kept.replay.run(lambda event, array: found.append(array), _threads(kept.replay), soon=False)
+        kept.replay.run(lambda event, array: found.append(array), soon=False)
     return found[0][:, 0]
 
 
@@ -383,8 +330,3 @@ def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, 
             return Token(Replay(recorder.finish()), entry, key)
     except NotRecorded:
         return Token(None, entry, key)
-
-
-def _threads(replay: Replay) -> int:
-    """Those that a recording runs on: few bytes are not worth a second one."""
-    return 1 if replay.recording.work < TINY else pool.threads()

@@ -220,10 +220,16 @@ class Run:
             k, v = self.cache.extend(layer, k, v)
         keep = self.dropout_keep(layer, (*q.shape[:-1], k.shape[-2]), p)
         grouped = q.shape[1] != k.shape[1]
-        forward = self.engine.grouped_query_forward if grouped else self.engine.attention_forward
-        heads_out, saved = forward(q, k, v, causal, start, keep)
-        y = merge_heads(heads_out)
+        pair = self.engine.grouped_query_forward if grouped else self.engine.attention_forward
+
+        def forward() -> tuple[Array, Any]:
+            heads_out, saved = pair(q, k, v, causal, start, keep)
+            return merge_heads(heads_out), saved
+
+        y, saved = forward()
         self.note(layer, y)
+        if 2 * k.shape[2] <= y.shape[2]:  # of few tokens, attention costs little beside the layers around it
+            self._remember(y, forward)
         return y, (saved, grouped, q.shape[1])
 
     def attention_backward(self, layer: str, dy: Array, saved: Any) -> tuple[Array, Array, Array]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from onfoot.kernels import buffers, pool
+from onfoot.kernels import buffers
+from onfoot.kernels.update import sum_into_first
+from onfoot.recording import pool
 from onfoot.recording.recorder import ARENA, RESULT, Event, Recording
 
 TOGETHER = 1 << 22  # bytes of results that are handed out together
 SLICE = 0.05  # seconds, after which Python is asked whether anyone wants to stop, or another thread to run
-Take = Callable[[str, np.ndarray], None]
+TINY = 1 << 21  # bytes that a list of calls touches, up to which one thread is as fast as several
+Hear = Callable[[Event, np.ndarray], None]
 
 
 class Replay:
@@ -68,9 +72,10 @@ class Replay:
         for buffer in [b for b in self._memory if self.recording.kinds[b] == RESULT]:
             del self._memory[buffer]
 
-    def run(self, hear: Callable[[Event, np.ndarray], None], threads: int, soon: bool) -> None:
-        """Makes all calls on so many threads. `hear` gets each result when it is final: soon after, or at the end."""
+    def run(self, hear: Hear, soon: bool) -> None:
+        """Makes all calls. `hear` gets each result when it is final: soon after, or at the end."""
         r, begin, done = self.recording, 0, 0
+        threads = 1 if r.work < TINY else pool.threads()
         arena = self.arena()
         self.lie_in(arena)
         try:
@@ -163,3 +168,51 @@ def run_each(tables: Sequence[np.ndarray]) -> None:
         return
     lists = np.array([[table.ctypes.data, len(table)] for table in tables], np.int64)
     pool.native.run(lists.ctypes.data, len(tables), len(tables), 1)
+
+
+def handed_out(recording: Recording) -> tuple[Any, ...]:
+    """What a recording hands out, and how it lies: the buffers numbered as they come."""
+    numbers: dict[int, int] = {}
+    return tuple(
+        (e.name, numbers.setdefault(e.view.buffer, len(numbers)), int(recording.sizes[e.view.buffer]), *e.view[1:])
+        for e in recording.events
+    )
+
+
+def run_apart(replays: Sequence[Replay], loss: str, hear: Hear) -> None:
+    """Every thread replays a step of its own; then the results are summed. That of the name `loss` is a float64."""
+    first = replays[0].recording
+    results = [list(dict.fromkeys(e.view.buffer for e in replay.recording.events)) for replay in replays]
+    single = next(e.view.buffer for e in first.events if e.name == loss)
+    at = results[0].index(single)
+    sizes = [0 if b == single else -(-int(first.sizes[b]) // 64) * 64 for b in results[0]]
+    begins = np.cumsum([0, *sizes]).tolist()
+    parts = buffers.pool.empty((len(replays), sum(sizes) // 4))
+    losses = np.zeros((len(replays), 8))
+    arenas = []
+    for i, replay in enumerate(replays):
+        arenas.append(replay.arena())
+        replay.lie_in(arenas[-1])
+        for n, buffer in enumerate(results[i]):
+            replay.put(buffer, losses[i].view(np.uint8) if n == at else parts[i].view(np.uint8)[begins[n] :])
+        replay.settle()
+    try:
+        run_each([replay.table for replay in replays])
+        sum_into_first(parts)
+        losses[0, 0] = losses[:, 0].sum()
+        for event in first.events:
+            hear(event, replays[0].array(event))
+    finally:
+        for replay in replays:
+            replay.drop()
+
+
+@contextlib.contextmanager
+def if_free(lock: Any) -> Iterator[bool]:
+    """Whether nobody else holds a lock; it is held then. Nobody waits."""
+    free = lock.acquire(blocking=False)
+    try:
+        yield free
+    finally:
+        if free:
+            lock.release()

@@ -1,7 +1,7 @@
 """The threads that kernels run on.
 
 All parallel work runs on this one pool, and no other library's threads are woken: two pools that wait actively for
-work slow each other down. What the threads do is in `workers`; here they are started and ended.
+work slow each other down. What the threads do is in `native_loop`; here they are started and ended.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from onfoot.kernels import workers
+from onfoot.recording import native_loop
 from onfoot.recording.planned import active
 
-# What `workers` needs of the system: a lock, and a condition to sleep on.
+# What `native_loop` needs of the system: a lock, and a condition to sleep on.
 POSIX = {
     "lock": "pthread_mutex_lock",
     "unlock": "pthread_mutex_unlock",
@@ -32,7 +32,7 @@ WINDOWS = {
 
 
 def system_functions() -> dict[str, int]:
-    """The addresses of what `workers` calls, by the names it has for them."""
+    """The addresses of what `native_loop` calls, by the names it has for them."""
     windows = sys.platform == "win32"
     library: Any = ctypes.WinDLL("kernel32") if windows else ctypes.CDLL(None)  # type: ignore[attr-defined,unused-ignore]
     names = WINDOWS if windows else POSIX
@@ -62,23 +62,23 @@ class _Pool:
         self._state: Any = None
 
     def load(self, address: Callable[[str], int]) -> None:
-        """Takes the functions of `workers` from where they have been loaded."""
+        """Takes the functions of `native_loop` from where they have been loaded."""
         long = ctypes.c_longlong
-        where = ctypes.PYFUNCTYPE(long)(address(workers.STATE))()
-        self._state = (long * workers.WORDS).from_address(where)
+        where = ctypes.PYFUNCTYPE(long)(address(native_loop.STATE))()
+        self._state = (long * native_loop.WORDS).from_address(where)
         self._make_lock()
-        self._worker = ctypes.CFUNCTYPE(None, long, long)(address(workers.WORKER))
-        self._stir = ctypes.PYFUNCTYPE(None)(address(workers.STIR))
-        self.run = ctypes.PYFUNCTYPE(None, *[long] * 4)(address(workers.SYMBOL))
+        self._worker = ctypes.CFUNCTYPE(None, long, long)(address(native_loop.WORKER))
+        self._stir = ctypes.PYFUNCTYPE(None)(address(native_loop.STIR))
+        self.run = ctypes.PYFUNCTYPE(None, *[long] * 4)(address(native_loop.SYMBOL))
 
     def _make_lock(self) -> None:
         if sys.platform == "win32":
             return  # zeros are right there
         library, at = ctypes.CDLL(None), ctypes.addressof(self._state)
         for word, make in (
-            (workers.LOCK, library.pthread_mutex_init),
-            (workers.NEW_JOB, library.pthread_cond_init),
-            (workers.NEW_OPENING, library.pthread_cond_init),
+            (native_loop.LOCK, library.pthread_mutex_init),
+            (native_loop.NEW_JOB, library.pthread_cond_init),
+            (native_loop.NEW_OPENING, library.pthread_cond_init),
         ):
             if make(ctypes.c_void_p(at + 8 * word), None):
                 raise ImportError("the system gives no lock for threads")
@@ -87,14 +87,14 @@ class _Pool:
         """Lets there be n threads, if the code is loaded."""
         if self._worker is None or n == self.started:
             return
-        self._state[workers.LIMIT] = n
+        self._state[native_loop.LIMIT] = n
         if n < self.started:
             self._stir()
             for worker in self._workers[n - 1 :]:
                 worker.join()  # or its number would be given to another while it still waits for jobs
             del self._workers[n - 1 :]
         for thread in range(self.started, n):
-            args = thread, self._state[workers.JOB]
+            args = thread, self._state[native_loop.JOB]
             worker = threading.Thread(target=self._worker, args=args, name=f"onfoot-{thread}", daemon=True)
             worker.start()
             self._workers.append(worker)
