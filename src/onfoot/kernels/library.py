@@ -30,14 +30,8 @@ HEAD = object.__basicsize__  # bytes before an object's own fields
 DATA, NDIM, SHAPE, STRIDES, DTYPE, FLAGS, DTYPE_NUMBER = (HEAD + at for at in (0, 8, 16, 24, 40, 48, 12))
 C_CONTIGUOUS, ALIGNED = 1, 0x100
 PACKAGE = Path(__file__).parents[1]
-SOURCES = (
-    "kernels/*.py",
-    "ops/*.py",
-    "recording/native_loop.py",
-    "recording/planned.py",
-    "arrays.py",
-    "quantized.py",
-)  # constants are compiled in
+COMPILED_IN = "__init__", "native_loop", "planned", "pool"  # of the recording's files
+SOURCES = "kernels/*.py", "ops/*.py", *(f"recording/{name}.py" for name in COMPILED_IN), "arrays.py", "quantized.py"
 
 
 class Library(NamedTuple):
