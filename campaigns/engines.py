@@ -77,7 +77,7 @@ def prepared(rng: Rng) -> tuple[dict[str, Model], dict[str, Any], str]:
         )
         ends = chosen(rng, None, ends[:1], ends[1:], [*ends[1:], "lm_head"])
         lora = {"r": int(rng.integers(1, 3)), "alpha": float(rng.integers(1, 9)), "targets": ends,
-                "dropout": float(chosen(rng, 0.0, 0.3)), "rank_stabilised": bool(rng.random() < 0.3)}  # fmt: skip
+                "dropout": float(chosen(rng, 0.0, 0.3)), "use_rslora": bool(rng.random() < 0.3)}  # fmt: skip
         lora["r"] = min(lora["r"], config.vocab_size, config.n_embd)
     made: dict[str, Model] = {}
     for name, dtype, engine in (

@@ -326,7 +326,7 @@ def as_rank(folder: Path, run: Path, kind: str, at: int, victim: int) -> None:
 
 def result(run: Path) -> dict[str, Any]:
     """All that a run leaves that time does not change."""
-    from onfoot.train.checkpoint import checkpoints, problem, read_state
+    from onfoot.train.checkpoint import checkpoints, read_state, validate
     from onfoot.train.log import Log
 
     last = (run / "last").resolve()
@@ -334,7 +334,7 @@ def result(run: Path) -> dict[str, Any]:
     assert not leftovers, f"{leftovers[0]} was left behind"
     assert (run / "best").resolve() in checkpoints(run), "best points nowhere"
     for link in ("last", "best"):
-        assert problem((run / link).resolve()) is None, f"{link}: {problem((run / link).resolve())}"
+        assert validate((run / link).resolve()) is None, f"{link}: {validate((run / link).resolve())}"
     files = {p.relative_to(last).as_posix(): p.read_bytes() for p in last.rglob("*") if p.is_file()}
     del files["trainer/state.json"], files["trainer/manifest.json"]
     timed = ("seconds", "tokens_per_s", "waiting")

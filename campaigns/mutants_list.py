@@ -476,8 +476,8 @@ FORMATS = [
         [('_pattern(config, "rank_pattern", layer', '_pattern({}, "rank_pattern", layer'), ('_value_for(layer, config["rank_pattern"], config["r"])', 'config["r"]')],
         [('bool(config.get("use_rslora"))', "False"), ('bool(config["use_rslora"])', 'False')],
         [('float(config.get("lora_dropout") or 0)', "0.0"), ('float(config["lora_dropout"])', '0.0')],
-        ("first.scale * (r**0.5 if first.rank_stabilised else r)", "first.scale * r"),
-        ("first.scale * (r**0.5 if first.rank_stabilised else r)", "first.alpha"),
+        ("first.scale * (r**0.5 if first.use_rslora else r)", "first.scale * r"),
+        ("first.scale * (r**0.5 if first.use_rslora else r)", "first.alpha"),
         ("up[part_columns(model.config, layer)[n], column : column + part.shape[1]] = part", "up[part_columns(model.config, layer)[n], : part.shape[1]] = part"),
         ("column += part.shape[1]", "column += 0"),
         ("row = part.stop", "row = 0"),
@@ -836,8 +836,8 @@ OPS = [
 MODELS = [
     *of(
         "models/gpt2.py", "models/test_places.py models/test_network_gradients.py",
-        ("d6, s_norm2, past=d10)", "d6, s_norm2, past=None)"),
-        ("d2, s_norm1, past=d5)", "d2, s_norm1, past=d10)"),
+        ("d6, s_norm2, skip_gradient=d10)", "d6, s_norm2, skip_gradient=None)"),
+        ("d2, s_norm1, skip_gradient=d5)", "d2, s_norm1, skip_gradient=d10)"),
         ("dead=slice(qk, 2 * qk))", "dead=slice(qk, qk))"),
         ("k = split_heads(qkv[..., qk : 2 * qk], heads)", "k = split_heads(qkv[..., :qk], heads)"),
         ("d_pos = d if s_pos.ids.ndim == 2 else run.engine.sum_first(d)", "d_pos = d if s_pos.ids.ndim == 2 else d[0]"),
@@ -849,7 +849,7 @@ MODELS = [
     ),
     *of(
         "models/llama.py", "models/test_llama.py",
-        ("d6, s_norm2, past=d10)", "d6, s_norm2, past=None)"),
+        ("d6, s_norm2, skip_gradient=d10)", "d6, s_norm2, skip_gradient=None)"),
         ("eng.rope_backward(dk, s_turn_k)", "dk"),
         ("dgate, dup = run.activation_backward(", "dup, dgate = run.activation_backward("),
         ("config.rope_theta, config.key_width, config.rope_scaling, limit", "config.rope_theta, config.key_width, None, limit"),
@@ -858,7 +858,7 @@ MODELS = [
     ),
     *of(
         "models/adapters.py", "models/test_places.py models/test_lora.py",
-        ("self.alpha / (math.sqrt(self.r) if self.rank_stabilised else self.r)", "self.alpha / self.r"),
+        ("self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)", "self.alpha / self.r"),
         ("rng.uniform(-1 / math.sqrt(n_in), 1 / math.sqrt(n_in), (r, n_in))", "rng.uniform(-1, 1, (r, n_in))"),
         ("_add(model, adapter, -1.0)", "_add(model, adapter, 1.0)"),
         ("not 1 <= r <= min(n_in, n_out)", "not 1 <= r <= max(n_in, n_out)"),
@@ -900,14 +900,14 @@ MODELS = [
         "models/run.py", "models/test_places.py models/test_network_gradients.py models/test_lora.py recording/test_bits.py",
         ("zlib.crc32(name.encode())", "0"),
         ("        y = self.engine.add(skip, y)\n", ""),
-        ("dx = dx if past is None else self.engine.add(past, dx)", "dx = dx"),
+        ("dx = dx if skip_gradient is None else self.engine.add(skip_gradient, dx)", "dx = dx"),
         ("self._cheap[id(y)] = weakref.ref(y), lambda: forward()[0]", "self._cheap[id(y)] = weakref.ref(y), lambda: 0 * forward()[0]"),
     ),
     *of(
         "models/gradients.py", "models/test_places.py models/test_network_gradients.py models/test_lora.py models/test_recorded_step.py",
         ("self.engine.add(self.made[name], grad) if name in self.made else grad", "grad"),
         ("return self._lowest < self._order[layer]", "return self._lowest <= self._order[layer]", "an error signal that goes further than it must changes no gradient"),
-        ("if final and self.take is not None", "if self.take is not None"),
+        ("if final and self.on_gradient is not None", "if self.on_gradient is not None"),
         ("return self.adapter.layers[layer].beside", "return next(iter(self._order))", "the error signal goes further than it must then, which changes no gradient"),
     ),
     *of(

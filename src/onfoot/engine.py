@@ -52,7 +52,7 @@ class Engine:
             raise AttributeError(f"the engine {self.__dict__.get('name')!r} has no pair {name!r}") from None
 
     @property
-    def lean(self) -> bool:
+    def recomputes_inputs(self) -> bool:
         """Whether norms and activations are computed so fast that they need not be kept for the backward pass."""
         return self.name == "numba"
 
@@ -69,11 +69,11 @@ class Engine:
         """`x` as this engine's array of that dtype, in C order: how it lay before must not show in results."""
         return self._asarray(np.asarray(to_numpy(x), dtype=dtype, order="C"))
 
-    def own(self, x: Any, dtype: str) -> Array:
+    def copy_in(self, x: Any, dtype: str) -> Array:
         """A copy of `x` where this engine likes its parameters to lie, in C order."""
         return self._asarray(self._copy(np.ascontiguousarray(to_numpy(x)), dtype))
 
-    def own_blocks(self, weight: Any) -> Any:
+    def copy_quantized(self, weight: Any) -> Any:
         """The same for a weight in blocks."""
         return weight.map(lambda x: self._copy(np.ascontiguousarray(x), x.dtype))
 

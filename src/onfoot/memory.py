@@ -62,7 +62,7 @@ class _OnPaper(Engine):
     def empty(self, shape: Any, dtype: Any) -> np.ndarray:
         return np.asarray(self._space.empty(shape, dtype))
 
-    def own(self, x: Any, dtype: str) -> Any:
+    def copy_in(self, x: Any, dtype: str) -> Any:
         return self.empty(x.shape, dtype)
 
 

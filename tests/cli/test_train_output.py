@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli import app
-from onfoot.cli.train import finish, go_on, next_free
+from onfoot.cli.train import finish, next_free, resume_run
 
 SMALL = [
     "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2", "--steps", "4",
@@ -96,7 +96,7 @@ def test_a_complete_run_is_not_run_again(capsys: pytest.CaptureFixture[str]) -> 
         return Ended(1.0, None), ["a complaint"]
 
     context: Any = SimpleNamespace(params={})
-    go_on(context, Path("runs/x"), resume)
+    resume_run(context, Path("runs/x"), resume)
     output = capsys.readouterr().out
     assert "a complaint" in output and "all 7 steps are done" in output and "resuming" not in output
 

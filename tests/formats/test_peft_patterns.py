@@ -84,18 +84,18 @@ def test_patterns_mean_here_what_they_mean_to_peft(tmp_path: Path, name: str) ->
     assert_close(model.logits(TOKENS), expected, 1e-10)
 
 
-@pytest.mark.parametrize("rank_stabilised", [False, True])
+@pytest.mark.parametrize("use_rslora", [False, True])
 @pytest.mark.parametrize(
     "targets",
     [["c_attn.q", "c_attn.v"], ["c_attn.k", "c_fc"], ["c_attn.q", "c_attn.k", "c_attn.v", "mlp.c_proj"]],
     ids=str,
 )
 def test_parts_are_written_as_one_adapter_of_the_same_scale(
-    tmp_path: Path, targets: list[str], rank_stabilised: bool
+    tmp_path: Path, targets: list[str], use_rslora: bool
 ) -> None:
     model = base(onfoot.GPT2Config(**{**vars(CONFIG), "n_embd": 18}))
     model.save(tmp_path / "base")
-    model.add_lora(r=3, alpha=5, targets=targets, rank_stabilised=rank_stabilised)
+    model.add_lora(r=3, alpha=5, targets=targets, use_rslora=use_rslora)
     away_from_start(model)
     right = model.logits(TOKENS)
     model.save_adapter(tmp_path / "adapter")
@@ -106,9 +106,9 @@ def test_parts_are_written_as_one_adapter_of_the_same_scale(
     again.load_adapter(tmp_path / "adapter")
     assert_close(again.logits(TOKENS), right, 1e-12)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert config["fan_in_fan_out"] is True and config["use_rslora"] is rank_stabilised
+    assert config["fan_in_fan_out"] is True and config["use_rslora"] is use_rslora
     same = base(model.config)
-    same.add_lora(r=3, alpha=5, targets=targets, rank_stabilised=rank_stabilised)
+    same.add_lora(r=3, alpha=5, targets=targets, use_rslora=use_rslora)
     restore_adapter(same, tmp_path / "adapter")
     for name in model.trainable:
         np.testing.assert_array_equal(same.params[name], model.params[name], err_msg=name)

@@ -265,7 +265,7 @@ def test_a_dropout_pattern_is_the_kernels_own_however_it_lies(name: str) -> None
     q, k, v, causal, start, keep = attention(np.random.default_rng(0), 37, packed=True, dropped=True)
     forward, backward = TABLE[f"{name}_forward"], TABLE[f"{name}_backward"]
     _, saved = forward(q, k, v, causal, start, keep)
-    assert isinstance(saved, attention_kernels.Saved) and np.shares_memory(saved.keep, keep)  # and no ρ
+    assert isinstance(saved, attention_kernels.AttentionKernelSaved) and np.shares_memory(saved.keep, keep)  # and no ρ
     right = outcome(forward, backward, (q, k, v, causal, start, keep), 0)
     for odd in oddly(keep):
         ours = outcome(forward, backward, (q, k, v, causal, start, odd), 0)

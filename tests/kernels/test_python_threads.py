@@ -95,11 +95,11 @@ def test_a_step_within_a_step_has_the_bits_of_one_alone(threads: int) -> None:
     inner: list[tuple[float, dict[str, np.ndarray]]] = []
     taken: dict[str, np.ndarray] = {}
 
-    def take(name: str, grad: np.ndarray) -> None:
+    def on_gradient(name: str, grad: np.ndarray) -> None:
         taken[name] = grad
         inner.append(model.loss_and_grads(tokens))
 
-    model.loss_and_grads(tokens, take=take)
+    model.loss_and_grads(tokens, on_gradient=on_gradient)
     assert len(inner) == len(right)
     for found, grads in [*inner, (loss, taken)]:
         assert found == loss and all((grads[name] == right[name]).all() for name in right)

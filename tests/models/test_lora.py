@@ -62,15 +62,15 @@ def loss_and_grads(theirs: Any) -> tuple[float, dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
-@pytest.mark.parametrize("rank_stabilised", [False, True])
+@pytest.mark.parametrize("use_rslora", [False, True])
 @pytest.mark.parametrize("targets", [EVERYWHERE, ["c_attn"], ["c_fc"], ["c_proj"], ["lm_head"]], ids=str)
 def test_loss_and_every_adapter_gradient_equal_pefts(
-    tmp_path: Path, targets: list[str], rank_stabilised: bool, engine: str
+    tmp_path: Path, targets: list[str], use_rslora: bool, engine: str
 ) -> None:
     model = base(engine=engine)
-    model.add_lora(r=3, alpha=5, targets=targets, rank_stabilised=rank_stabilised)
+    model.add_lora(r=3, alpha=5, targets=targets, use_rslora=use_rslora)
     away_from_start(model)
-    theirs = with_peft(model, tmp_path, r=3, lora_alpha=5, target_modules=targets, use_rslora=rank_stabilised)
+    theirs = with_peft(model, tmp_path, r=3, lora_alpha=5, target_modules=targets, use_rslora=use_rslora)
     expected_loss, expected = loss_and_grads(theirs)
     loss, grads = model.loss_and_grads(TOKENS)
     assert loss == pytest.approx(expected_loss, rel=1e-12)
@@ -199,13 +199,11 @@ def test_the_papers_parameter_counts_are_those_of_the_arrays_and_of_peft(
 
 
 @pytest.mark.parametrize("targets", [["c_attn", "c_proj", "c_fc"], EVERYWHERE], ids=str)
-@pytest.mark.parametrize("rank_stabilised", [False, True])
-def test_an_adapter_of_ours_gives_the_same_logits_in_peft(
-    tmp_path: Path, targets: list[str], rank_stabilised: bool
-) -> None:
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_an_adapter_of_ours_gives_the_same_logits_in_peft(tmp_path: Path, targets: list[str], use_rslora: bool) -> None:
     model = base("float32")
     model.save(tmp_path / "base")
-    model.add_lora(r=4, alpha=8, targets=targets, rank_stabilised=rank_stabilised)
+    model.add_lora(r=4, alpha=8, targets=targets, use_rslora=use_rslora)
     away_from_start(model)
     model.save_adapter(tmp_path / "adapter")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base")

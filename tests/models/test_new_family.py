@@ -82,7 +82,7 @@ def block_backward(run: Run, config: ParallelConfig, b: int, dy: Any, saved: Any
     grads = run.attention_backward(f"{name}.attention", d_heads, s_attention)
     for part, grad, s_part in zip("qkv", grads, (s_q, s_k, s_v), strict=True):
         dh = add(dh, run.linear_backward(f"{name}.{part}", merge_heads(grad), s_part))
-    return run.rms_norm_backward(f"{name}.norm", dh, s_norm, past=dy)
+    return run.rms_norm_backward(f"{name}.norm", dh, s_norm, skip_gradient=dy)
 
 
 def features_forward(run: Run, config: ParallelConfig, tokens: Any, layout: Layout) -> tuple[Any, Any]:

@@ -285,7 +285,7 @@ def test_each_gradient_is_handed_over_once_from_the_last_to_the_first(sequences:
     heard: list[tuple[str, Any]] = []
     loss, left = ours.loss_and_grads(
         tokens,
-        take=lambda name, grad: heard.append((name, grad)),
+        on_gradient=lambda name, grad: heard.append((name, grad)),
         on_loss=lambda value: heard.append(("loss", value)),
     )
     again, grads = ours.loss_and_grads(tokens)
@@ -311,7 +311,7 @@ def test_what_is_raised_on_hearing_the_loss_ends_the_step_and_not_the_recording(
         raise FloatingPointError(f"{loss}")
 
     with pytest.raises(FloatingPointError, match=str(right)):
-        ours.loss_and_grads(tokens, take=lambda name, grad: taken.append(name), on_loss=refuse)
+        ours.loss_and_grads(tokens, on_gradient=lambda name, grad: taken.append(name), on_loss=refuse)
     assert taken == [] and ours.loss_and_grads(tokens)[0] == right and len(ours._steps) == 1
 
 

@@ -43,12 +43,12 @@ def through_take(model: Model, *batch: Any, **options: Any) -> Result:
     """The same through `take`, which keeps nothing that it is given."""
     taken: dict[str, np.ndarray] = {}
 
-    def take(name: str, grad: np.ndarray) -> None:
+    def on_gradient(name: str, grad: np.ndarray) -> None:
         assert name not in taken
         taken[name] = np.array(grad)
         grad[...] = np.nan  # it is the taker's own
 
-    loss, left = model.loss_and_grads(*batch, **options, take=take)
+    loss, left = model.loss_and_grads(*batch, **options, on_gradient=on_gradient)
     assert left == {}
     return loss, taken
 
@@ -109,10 +109,10 @@ def test_the_loss_is_heard_first_and_what_it_raises_ends_the_step(on_threads: Ca
     model, heard = POLICIES["gpt2"].model(), []
     tokens, targets, _ = POLICIES["gpt2"].batch()
 
-    def take(name: str, grad: np.ndarray) -> None:
+    def on_gradient(name: str, grad: np.ndarray) -> None:
         heard.append(name)
 
-    loss, _ = model.loss_and_grads(tokens, targets, take=take, on_loss=heard.append)
+    loss, _ = model.loss_and_grads(tokens, targets, on_gradient=on_gradient, on_loss=heard.append)
     assert heard[0] == loss == model.loss(tokens, targets) and set(heard[1:]) == set(model.params)
     heard.clear()
 
@@ -120,7 +120,7 @@ def test_the_loss_is_heard_first_and_what_it_raises_ends_the_step(on_threads: Ca
         raise ValueError(f"{loss} is too much")
 
     with pytest.raises(ValueError, match="is too much"):
-        model.loss_and_grads(tokens, targets, take=take, on_loss=refuse)
+        model.loss_and_grads(tokens, targets, on_gradient=on_gradient, on_loss=refuse)
     assert heard == [] and model.loss_and_grads(tokens, targets)[0] == loss
 
 

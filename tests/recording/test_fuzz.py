@@ -138,13 +138,13 @@ def test_what_is_raised_while_gradients_are_taken_leaves_a_model_that_works(
     for at in (0, 3, 11):
         taken: list[str] = []
 
-        def take(name: str, grad: np.ndarray, at: int = at, taken: list[str] = taken) -> None:
+        def on_gradient(name: str, grad: np.ndarray, at: int = at, taken: list[str] = taken) -> None:
             if len(taken) == at:
                 raise error("enough")
             taken.append(name)
 
         with pytest.raises(error, match="enough"):
-            model.loss_and_grads(tokens, targets, take=take)
+            model.loss_and_grads(tokens, targets, on_gradient=on_gradient)
         assert len(taken) == at
     assert_right(model, policy)
 
@@ -227,7 +227,7 @@ def test_a_model_may_be_used_while_its_gradients_are_taken(policy: Policy, threa
     text = model.generate(tokens[:2, :3], 3, temperature=0)
     inner: list[Any] = []
 
-    def take(name: str, grad: np.ndarray) -> None:
+    def on_gradient(name: str, grad: np.ndarray) -> None:
         n = len(inner)
         if n == len(others):
             return
@@ -235,7 +235,7 @@ def test_a_model_may_be_used_while_its_gradients_are_taken(policy: Policy, threa
         inner.append((n, loss, grads, model.loss(*others[n]), model.generate(tokens[:2, :3], 3, temperature=0)))
         assert (grad == expected[name]).all()
 
-    loss, _ = model.loss_and_grads(tokens, targets, take=take)
+    loss, _ = model.loss_and_grads(tokens, targets, on_gradient=on_gradient)
     assert loss == right and len(inner) == len(others)
     for n, other_loss, grads, only_loss, tokens_then in inner:
         assert other_loss == alone[n][0] and only_loss == pytest.approx(other_loss, rel=1e-6)
@@ -248,7 +248,7 @@ def test_there_may_be_fewer_threads_or_more_before_a_step_has_ended(policy: Poli
     on_threads(3)
     model = policy.model()
     for n in (1, 4, 2, 3):
-        model.loss_and_grads(*policy.batch()[:2], take=lambda name, grad, n=n: on_threads(n))
+        model.loss_and_grads(*policy.batch()[:2], on_gradient=lambda name, grad, n=n: on_threads(n))
     assert_right(model, policy)
 
 

@@ -193,7 +193,7 @@ class Pair:
         right, expected = self.exact.loss_and_grads(*batch, **options)
         found: dict[str, np.ndarray] = {}
         takes = bool(self.rng.random() < 0.3)
-        loss, left = self.ours.loss_and_grads(*batch, **options, take=found.__setitem__ if takes else None)
+        loss, left = self.ours.loss_and_grads(*batch, **options, on_gradient=found.__setitem__ if takes else None)
         assert_close(loss, right, "loss")
         assert (found if takes else left).keys() == expected.keys() and not (left if takes else found)
         found |= left

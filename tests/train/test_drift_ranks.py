@@ -19,11 +19,11 @@ import pytest
 
 import onfoot
 from onfoot.train import parallel, pretrain
-from onfoot.train.buckets import WholeSums
-from onfoot.train.checkpoint import checkpoints, newest_sound
+from onfoot.train.buckets import AllReduceGradients
+from onfoot.train.checkpoint import checkpoints, newest_valid
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
-from onfoot.train.vector import Layout
+from onfoot.train.vector import BucketLayout
 
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 try:
@@ -67,7 +67,7 @@ def test_a_bit_that_differs_on_one_rank_ends_the_run_and_is_named(tmp_path: Path
     )
     assert found and found[1] != found[2] and float(found[1]) == pytest.approx(float(found[2]), rel=1e-5), result.stderr
     (only,) = checkpoints(tmp_path / "run")
-    assert only.name == "step-0000003" and newest_sound(tmp_path / "run") == (only, [])
+    assert only.name == "step-0000003" and newest_valid(tmp_path / "run") == (only, [])
 
 
 class OneThread:
@@ -96,15 +96,15 @@ def test_an_mpi_for_one_thread_is_called_by_one_thread(monkeypatch: pytest.Monke
     assert not ranks.threads
     config = onfoot.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     model = onfoot.create(config, engine="numpy")
-    layout = Layout.of(model, 0.001, 1)
+    layout = BucketLayout.of(model, 0.001, 1)
     before = threading.active_count()
-    sums = WholeSums(ranks, layout, model)
+    sums = AllReduceGradients(ranks, layout, model)
     assert threading.active_count() == before
     sums.begin()
     sums.last()
     _, grads = model.loss_and_grads(np.arange(8)[None])
     for name in layout.places:
-        sums.take(name, grads[name])
+        sums.add(name, grads[name])
     assert comm.callers == set()  # nothing was sent during the backward pass
     got = sums.finish()
     assert comm.callers == {threading.get_ident()} and waited == [len(layout.lengths)]

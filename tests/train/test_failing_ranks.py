@@ -33,7 +33,7 @@ def two_ranks(work: Callable[[World], Any]) -> list[Any]:
     def run(rank: int) -> None:
         try:
             world = Rank(rank)
-            ended[rank] = world.together(lambda: work(world))
+            ended[rank] = world.run_all_or_raise(lambda: work(world))
         except BaseException as error:
             ended[rank] = error
 
@@ -55,9 +55,9 @@ def stages(failing: int, when: str) -> Callable[[World], str]:
 
     def work(world: World) -> str:
         fail(world, "at the beginning")
-        world.first(lambda: fail(world, "in the first"), lambda: fail(world, "in the first"))
+        world.rank0_first(lambda: fail(world, "in the first"), lambda: fail(world, "in the first"))
         fail(world, "between")
-        world.first(lambda: fail(world, "in the second"), lambda: fail(world, "in the second"))
+        world.rank0_first(lambda: fail(world, "in the second"), lambda: fail(world, "in the second"))
         fail(world, "at the end")
         return "done"
 

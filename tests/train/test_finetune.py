@@ -16,7 +16,7 @@ import onfoot
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import finetune
-from onfoot.train.checkpoint import resolve
+from onfoot.train.checkpoint import model_folder
 from onfoot.train.options import FinetuneOptions
 from oracles import assert_close
 
@@ -128,7 +128,7 @@ def test_a_runs_adapter_opens_in_peft_and_merged_in_transformers(tmp_path: Path,
     model = onfoot.load(run)  # brings its base along
     logits = model.logits(tokens)
     assert np.abs(logits - onfoot.load(base).logits(tokens)).max() > 1e-3
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), resolve(run))
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), model_folder(run))
     assert np.abs(theirs(torch.tensor(tokens)).logits.detach().numpy() - logits).max() <= 1e-4
     model.merge_adapter()
     model.save(tmp_path / "merged")

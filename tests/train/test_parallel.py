@@ -1,4 +1,4 @@
-"""What data-parallel runs are made of: shares, buckets, gradients as soon as they are final, threads, the lookout."""
+"""What data-parallel runs are made of: shares, buckets, gradients as soon as they are final, the rank monitor."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onfoot
-from onfoot.train import lookout
+from onfoot.train import rank_monitor
 from onfoot.train.parallel import Share, World, launched, world
-from onfoot.train.vector import Layout
+from onfoot.train.vector import BucketLayout
 from oracles import scrambled
 
 counts = st.integers(0, 60)
@@ -45,7 +45,7 @@ def test_the_shares_of_all_ranks_are_all_rows_once(n: int, size: int, most: int)
 def test_every_element_lies_in_one_bucket_and_belongs_to_one_rank(
     shapes: list[list[int]], bucket: int, size: int
 ) -> None:
-    layout = Layout({str(i): tuple(shape) for i, shape in enumerate(shapes)}, bucket, size)
+    layout = BucketLayout({str(i): tuple(shape) for i, shape in enumerate(shapes)}, bucket, size)
     total = sum(int(np.prod(shape)) for shape in shapes)
     assert layout.total == total and total <= sum(layout.lengths) < total + size
     assert all(length % size == 0 for length in layout.lengths)
@@ -65,7 +65,7 @@ def test_every_element_lies_in_one_bucket_and_belongs_to_one_rank(
 
 
 def test_a_ranks_part_of_a_bucket_is_where_reduce_scatter_puts_it() -> None:
-    layout = Layout({"a": (7,), "b": (3, 5), "c": (2,)}, 6, 3)
+    layout = BucketLayout({"a": (7,), "b": (3, 5), "c": (2,)}, 6, 3)
     vector = np.zeros(sum(layout.lengths))
     values = {name: np.random.default_rng(0).normal(size=int(np.prod(s))) for name, s in layout.shapes.items()}
     for name, places in layout.places.items():
@@ -105,14 +105,14 @@ def test_each_gradient_is_given_away_once_and_final_in_the_order_of_the_buckets(
     tokens = np.random.default_rng(1).integers(0, 11, (2, 8))
     loss, grads = model.loss_and_grads(tokens)
     taken: list[tuple[str, np.ndarray]] = []
-    again, left = model.loss_and_grads(tokens, take=lambda name, grad: taken.append((name, grad.copy())))
+    again, left = model.loss_and_grads(tokens, on_gradient=lambda name, grad: taken.append((name, grad.copy())))
     assert again == loss and left == {}
     assert sorted(name for name, _ in taken) == sorted(grads) == sorted(model.trainable)
     for name, grad in taken:
         assert (grad == grads[name]).all(), name  # a tied table: both paths are in it
     if not adapter and family == "tied":
         assert {name for name, _ in taken[-2:]} == {"transformer.wte.weight", "transformer.wpe.weight"}
-    place = {name: i for i, name in enumerate(Layout.of(model, 1.0, 2).places)}
+    place = {name: i for i, name in enumerate(BucketLayout.of(model, 1.0, 2).places)}
     late = [place[name] - i for i, (name, _) in enumerate(taken)]
     assert max(map(abs, late)) <= 4  # so that buckets fill up from the first to the last
 
@@ -124,7 +124,7 @@ def test_a_run_without_mpiexec_has_one_rank_and_imports_no_mpi() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
     assert result.stdout.strip() == "alone", result.stderr
-    assert world().sum(2, 3) == [2, 3] and world().hear({"a": 1}) == [{"a": 1}] and world().any(True)
+    assert world().sum(2, 3) == [2, 3] and world().allgather_json({"a": 1}) == [{"a": 1}] and world().any(True)
 
 
 @pytest.mark.parametrize(
@@ -224,12 +224,13 @@ def test_threads_are_set_after_numpy_is_loaded_unless_the_user_has_set_them(aske
 TOKEN = "0123456789abcdef" * 2
 
 
-class Lookout:
-    """A lookout, and connections to it as ranks have them."""
+class RankMonitor:
+    """A rank_monitor, and connections to it as ranks have them."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", lookout.__file__, "127.0.0.1", "3"], env={**os.environ, lookout.SECRET: TOKEN},
+            [sys.executable, "-I", "-S", rank_monitor.__file__, "127.0.0.1", "3"],
+            env={**os.environ, rank_monitor.SECRET: TOKEN},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -254,7 +255,7 @@ class Lookout:
 def test_the_first_rank_to_die_is_named_with_the_last_complete_checkpoint(tmp_path: Path, first: int) -> None:
     for name in ("step-0000004", "step-0000008", ".writing-step-0000012"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    watch = Lookout()
+    watch = RankMonitor()
     ranks = [watch.connect(rank) for rank in range(3)]
     for rank in ranks:
         watch.say(rank, run=str(tmp_path), resume="mpiexec -n 3 onfoot train --resume there")
@@ -271,7 +272,7 @@ def test_the_first_rank_to_die_is_named_with_the_last_complete_checkpoint(tmp_pa
 
 def test_a_farewell_is_no_death_and_a_failure_is_not_told_twice() -> None:
     for failed in (False, True):
-        watch = Lookout()
+        watch = RankMonitor()
         ranks = [watch.connect(rank) for rank in range(2)]
         watch.say(ranks[1], bye=True, failed=failed)
         ranks[1].close()
@@ -285,7 +286,7 @@ def test_a_farewell_is_no_death_and_a_failure_is_not_told_twice() -> None:
 
 
 def test_ranks_that_their_launcher_leaves_waiting_are_told_to_end() -> None:
-    watch = Lookout()
+    watch = RankMonitor()
     dead, waiting = watch.connect(0), watch.connect(1)
     dead.close()
     waiting.settimeout(20)
@@ -294,7 +295,7 @@ def test_ranks_that_their_launcher_leaves_waiting_are_told_to_end() -> None:
 
 
 def test_strangers_are_not_listened_to() -> None:
-    watch = Lookout()
+    watch = RankMonitor()
     rank = watch.connect(0)
     stranger = watch.connect(7, token="guess" * 8)
     stranger.settimeout(20)
@@ -306,7 +307,7 @@ def test_strangers_are_not_listened_to() -> None:
 
 
 def test_without_ranks_the_lookout_ends_with_the_process_that_started_it() -> None:
-    watch = Lookout()
+    watch = RankMonitor()
     assert watch.process.stdin is not None
     watch.process.stdin.close()
     assert watch.process.wait(timeout=20) == 0
@@ -316,6 +317,6 @@ def test_one_rank_has_nobody_to_differ_from_and_raises_its_own_errors() -> None:
     alone = World()
     alone.compare({"weights": np.ones(3)}, "step 1")
     with pytest.raises(KeyError), alone.guard(Path("run"), "train"):
-        alone.together(lambda: {}["missing"])
+        alone.run_all_or_raise(lambda: {}["missing"])
     error = ValueError("agreed")
     assert alone.agreed(error) is error

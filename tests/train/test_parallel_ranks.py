@@ -27,14 +27,14 @@ from onfoot import threads
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import finetune, pretrain
-from onfoot.train.buckets import ShardSums, WholeSums
-from onfoot.train.checkpoint import checkpoints, newest_sound
+from onfoot.train.buckets import AllReduceGradients, ReduceScatterGradients
+from onfoot.train.checkpoint import checkpoints, newest_valid
 from onfoot.train.log import Log
 from onfoot.train.loop import Trainer
 from onfoot.train.options import FinetuneOptions, TrainOptions
 from onfoot.train.parallel import world
 from onfoot.train.shard import ShardedAdamW
-from onfoot.train.vector import Layout
+from onfoot.train.vector import BucketLayout
 
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 try:
@@ -168,31 +168,31 @@ def do_failing(folder: Path) -> None:
 def do_small_things(folder: Path) -> None:
     """What ranks say to each other, and sums that go on while the main thread does something else."""
     ranks = world()
-    assert ranks.hear(["é", ranks.rank]) == [["é", r] for r in range(ranks.size)]
+    assert ranks.allgather_json(["é", ranks.rank]) == [["é", r] for r in range(ranks.size)]
     assert ranks.sum(ranks.rank, 1.5) == [sum(range(ranks.size)), 1.5 * ranks.size]
     assert ranks.any(ranks.rank == 1) and not ranks.any(False)
     ranks.compare({"same": np.full((2, 3), 1.0)}, "at once")
 
     config = onfoot.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
     model = onfoot.create(config, dtype="float64")
-    layout = Layout.of(model, 0.001, ranks.size)
-    for sums in (WholeSums(ranks, layout, model), ShardSums(ranks, layout, model)):
+    layout = BucketLayout.of(model, 0.001, ranks.size)
+    for sums in (AllReduceGradients(ranks, layout, model), ReduceScatterGradients(ranks, layout, model)):
         rng = np.random.default_rng(ranks.rank)
         mine = {name: rng.normal(size=shape) for name, shape in layout.shapes.items()}
         sums.begin()
         sums.last()
         for name in list(mine)[:-1]:
-            sums.take(name, mine[name])
+            sums.add(name, mine[name])
         deadline = time.monotonic() + 20
         while len(sums._numbers) or not sums._started:  # nobody but the thread calls MPI meanwhile
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert 1 <= sums._started < len(layout.lengths)
-        sums.take(list(mine)[-1], mine[list(mine)[-1]])
+        sums.add(list(mine)[-1], mine[list(mine)[-1]])
         got = sums.finish()
         for name, shape in layout.shapes.items():
-            every = np.array([np.asarray(x) for x in ranks.hear(mine[name].reshape(-1).tolist())]).sum(axis=0)
-            if isinstance(sums, WholeSums):
+            every = np.array([np.asarray(x) for x in ranks.allgather_json(mine[name].reshape(-1).tolist())]).sum(axis=0)
+            if isinstance(sums, AllReduceGradients):
                 assert np.abs(got[name] - every.reshape(shape)).max() <= 1e-14
             else:
                 for piece in layout.owned(name):
@@ -302,7 +302,7 @@ def test_a_rank_that_fails_ends_all_with_its_name_the_reason_and_the_last_checkp
     last = tmp_path / "failing" / "checkpoints" / "step-0000003"
     assert f"the last complete checkpoint is {last}" in result.stderr
     assert f"mpiexec -n 2 onfoot train --resume {tmp_path / 'failing'}" in result.stderr
-    assert " died" not in result.stderr and newest_sound(tmp_path / "failing") == (last, [])
+    assert " died" not in result.stderr and newest_valid(tmp_path / "failing") == (last, [])
 
 
 LONG = 60  # steps of a run one of whose ranks is to be killed, at the latest in step 40
@@ -428,7 +428,7 @@ def test_a_signal_to_mpiexec_stops_all_ranks_and_saves(tmp_path: Path, number: s
     assert running.process.returncode == 130, errors
     assert output.count("stopped and saved at step") == 1
     (saved,) = checkpoints(tmp_path / "run")
-    assert newest_sound(tmp_path / "run") == (saved, []) and "died" not in errors
+    assert newest_valid(tmp_path / "run") == (saved, []) and "died" not in errors
 
 
 @ranks_needed

@@ -21,7 +21,7 @@ from onfoot.cli import app
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import checkpoint, files, finetune, pretrain
-from onfoot.train.checkpoint import checkpoint_folder, checkpoints, problem, resolve
+from onfoot.train.checkpoint import checkpoint_folder, checkpoints, model_folder, validate
 from onfoot.train.log import Log
 from onfoot.train.options import FinetuneOptions, TrainOptions
 
@@ -83,7 +83,7 @@ def weights(folder: Path) -> dict[str, bytes]:
 def linked(run: Path) -> dict[str, str]:
     """What the links point to: always a sound checkpoint."""
     found = {name: (run / name).resolve() for name in ("last", "best")}
-    assert all(problem(path) is None for path in found.values()), found
+    assert all(validate(path) is None for path in found.values()), found
     return {name: path.name for name, path in found.items()}
 
 
@@ -111,7 +111,7 @@ def test_one_that_was_just_written_stays_whatever_is_damaged(
             damage(folder)
         save()
         (only,) = checkpoints(run)
-        assert problem(only) is None and only == checkpoint_folder(run, trainer.state.step)
+        assert validate(only) is None and only == checkpoint_folder(run, trainer.state.step)
         assert linked(run) == {"last": only.name, "best": only.name}
 
     trainer.save = damaging  # type: ignore[method-assign]
@@ -125,7 +125,7 @@ def test_a_damaged_best_is_set_aside_and_another_takes_its_place(tmp_path: Path)
     stopped(run, 7, options(tmp_path, lr=0.0))  # it never improves: the first evaluation, after step 4, is the best
     assert linked(run) == {"last": "step-0000006", "best": "step-0000004"}
     damage(checkpoint_folder(run, 4))
-    resolved = resolve(run)
+    resolved = model_folder(run)
     trainer, _ = pretrain.resume(run)
     assert resolved.name == "step-0000006" and linked(run) == {"last": "step-0000006", "best": "step-0000006"}
     trainer.train()
@@ -162,7 +162,7 @@ def test_an_io_error_in_the_newest_falls_back_to_the_one_before(
     monkeypatch.setattr(checkpoint, "_digest", digest)
     trainer.train()
     assert weights(run / "last") == weights(tmp_path / "whole" / "last")
-    assert "damaged-step-0000006" in names(run) and problem(run / "checkpoints" / "damaged-step-0000006") is None
+    assert "damaged-step-0000006" in names(run) and validate(run / "checkpoints" / "damaged-step-0000006") is None
 
 
 def test_a_run_without_any_sound_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_manifest_that_lists_too_little_makes_no_sound_checkpoint(tmp_path: Pa
     run = tmp_path / "run"
     stopped(run, 3, options(tmp_path))
     (checkpoint_folder(run, 2) / "trainer" / "manifest.json").write_text(content)
-    assert "manifest" in (problem(checkpoint_folder(run, 2)) or "")
+    assert "manifest" in (validate(checkpoint_folder(run, 2)) or "")
 
 
 def test_a_checkpoint_that_is_half_deleted_is_not_taken_for_a_damaged_one(

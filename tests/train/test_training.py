@@ -21,7 +21,7 @@ import onfoot
 from onfoot.formats.tensors import TensorFile
 from onfoot.models.model import Model
 from onfoot.train import pretrain
-from onfoot.train.checkpoint import checkpoints, newest_sound, problem, resolve
+from onfoot.train.checkpoint import checkpoints, model_folder, newest_valid, validate
 from onfoot.train.log import Log
 from onfoot.train.loop import Batch, Outcome, Trainer
 from onfoot.train.options import TrainOptions
@@ -118,7 +118,7 @@ def test_a_run_writes_its_log_its_curve_and_checkpoints_that_load(tmp_path: Path
     assert [p.name for p in checkpoints(run)][-1] == "step-0000012"
     assert (run / "last").resolve() == checkpoints(run)[-1]
     model = onfoot.load(run)
-    assert resolve(run) == (run / "best").resolve()
+    assert model_folder(run) == (run / "best").resolve()
     best = min(evaluations, key=lambda r: r["val_loss"])
     assert json.loads((run / "best" / "trainer" / "state.json").read_text())["step"] == best["step"]
     assert model.tokenizer is not None and model.tokenizer.encode("fox")
@@ -131,7 +131,7 @@ def test_old_checkpoints_are_removed_but_never_the_best(tmp_path: Path, text: Pa
     steps = {int(p.name[5:]) for p in checkpoints(run)}
     best = json.loads((run / "last" / "trainer" / "state.json").read_text())["best_step"]
     assert best < 9 and steps == {9, best}
-    assert resolve(run) == checkpoints(run)[0]
+    assert model_folder(run) == checkpoints(run)[0]
 
 
 def interrupted_run(run: Path, settings: TrainOptions, at: int) -> Outcome:
@@ -265,16 +265,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
         path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
     else:
         path.write_bytes(content[:-20])
-    found, complaints = newest_sound(run)
+    found, complaints = newest_valid(run)
     assert found == before
     assert len(complaints) == 1 and str(newest) in complaints[0]
     if damage != "manifest":
         assert "model.safetensors" in complaints[0]
     resumed, said = pretrain.resume(run)
     assert said == [f"{complaints[0]}; it is set aside as damaged-{newest.name}"]
-    assert problem(newest.with_name(f"damaged-{newest.name}")) and (run / "last").resolve() == before.resolve()
+    assert validate(newest.with_name(f"damaged-{newest.name}")) and (run / "last").resolve() == before.resolve()
     resumed.train()
-    assert problem(newest) is None  # written again
+    assert validate(newest) is None  # written again
     assert all((weights(run / "last")[k] == reference[k]).all() for k in reference)
 
 
@@ -282,7 +282,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_intact(tmp_path: Path, text: 
     run = tmp_path / "run"
     interrupted_run(run, options(text), 4)
     sound = checkpoints(run)
-    assert sound and all(problem(p) is None for p in sound)
+    assert sound and all(validate(p) is None for p in sound)
 
     resumed, _ = pretrain.resume(run)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -294,7 +294,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_intact(tmp_path: Path, text: 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert checkpoints(run) == sound and all(problem(p) is None for p in sound)
+    assert checkpoints(run) == sound and all(validate(p) is None for p in sound)
     assert not list((run / "checkpoints").glob(".writing-*"))
     again, _ = pretrain.resume(run)
     again.train()
@@ -316,7 +316,7 @@ def test_a_non_finite_loss_names_the_step_and_overwrites_nothing(tmp_path: Path,
     trainer.step = poisoned  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"step 8: the loss is nan .* nothing was overwritten"):
         trainer.train()
-    found, complaints = newest_sound(run)
+    found, complaints = newest_valid(run)
     assert found is not None and found.name == "step-0000006" and complaints == []
     assert all(np.isfinite(w).all() for w in weights(found).values())
 
@@ -334,8 +334,8 @@ def test_a_diverged_run_does_not_become_the_best(tmp_path: Path, text: Path) -> 
     trainer.evaluate = poisoned  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="the validation loss is nan"):
         trainer.train()
-    assert resolve(run).name == "step-0000004"
-    assert all(np.isfinite(w).all() for w in weights(resolve(run)).values())
+    assert model_folder(run).name == "step-0000004"
+    assert all(np.isfinite(w).all() for w in weights(model_folder(run)).values())
 
 
 def test_one_step_is_the_gradient_clipped_and_pytorchs_adamw(tmp_path: Path, text: Path) -> None:

@@ -9,10 +9,10 @@ import typer
 
 from onfoot.cli.fields import options_from, refuse_beside
 from onfoot.cli.options import Threads
-from onfoot.cli.train import finish, go_on, next_free
+from onfoot.cli.train import finish, next_free, resume_run
 from onfoot.train.options import FinetuneOptions
 
-COMPANIONS = ("r", "alpha", "targets", "lora_dropout", "rank_stabilised")
+COMPANIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora")
 
 
 @options_from(FinetuneOptions, leave_out={"model", "data", "validation_data"})
@@ -43,7 +43,7 @@ def finetune(
     from onfoot.train import finetune as runs
 
     if resume is not None:
-        go_on(context_, resume, runs.resume)
+        resume_run(context_, resume, runs.resume)
         return
     if not model:
         raise ValueError("a model is needed: onfoot finetune MODEL --data FILE.jsonl")

@@ -40,7 +40,7 @@ def info(
     """Show what a model folder, a GGUF file or a run holds, or with --memory what training it needs."""
     from onfoot.formats.gguf_model import find_file
     from onfoot.formats.peft import is_adapter_folder
-    from onfoot.train.checkpoint import checkpoints, resolve
+    from onfoot.train.checkpoint import checkpoints, model_folder
 
     if memory:
         from onfoot.cli.info_memory import planned_job, show_memory
@@ -57,7 +57,7 @@ def info(
         if not checkpoints(folder):
             show_text("  it has no checkpoint yet, so there is no model to show; the first is written by its training")
             return
-    model = resolve(folder)
+    model = model_folder(folder)
     if is_adapter_folder(model):
         _show_adapter(model)
     else:
@@ -146,7 +146,7 @@ def _show_adapter(folder: Path) -> None:
 
 def _show_run(folder: Path) -> None:
     from onfoot.formats.files import read_json
-    from onfoot.train.checkpoint import checkpoints, problem, read_state
+    from onfoot.train.checkpoint import checkpoints, read_state, validate
     from onfoot.train.log import Log
     from onfoot.train.options import FinetuneOptions, TrainOptions
 
@@ -167,7 +167,7 @@ def _show_run(folder: Path) -> None:
             ("validation loss", f"{validation[-1]['val_loss']:.4f}, best {best['val_loss']:.4f} at {best['step']}")
         )
     for checkpoint in checkpoints(folder):
-        wrong = problem(checkpoint)
+        wrong = validate(checkpoint)
         rows.append((checkpoint.name, f"step {read_state(checkpoint)['step']}, sound" if wrong is None else wrong))
     show_sheet(Sheet(f"Run {folder}", ["", ""], rows))
     if done < options.steps:

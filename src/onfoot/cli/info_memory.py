@@ -11,7 +11,7 @@ from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_model import find_file, read_config
 from onfoot.formats.huggingface import load_config
 from onfoot.memory import Job, advice, plan
-from onfoot.train.checkpoint import resolve
+from onfoot.train.checkpoint import model_folder
 from onfoot.train.options import RECOMPUTE
 
 
@@ -35,7 +35,7 @@ def planned_job(
 
 def _config(model: Path) -> Config:
     file = find_file(model)
-    return load_config(resolve(model)) if file is None else read_config(GgufFile(file))
+    return load_config(model_folder(model)) if file is None else read_config(GgufFile(file))
 
 
 def show_memory(job: Job) -> None:

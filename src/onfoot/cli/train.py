@@ -41,7 +41,7 @@ def train(
     from onfoot.train import pretrain
 
     if resume is not None:
-        go_on(context_, resume, pretrain.resume)
+        resume_run(context_, resume, pretrain.resume)
         return
     if values["init"] is not None:
         has = f"{values['init']} has its own sizes and its own tokenizer"
@@ -59,7 +59,7 @@ def next_free(parent: Path, name: str) -> Path:
     return next(p for i in range(1, 10**6) if not (p := parent / f"{name}-{i:03d}").exists())
 
 
-def go_on(context: typer.Context, run: Path, resume: Callable[[Path], tuple[Trainer, list[str]]]) -> None:
+def resume_run(context: typer.Context, run: Path, resume: Callable[[Path], tuple[Trainer, list[str]]]) -> None:
     """Resumes a run with the options it was begun with."""
     others = [name for name in given(context) if name not in ("resume", "threads")]
     if others:

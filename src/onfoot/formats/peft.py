@@ -229,7 +229,7 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
             "r": first.r,
             "lora_alpha": first.alpha,
             "lora_dropout": first.dropout,
-            "use_rslora": first.rank_stabilised,
+            "use_rslora": first.use_rslora,
             "bias": "none",
             "init_lora_weights": True,
             # GPT-2's own layers are stored (in, out), its head is not; PEFT sees to each by itself where both occur
@@ -271,8 +271,8 @@ def _joined(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.n
     for n, part in zip(names, ups, strict=True):
         up[part_columns(model.config, layer)[n], column : column + part.shape[1]] = part
         column += part.shape[1]
-    alpha = first.scale * (r**0.5 if first.rank_stabilised else r)  # the same scale at the larger rank
-    return LoraLayer(layer, None, r, alpha, first.dropout, first.rank_stabilised), np.concatenate(downs), up
+    alpha = first.scale * (r**0.5 if first.use_rslora else r)  # the same scale at the larger rank
+    return LoraLayer(layer, None, r, alpha, first.dropout, first.use_rslora), np.concatenate(downs), up
 
 
 def _full_name(model: Model, layer: str) -> str:

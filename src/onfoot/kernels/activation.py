@@ -20,7 +20,7 @@ ROOT_HALF = F(np.sqrt(0.5))
 DENSITY = F(1 / np.sqrt(2 * np.pi))
 
 
-class Saved(NamedTuple):
+class ActivationKernelSaved(NamedTuple):
     x: np.ndarray
 
 
@@ -98,14 +98,14 @@ _KERNELS = {
 KERNELS = tuple(one for pair in _KERNELS.values() for one in pair)
 
 
-def _forward(name: str, x: np.ndarray) -> tuple[np.ndarray, Saved]:
+def _forward(name: str, x: np.ndarray) -> tuple[np.ndarray, ActivationKernelSaved]:
     x = contiguous(x)
     y = empty(x.shape)
     _KERNELS[name][0](x.reshape(-1), y.reshape(-1))
-    return y, Saved(x)
+    return y, ActivationKernelSaved(x)
 
 
-def _backward(name: str, dy: np.ndarray, saved: Saved) -> np.ndarray:
+def _backward(name: str, dy: np.ndarray, saved: ActivationKernelSaved) -> np.ndarray:
     if not fits(dy, saved.x) or dy.shape != saved.x.shape:
         return formula(getattr(ops, f"{name}_backward"), dy, saved)
     dx = empty(dy.shape)

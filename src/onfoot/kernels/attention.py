@@ -24,7 +24,7 @@ from onfoot.kernels.simd import address
 from onfoot.recording.planned import Planned, place
 
 
-class Saved(NamedTuple):
+class AttentionKernelSaved(NamedTuple):
     q: np.ndarray  # (B, H, Tq, Dk)
     k: np.ndarray  # (B, Hkv, Tk, Dk)
     v: np.ndarray  # (B, Hkv, Tk, Dv)
@@ -167,7 +167,7 @@ def forward(
     start: np.ndarray | None,
     keep: np.ndarray | None,
     lead: tuple[int, ...],
-) -> tuple[np.ndarray, Saved]:
+) -> tuple[np.ndarray, AttentionKernelSaved]:
     """The same for arrays (B, H, T, D)."""
     batch, heads, n_q, d_k = q.shape
     n_k, d_v = v.shape[2:]
@@ -182,12 +182,12 @@ def forward(
     y = heads_beside(batch, heads, n_q, d_v)
     work = scratch(threads(), forward_floats(n_k, d_k, d_v))
     _forward(q, k, v, y, starts, kept, bool(causal), work)
-    return y, Saved(q, k, v, starts, kept, bool(causal), lead)
+    return y, AttentionKernelSaved(q, k, v, starts, kept, bool(causal), lead)
 
 
 def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of q, k and v."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, AttentionKernelSaved):
         return ops.attention_backward(dy, saved)
     dq, dk, dv = _all_beside(saved)
     dy = upstream(dy, (*saved.lead, saved.q.shape[2], saved.v.shape[3]), as_it_lies=True)
@@ -197,7 +197,7 @@ def attention_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarr
     return dq, dk, dv
 
 
-def _all_beside(saved: Saved) -> list[np.ndarray]:
+def _all_beside(saved: AttentionKernelSaved) -> list[np.ndarray]:
     """Places for dq, dk and dv: side by side in one array (B, T, 2 H Dk + H Dv) if q, k and v lie so."""
     q, k, v = saved[:3]
     sizes = [x.shape for x in (q, k, v)]
@@ -236,7 +236,7 @@ def side_by_side(parts: Sequence[np.ndarray]) -> np.ndarray:
     return made
 
 
-def backward(dy: np.ndarray, saved: Saved, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray) -> None:
+def backward(dy: np.ndarray, saved: AttentionKernelSaved, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray) -> None:
     """Writes the gradients into arrays (B, H, T, D)."""
     q, k, v, start, keep, causal, _ = saved
     work = scratch(threads(), backward_floats(k.shape[2], q.shape[3], v.shape[3]))

@@ -16,7 +16,7 @@ from onfoot.ops.cross_entropy import IGNORE
 from onfoot.recording.planned import Planned
 
 
-class Saved(NamedTuple):
+class CrossEntropyKernelSaved(NamedTuple):
     logits: np.ndarray  # (N, V)
     lse: np.ndarray  # (N,), log Σ exp(logits)
     targets: np.ndarray  # (N,)
@@ -123,12 +123,12 @@ def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: floa
     target = checked_targets(targets, flat.shape[1])
     lse, losses, over = empty(target.shape), empty(target.shape, np.float64), as_array(divisor)
     _forward(flat, target, lse, losses)
-    return total(losses, over), Saved(flat, lse, target, over, logits.shape)
+    return total(losses, over), CrossEntropyKernelSaved(flat, lse, target, over, logits.shape)
 
 
 def cross_entropy_backward(dloss: float, saved: Any) -> np.ndarray:
     """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in the rows that do not count."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, CrossEntropyKernelSaved):
         return ops.cross_entropy_backward(dloss, saved)
     logits, lse, target, divisor, shape = saved
     dlogits = empty(logits.shape)

@@ -12,7 +12,7 @@ from onfoot.kernels.shapes import contiguous, fits, formula
 from onfoot.kernels.update import times
 
 
-class Saved(NamedTuple):
+class DropoutKernelSaved(NamedTuple):
     keep: np.ndarray
 
 
@@ -21,12 +21,12 @@ def dropout_forward(x: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, Any]:
     if not fits(x, keep) or x.shape != keep.shape:
         return formula(ops.dropout_forward, x, keep)
     keep = contiguous(keep)
-    return times(x, keep), Saved(keep)  # eq DO.1
+    return times(x, keep), DropoutKernelSaved(keep)  # eq DO.1
 
 
 def dropout_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """dx = dy ∘ keep: what was dropped gets no gradient."""
-    if not isinstance(saved, Saved) or not fits(dy) or dy.shape != saved.keep.shape:
+    if not isinstance(saved, DropoutKernelSaved) or not fits(dy) or dy.shape != saved.keep.shape:
         return formula(ops.dropout_backward, dy, saved)
     return times(dy, saved.keep)  # eq DO.2
 

@@ -19,7 +19,7 @@ from onfoot.quantized import QuantizedWeight
 from onfoot.recording.planned import Planned
 
 
-class Saved(NamedTuple):
+class EmbeddingKernelSaved(NamedTuple):
     ids: np.ndarray
     n_rows: int
 
@@ -63,12 +63,17 @@ def embedding_forward(ids: np.ndarray, weight: Any) -> tuple[np.ndarray, Any]:
         quantized.gathered(flat, weight, as_rows(y))
     else:
         _gather(flat, contiguous(weight), as_rows(y))
-    return y, Saved(ids, weight.shape[0])
+    return y, EmbeddingKernelSaved(ids, weight.shape[0])
 
 
 def _takes(dy: Any, saved: Any) -> bool:
     """Whether the kernels add up this gradient: a row for each id, which still names a row of the table."""
-    known = isinstance(saved, Saved) and fits(dy) and dy.ndim > 0 and dy.size == saved.ids.size * dy.shape[-1]
+    known = (
+        isinstance(saved, EmbeddingKernelSaved)
+        and fits(dy)
+        and dy.ndim > 0
+        and dy.size == saved.ids.size * dy.shape[-1]
+    )
     return known and _names_rows(saved.ids, saved.n_rows)
 
 

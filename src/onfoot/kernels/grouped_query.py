@@ -8,7 +8,7 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.kernels import attention
-from onfoot.kernels.attention import Saved, attention_backward, fits_keep, fits_start, forward, four_axes
+from onfoot.kernels.attention import AttentionKernelSaved, attention_backward, fits_keep, fits_start, forward, four_axes
 from onfoot.kernels.shapes import fits, formula
 
 
@@ -35,7 +35,7 @@ def grouped_query_forward(
 
 def grouped_query_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of q, k and v: a key's and a value's are the sum over the query heads that read it."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, AttentionKernelSaved):
         return ops.grouped_query_backward(dy, saved)
     return attention_backward(dy, saved)  # eq GQA.2, GQA.3
 

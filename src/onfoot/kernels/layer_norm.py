@@ -19,7 +19,7 @@ TINY, HUGE = F(1e-30), F(1e37)  # between them, a sum of squares is a float32 li
 BLOCK = 16  # rows whose contributions to dweight and dbias are summed together, whatever the number of threads
 
 
-class Saved(NamedTuple):
+class LayerNormKernelSaved(NamedTuple):
     x: np.ndarray  # (N, C)
     mean: np.ndarray  # (N,)
     rstd: np.ndarray  # 1/σ, (N,)
@@ -172,12 +172,12 @@ def layer_norm_forward(
     rows, weight = as_rows(x), contiguous(weight)
     y, (mean, rstd) = empty(rows.shape), empty((2, rows.shape[0]))
     _forward(rows, weight, contiguous(bias), eps, y, mean, rstd)
-    return y.reshape(x.shape), Saved(rows, mean, rstd, weight, x.shape)
+    return y.reshape(x.shape), LayerNormKernelSaved(rows, mean, rstd, weight, x.shape)
 
 
 def layer_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of x, weight and bias."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, LayerNormKernelSaved):
         return ops.layer_norm_backward(dy, saved)
     return _gradients(dy, saved, _NO_SKIP)
 
@@ -186,13 +186,15 @@ def layer_norm_skip_backward(
     dy: np.ndarray, saved: Any, dskip: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same, with `dskip`, what comes past the norm, added to the gradient of x."""
-    if not isinstance(saved, Saved) or not fits(dskip) or dskip.shape != saved.shape:
+    if not isinstance(saved, LayerNormKernelSaved) or not fits(dskip) or dskip.shape != saved.shape:
         dx, dweight, dbias = layer_norm_backward(dy, saved)
         return dskip + dx, dweight, dbias
     return _gradients(dy, saved, as_rows(dskip))
 
 
-def _gradients(dy: np.ndarray, saved: Saved, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _gradients(
+    dy: np.ndarray, saved: LayerNormKernelSaved, dskip: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x, mean, rstd, weight, shape = saved
     dy = upstream(dy, shape)
     dx, dweight, dbias = empty(shape), empty(weight.shape), empty(weight.shape)

@@ -13,18 +13,18 @@ from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.few_rows import FEW, few_rows_product
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.product import NO_ROW, NO_ROWS, product, share_of_product
-from onfoot.kernels.quantized import quantized_product, quantized_through
+from onfoot.kernels.quantized import quantized_input_gradient, quantized_product
 from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, threads, upstream
 from onfoot.quantized import Transposed
 
 
-class Saved(NamedTuple):
+class LinearKernelSaved(NamedTuple):
     x: np.ndarray
     weight: np.ndarray
     has_bias: bool
 
 
-class FrozenSaved(NamedTuple):
+class FrozenLinearKernelSaved(NamedTuple):
     weight: np.ndarray
     shape: tuple[int, ...]  # of x
 
@@ -121,13 +121,13 @@ def affine(
     return out.reshape(*x.shape[:-1], width)
 
 
-def through(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -> np.ndarray:
+def input_gradient(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -> np.ndarray:
     """dy wᵗ, (..., out) -> (..., in)."""
     if not isinstance(weight, Transposed):
         return affine(dy, weight.T, None, out)  # eq FC.2
     rows = as_rows(dy)
     out = empty((rows.shape[0], weight.shape[0])) if out is None else out
-    quantized_through(rows, weight.T, out)
+    quantized_input_gradient(rows, weight.T, out)
     return out.reshape(*dy.shape[:-1], weight.shape[0])
 
 
@@ -135,7 +135,7 @@ def linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = 
     """y = x w + b~, the bias broadcast over the tokens."""
     if not together(x, weight, bias):
         return formula(ops.linear_forward, x, weight, bias)
-    return affine(x, weight, bias), Saved(x, weight, bias is not None)
+    return affine(x, weight, bias), LinearKernelSaved(x, weight, bias is not None)
 
 
 def linear_skip(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -143,12 +143,12 @@ def linear_skip(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip
     if skip is None or not together(x, weight, bias, skip):
         y, saved = linear_forward(x, weight, bias)
         return skip + y, saved
-    return affine(x, weight, bias, skip=skip), Saved(x, weight, bias is not None)
+    return affine(x, weight, bias, skip=skip), LinearKernelSaved(x, weight, bias is not None)
 
 
 def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Gradients of x, weight and bias (None where there is no bias)."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, LinearKernelSaved):
         return ops.linear_backward(dy, saved)
     x, weight, has_bias = saved
     dy = upstream(dy, x.shape[:-1] + weight.shape[1:])
@@ -156,7 +156,7 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
     transposed = isinstance(weight, np.ndarray) and not weight.flags.c_contiguous  # a tied head: as it is stored
     if right.shape[0] <= FEW or isinstance(weight, Transposed):
         dweight = product(right.T, left).T if transposed else product(left.T, right)  # eq FC.3
-        return through(dy, weight), dweight, sum_rows(right) if has_bias else None  # eq FC.4
+        return input_gradient(dy, weight), dweight, sum_rows(right) if has_bias else None  # eq FC.4
     dx, work = empty(x.shape), scratch(threads(), products.SCRATCH)
     if transposed:
         dweight, dbias = empty((right.shape[1], left.shape[1])), empty((right.shape[1],)) if has_bias else None
@@ -171,7 +171,7 @@ def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | 
     """The same layer with weights that do not train: x need not be kept."""
     if not together(x, weight, bias):
         return formula(ops.frozen_linear_forward, x, weight, bias)
-    return affine(x, weight, bias), FrozenSaved(weight, x.shape)
+    return affine(x, weight, bias), FrozenLinearKernelSaved(weight, x.shape)
 
 
 def frozen_linear_skip(
@@ -181,14 +181,14 @@ def frozen_linear_skip(
     if skip is None or not together(x, weight, bias, skip):
         y, saved = frozen_linear_forward(x, weight, bias)
         return skip + y, saved
-    return affine(x, weight, bias, skip=skip), FrozenSaved(weight, x.shape)
+    return affine(x, weight, bias, skip=skip), FrozenLinearKernelSaved(weight, x.shape)
 
 
 def frozen_linear_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """The gradient of x alone: the error signal passes through a frozen layer."""
-    if not isinstance(saved, FrozenSaved):
+    if not isinstance(saved, FrozenLinearKernelSaved):
         return ops.frozen_linear_backward(dy, saved)
-    return through(upstream(dy, saved.shape[:-1] + saved.weight.shape[1:]), saved.weight)
+    return input_gradient(upstream(dy, saved.shape[:-1] + saved.weight.shape[1:]), saved.weight)
 
 
 KERNELS = (*products.KERNELS, *few_rows.KERNELS, *quantized.KERNELS, _sum_rows, _backward)

@@ -16,7 +16,7 @@ from onfoot.kernels.buffers import empty
 from onfoot.kernels.cross_entropy import as_array, checked_targets, log_sum_exp, targets_fit, total
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.linear import affine, sum_rows, through, together
+from onfoot.kernels.linear import affine, input_gradient, sum_rows, together
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import as_rows, contiguous, fits, share
 from onfoot.kernels.simd import address, greatest
@@ -28,7 +28,7 @@ PART = LOGITS
 ROWS = 256  # at least so many in a part: with fewer, packing the weight again for each part costs too much
 
 
-class Saved(NamedTuple):
+class LogitsLossKernelSaved(NamedTuple):
     dx: np.ndarray
     dweight: np.ndarray | None
     dbias: np.ndarray | None
@@ -105,14 +105,14 @@ def _run(
         affine(part, weight.T, bias, out=logits)
         _losses(logits, target[a : a + size], over, losses[a : a + size], grad)
         if dx is not None:
-            through(logits, weight.T, out=dx[a : a + size])  # eq FC.2
+            input_gradient(logits, weight.T, out=dx[a : a + size])  # eq FC.2
         if dweight is not None:
             product(logits.T, part, out=dweight, accumulate=a > 0)  # eq FC.3
             if bias is not None:
                 one = sum_rows(logits)
                 dbias = one if dbias is None else add(dbias, one)  # eq FC.4
     loss = total(losses, over)
-    return loss, None if dx is None else Saved(dx.reshape(x.shape), dweight, dbias)
+    return loss, None if dx is None else LogitsLossKernelSaved(dx.reshape(x.shape), dweight, dbias)
 
 
 def _together(x: np.ndarray, weight: Any, bias: Any, targets: Any) -> bool:

@@ -11,13 +11,13 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.kernels import linear, update
-from onfoot.kernels.linear import affine, through, together
+from onfoot.kernels.linear import affine, input_gradient, together
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import as_rows, fits, formula, upstream
 from onfoot.kernels.update import add, scale_by, times
 
 
-class Saved(NamedTuple):
+class LoRAKernelSaved(NamedTuple):
     x: np.ndarray
     weight: np.ndarray
     keep: np.ndarray | None
@@ -52,7 +52,7 @@ def lora_linear_forward(
     low = product(as_rows(x if keep is None else times(x, keep)), down)  # (N, r)
     scale_by(low, scale)
     product(low, up, out=as_rows(y), accumulate=True)  # eq LORA.1
-    return y, Saved(x, weight, keep, down, up, scale, low)
+    return y, LoRAKernelSaved(x, weight, keep, down, up, scale, low)
 
 
 def lora_linear_skip(
@@ -73,14 +73,14 @@ def lora_linear_skip(
 
 def lora_linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of x, down and up. The error signal passes through BOTH paths, the frozen one too."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, LoRAKernelSaved):
         return ops.lora_linear_backward(dy, saved)
     x, weight, keep, down, up, scale, low = saved
     dy = upstream(dy, x.shape[:-1] + weight.shape[1:])
     rows = as_rows(dy)
     dlow = product(rows, up.T)  # (N, r)
     scale_by(dlow, scale)
-    dx = through(dy, weight)
+    dx = input_gradient(dy, weight)
     if keep is None:
         product(dlow, down.T, out=as_rows(dx), accumulate=True)  # eq LORA.2
     else:

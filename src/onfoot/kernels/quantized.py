@@ -213,7 +213,7 @@ def _many_rows(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: n
         product(x, _written(weight, part).T, bias[part], beside, out=y[:, part])
 
 
-def quantized_through(dy: np.ndarray, weight: QuantizedWeight, dx: np.ndarray) -> None:
+def quantized_input_gradient(dy: np.ndarray, weight: QuantizedWeight, dx: np.ndarray) -> None:
     """dx = dy w: (N, out) -> (N, in)."""
     for part in _parts(weight):
         product(dy[:, part], _written(weight, part), out=dx, accumulate=part.start > 0)

@@ -17,7 +17,7 @@ from onfoot.kernels.product import NO_ROWS
 from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, upstream
 
 
-class Saved(NamedTuple):
+class RMSNormKernelSaved(NamedTuple):
     x: np.ndarray  # (N, C)
     inverse: np.ndarray  # 1/r, (N,)
     weight: np.ndarray
@@ -93,25 +93,25 @@ def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tu
     rows, weight = as_rows(x), contiguous(weight)
     y, inverse = empty(rows.shape), empty((rows.shape[0],))
     _forward(rows, weight, eps, y, inverse)
-    return y.reshape(x.shape), Saved(rows, inverse, weight, x.shape)
+    return y.reshape(x.shape), RMSNormKernelSaved(rows, inverse, weight, x.shape)
 
 
 def rms_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of x and weight."""
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, RMSNormKernelSaved):
         return ops.rms_norm_backward(dy, saved)
     return _gradients(dy, saved, NO_ROWS)
 
 
 def rms_norm_skip_backward(dy: np.ndarray, saved: Any, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same, with `dskip`, what comes past the norm, added to the gradient of x."""
-    if not isinstance(saved, Saved) or not fits(dskip) or dskip.shape != saved.shape:
+    if not isinstance(saved, RMSNormKernelSaved) or not fits(dskip) or dskip.shape != saved.shape:
         dx, dweight = rms_norm_backward(dy, saved)
         return dskip + dx, dweight
     return _gradients(dy, saved, as_rows(dskip))
 
 
-def _gradients(dy: np.ndarray, saved: Saved, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _gradients(dy: np.ndarray, saved: RMSNormKernelSaved, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x, inverse, weight, shape = saved
     dy = upstream(dy, shape)
     dx, parts = empty(shape), empty(((x.shape[0] + BLOCK - 1) // BLOCK, x.shape[1]))

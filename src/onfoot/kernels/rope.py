@@ -14,7 +14,7 @@ from onfoot.kernels.shapes import contiguous, fits, formula, share
 from onfoot.kernels.simd import address, floats
 
 
-class Saved(NamedTuple):
+class RoPEKernelSaved(NamedTuple):
     cos: np.ndarray
     sin: np.ndarray
     interleaved: bool = False
@@ -74,12 +74,12 @@ def rope_forward(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: b
     """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
     if interleaved or not _fit(x, cos, sin):
         return formula(ops.rope_forward, x, cos, sin, interleaved)
-    return _turned(x, cos, sin, 1), Saved(cos, sin)
+    return _turned(x, cos, sin, 1), RoPEKernelSaved(cos, sin)
 
 
 def rope_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
     """The gradient of x: dy turned back."""
-    if not isinstance(saved, Saved) or not _fit(dy, saved.cos, saved.sin):
+    if not isinstance(saved, RoPEKernelSaved) or not _fit(dy, saved.cos, saved.sin):
         return formula(ops.rope_backward, dy, saved)
     return _turned(dy, saved.cos, saved.sin, -1)
 

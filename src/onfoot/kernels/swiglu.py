@@ -15,7 +15,7 @@ from onfoot.kernels.shapes import contiguous, fits, formula, share
 GRAIN = 1024  # elements
 
 
-class Saved(NamedTuple):
+class SwiGLUKernelSaved(NamedTuple):
     gate: np.ndarray
     up: np.ndarray
 
@@ -48,12 +48,12 @@ def swiglu_forward(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:
     gate, up = contiguous(gate), contiguous(up)
     y = empty(gate.shape)
     _forward(gate.reshape(-1), up.reshape(-1), y.reshape(-1))
-    return y, Saved(gate, up)
+    return y, SwiGLUKernelSaved(gate, up)
 
 
 def swiglu_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of gate and up."""
-    if not isinstance(saved, Saved) or not fits(dy) or dy.shape != saved.gate.shape:
+    if not isinstance(saved, SwiGLUKernelSaved) or not fits(dy) or dy.shape != saved.gate.shape:
         return formula(ops.swiglu_backward, dy, saved)
     dgate, dup = empty(dy.shape), empty(dy.shape)
     gate, up = saved

@@ -31,11 +31,11 @@ class LoraLayer:
     r: int
     alpha: float
     dropout: float = 0.0
-    rank_stabilised: bool = False
+    use_rslora: bool = False
 
     @property
     def scale(self) -> float:
-        return self.alpha / (math.sqrt(self.r) if self.rank_stabilised else self.r)
+        return self.alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def new_adapter(
     alpha: float,
     targets: Sequence[str],
     dropout: float,
-    rank_stabilised: bool,
+    use_rslora: bool,
     name: str,
     seed: int,
 ) -> None:
@@ -128,7 +128,7 @@ def new_adapter(
         beside, columns, n_in, n_out = place(model, layer)
         if isinstance(r, bool) or not isinstance(r, int) or not 1 <= r <= min(n_in, n_out):
             raise ValueError(f"r={r!r}: {layer} is {n_in} × {n_out}, so its rank can be 1 ... {min(n_in, n_out)}")
-        adapter.layers[layer] = LoraLayer(beside, columns, r, alpha, dropout, rank_stabilised)
+        adapter.layers[layer] = LoraLayer(beside, columns, r, alpha, dropout, use_rslora)
         values[adapter.down(layer)] = rng.uniform(-1 / math.sqrt(n_in), 1 / math.sqrt(n_in), (r, n_in))
         values[adapter.up(layer)] = np.zeros((n_out, r))
     install(model, adapter, values)
@@ -151,7 +151,7 @@ def install(model: Model, adapter: Adapter, values: dict[str, np.ndarray]) -> No
             raise ValueError(f"{parameter} has shape {np.shape(values[parameter])}; its layer asks for {shape}")
     model.params.shapes |= room
     for parameter in room:
-        model.params.own(parameter, values[parameter])
+        model.params.copy_in(parameter, values[parameter])
     model.adapters[adapter.name] = adapter
     activate(model, adapter.name)
 
@@ -184,7 +184,7 @@ def merge(model: Model) -> None:
         model.config = replace(model.config, tie_word_embeddings=False)
         table = model.params[token_table(model.config)]
         model.params.shapes[f"{HEAD}.weight"] = tuple(table.shape)
-        model.params.own(f"{HEAD}.weight", table)
+        model.params.copy_in(f"{HEAD}.weight", table)
         model.tied_before_merge = True
     _add(model, adapter, 1.0)
     activate(model, None)

@@ -61,13 +61,13 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     d8 = run.linear_skip_backward(f"{name}.mlp.c_proj", d10, s_contract)  # Δ_9 = Δ_10: a sum sends it to both terms
     d7 = run.activation_backward(f"{name}.mlp.act", ACTIVATIONS[config.activation_function], d8, s_activation)
     d6 = run.linear_backward(f"{name}.mlp.c_fc", d7, s_expand)
-    d5 = run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2, past=d10)  # eq NET.1
+    d5 = run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2, skip_gradient=d10)  # eq NET.1
 
     d3 = run.linear_skip_backward(f"{name}.attn.c_proj", d5, s_proj)  # Δ_4 = Δ_5
     dq, dk, dv = run.attention_backward(f"{name}.attn", d3, s_attention)
     dqkv = run.side_by_side(merge_heads(dq), merge_heads(dk), merge_heads(dv))
     d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=slice(qk, 2 * qk))  # eq 29: no key's bias acts
-    return run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1, past=d5)  # eq NET.2
+    return run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1, skip_gradient=d5)  # eq NET.2
 
 
 def features_forward(run: Run, config: GPT2Config, tokens: Array, layout: Layout) -> tuple[Array, Any]:
@@ -87,16 +87,16 @@ def features_forward(run: Run, config: GPT2Config, tokens: Array, layout: Layout
 def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> None:
     """Δ_11 -> Δ_1, down to the lowest block that trains."""
     s_tok, s_pos, s_drop, blocks, s_norm = saved
-    if not run.gradients.needed_below(HEAD):
+    if not run.gradients.needs_gradient_below(HEAD):
         return
     d = run.layer_norm_backward("transformer.ln_f", d11, s_norm)
     for b in reversed(range(config.n_layer)):
-        if not run.gradients.needed_below(
+        if not run.gradients.needs_gradient_below(
             "transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"
         ):
             return
         d = run.block_backward(block_backward, config, b, d, blocks.pop())  # its activations are not needed again
-    if not run.gradients.needed_below("transformer.h.0.ln_1"):
+    if not run.gradients.needs_gradient_below("transformer.h.0.ln_1"):
         return
     d = run.dropout_backward(d, s_drop)
     run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3

@@ -10,7 +10,7 @@ from onfoot.engine import Engine
 from onfoot.models.adapters import Adapter
 from onfoot.models.params import layer_order
 
-Take = Callable[[str, Array], None]
+OnGradient = Callable[[str, Array], None]
 
 
 class Gradients:
@@ -19,7 +19,7 @@ class Gradients:
     def __init__(self, engine: Engine, config: Config, trainable: set[str], adapter: Adapter | None) -> None:
         self.engine, self.trainable, self.adapter = engine, trainable, adapter
         self.made: dict[str, Array] = {}
-        self.take: Take | None = None  # gets each gradient when it is final; it is not kept then
+        self.on_gradient: OnGradient | None = None  # gets each gradient when it is final; it is not kept then
         self._order = layer_order(config)  # the layers, numbered as the forward pass meets them
         self._lowest: int | None = None
 
@@ -29,8 +29,8 @@ class Gradients:
             return
         if grad is not None:
             self.made[name] = self.engine.add(self.made[name], grad) if name in self.made else grad
-        if final and self.take is not None and name in self.made:
-            self.take(name, self.made.pop(name))
+        if final and self.on_gradient is not None and name in self.made:
+            self.on_gradient(name, self.made.pop(name))
 
     def add_rows(self, table: str, dy: Array, saved: object) -> None:
         """Adds the last gradient that a table of embeddings gets: only the rows of the ids that occurred."""
@@ -42,11 +42,11 @@ class Gradients:
         else:
             self.add(table, self.engine.embedding_backward(dy, saved))
 
-    def reach_the_input(self) -> None:
+    def backprop_to_input(self) -> None:
         """Lets the error signal go all the way down, whatever trains."""
         self._lowest = -1
 
-    def needed_below(self, layer: str) -> bool:
+    def needs_gradient_below(self, layer: str) -> bool:
         """Whether anything before this layer trains: if not, the error signal need not go on."""
         if self._lowest is None:
             order = self._order

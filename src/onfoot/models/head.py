@@ -11,7 +11,7 @@ from onfoot.models.params import HEAD
 from onfoot.models.run import Run
 
 
-class ChosenSaved(NamedTuple):
+class ChosenRowsSaved(NamedTuple):
     loss: Any
     rows: Any
     shape: Shape  # of a_11
@@ -36,7 +36,7 @@ def loss_forward(run: Run, config: Config, a11: Array, targets: Targets, divisor
             return run.linears.loss(HEAD, a11, targets.ids, divisor)
         chosen, s_rows = run.engine.embedding_forward(targets.rows, a11.reshape(-1, a11.shape[-1]))  # (M, C)
         loss, saved = run.linears.loss(HEAD, chosen, targets.chosen, divisor)
-        return loss, ChosenSaved(saved, s_rows, a11.shape)
+        return loss, ChosenRowsSaved(saved, s_rows, a11.shape)
     a12, s_head = head_forward(run, config, a11)
     loss, s_loss = run.engine.cross_entropy_forward(a12, targets.ids, divisor)
     return loss, (s_head, s_loss)
@@ -45,7 +45,7 @@ def loss_forward(run: Run, config: Config, a11: Array, targets: Targets, divisor
 def loss_backward(run: Run, config: Config, saved: Any) -> Array:
     """Δ_11, and the gradients of the head."""
     if run.linears.fuse_loss():
-        if not isinstance(saved, ChosenSaved):
+        if not isinstance(saved, ChosenRowsSaved):
             return run.linears.loss_backward(HEAD, saved)
         d_chosen = run.linears.loss_backward(HEAD, saved.loss)  # (M, C)
         return run.engine.embedding_backward(d_chosen, saved.rows).reshape(saved.shape)

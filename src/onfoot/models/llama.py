@@ -92,7 +92,7 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     dgate, dup = run.activation_backward(f"{mlp}.act", "swiglu", d8, s_glu)
     d6 = run.linear_backward(f"{mlp}.up_proj", dup, s_up)
     d6 = eng.add(d6, run.linear_backward(f"{mlp}.gate_proj", dgate, s_gate))  # eq LLAMA.1: both branches read a_6
-    d5 = run.rms_norm_backward(f"{name}.post_attention_layernorm", d6, s_norm2, past=d10)  # eq LLAMA.2
+    d5 = run.rms_norm_backward(f"{name}.post_attention_layernorm", d6, s_norm2, skip_gradient=d10)  # eq LLAMA.2
 
     d3 = run.linear_skip_backward(f"{attn}.o_proj", d5, s_o)  # Δ_4 = Δ_5
     dq, dk, dv = run.attention_backward(attn, d3, s_attention)
@@ -100,7 +100,7 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
     d2 = run.linear_backward(f"{attn}.v_proj", merge_heads(dv), s_v)
     d2 = eng.add(d2, run.linear_backward(f"{attn}.k_proj", merge_heads(dk), s_k))
     d2 = eng.add(d2, run.linear_backward(f"{attn}.q_proj", merge_heads(dq), s_q))  # eq LLAMA.3
-    return run.rms_norm_backward(f"{name}.input_layernorm", d2, s_norm1, past=d5)  # eq LLAMA.4
+    return run.rms_norm_backward(f"{name}.input_layernorm", d2, s_norm1, skip_gradient=d5)  # eq LLAMA.4
 
 
 def features_forward(run: Run, config: LlamaConfig, tokens: Array, layout: Layout) -> tuple[Array, Any]:
@@ -118,13 +118,13 @@ def features_forward(run: Run, config: LlamaConfig, tokens: Array, layout: Layou
 def features_backward(run: Run, config: LlamaConfig, d11: Array, saved: Any) -> None:
     """Δ_11 -> Δ_1, down to the lowest block that trains."""
     s_tok, blocks, s_norm = saved
-    if not run.gradients.needed_below(HEAD):
+    if not run.gradients.needs_gradient_below(HEAD):
         return
     d = run.rms_norm_backward("model.norm", d11, s_norm)
     for b in reversed(range(config.n_layer)):
         above = "model.norm" if b == config.n_layer - 1 else f"model.layers.{b + 1}.input_layernorm"
-        if not run.gradients.needed_below(above):
+        if not run.gradients.needs_gradient_below(above):
             return
         d = run.block_backward(block_backward, config, b, d, blocks.pop())  # its activations are not needed again
-    if run.gradients.needed_below("model.layers.0.input_layernorm"):
+    if run.gradients.needs_gradient_below("model.layers.0.input_layernorm"):
         run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3

@@ -15,7 +15,7 @@ from onfoot.engine import Engine, check_dtype, get_engine
 from onfoot.models import adapters, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
-from onfoot.models.gradients import Take
+from onfoot.models.gradients import OnGradient
 from onfoot.models.layout import Layout, Targets
 from onfoot.models.params import Drawn, default_targets, quantizable, shapes
 from onfoot.models.run import Note, Policy, Run
@@ -53,7 +53,7 @@ class Model:
         for name in self.params.shapes:
             if name not in params:
                 raise ValueError(f"the parameter {name!r} is missing")
-            self.params.own(name, params[name])  # training writes into it
+            self.params.copy_in(name, params[name])  # training writes into it
         unknown = sorted(set(params) - set(self.params))
         if unknown:
             raise ValueError(
@@ -92,7 +92,7 @@ class Model:
         targets: Sequence[str] | None = None,
         *,
         dropout: float = 0.0,
-        rank_stabilised: bool = False,
+        use_rslora: bool = False,
         name: str = "default",
         seed: int = 0,
     ) -> None:
@@ -103,7 +103,7 @@ class Model:
         has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; both have lm_head.
         """
         targets = default_targets(self.config) if targets is None else targets
-        adapters.new_adapter(self, r, alpha, targets, dropout, rank_stabilised, name, seed)
+        adapters.new_adapter(self, r, alpha, targets, dropout, use_rslora, name, seed)
 
     def quantize(self, kind: str = "Q8_0") -> None:
         """Turns the weights of all linear layers and the token table into blocks of small codes, frozen from then on.
@@ -116,7 +116,7 @@ class Model:
             if name not in self.quantized:
                 weight = self.params[name]
                 codes = quantize(weight if out_in else weight.T, "Q8_0" if kind == "int8" else kind)
-                self.params[name] = self.engine.own_blocks(codes if out_in else codes.T)
+                self.params[name] = self.engine.copy_quantized(codes if out_in else codes.T)
         adapters.activate(self, self.active_adapter)
 
     def use_adapter(self, name: str | None) -> None:
@@ -139,9 +139,9 @@ class Model:
     def load_adapter(self, folder: str | Path, name: str = "default") -> None:
         """Puts an adapter that PEFT or onfoot saved on this model, and makes it the active one."""
         from onfoot.formats.peft import load_adapter
-        from onfoot.train.checkpoint import resolve
+        from onfoot.train.checkpoint import model_folder
 
-        load_adapter(self, resolve(Path(folder)), name)
+        load_adapter(self, model_folder(Path(folder)), name)
 
     @property
     def quantized(self) -> set[str]:
@@ -187,7 +187,7 @@ class Model:
         divisor: float | None = None,
         segments: Any = None,
         dropout_seed: int | None = None,
-        take: Take | None = None,
+        on_gradient: OnGradient | None = None,
         on_loss: Callable[[float], None] | None = None,
     ) -> tuple[float, dict[str, Array]]:
         """The loss and the gradient of every trainable parameter, by name.
@@ -195,15 +195,15 @@ class Model:
         `divisor`: what the summed loss is divided by; where a step is split into parts, the number of targets of the
         whole step, and the parts' gradients add up exactly. `segments` (B, T) numbers packed examples: no token sees
         another example, positions begin anew. `dropout_seed` turns the configuration's dropout on, reproducibly.
-        `take(name, gradient)` gets each gradient as soon as no path adds to it any more, and it is not returned.
+        `on_gradient(name, gradient)` gets each gradient as soon as no path adds to it any more, and it is not returned.
         `on_loss` gets the loss before that: what it raises, no gradient is made of.
         """
         batch = self._checked(tokens, targets, divisor, segments)._replace(dropout_seed=dropout_seed)
-        done = self._steps.gradients(self, batch, take, on_loss) if self._steps is not None else None
+        done = self._steps.gradients(self, batch, on_gradient, on_loss) if self._steps is not None else None
         if done is not None:
             return done
         run = self.new_run(dropout_seed=dropout_seed)
-        run.gradients.take = take
+        run.gradients.on_gradient = on_gradient
         run.on_loss = None if on_loss is None else lambda loss: on_loss(float(loss))
         return self._unrecorded(run, batch), run.gradients.made
 
@@ -221,7 +221,7 @@ class Model:
             raise ValueError(f"a trace has the paper's names; a {self.config.model_type} model has none of its own yet")
         recorder = Recorder(self.config.n_layer)
         run = self.new_run(note=recorder)
-        run.gradients.reach_the_input()
+        run.gradients.backprop_to_input()
         batch = self._checked(tokens, targets, divisor, segments)
         loss = self._unrecorded(run, batch)
         ids, layout = self.engine.integers(batch.tokens), self._on_engine(batch.layout)
@@ -372,14 +372,14 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
     from onfoot.formats.gguf_model import find_file, load_gguf
     from onfoot.formats.huggingface import is_model_folder, load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
-    from onfoot.train.checkpoint import resolve
+    from onfoot.train.checkpoint import model_folder
 
     file = find_file(path)
     if file is not None:
         model = load_gguf(file, check_dtype(dtype), engine, quantized)
         model.source = str(path)
         return model
-    folder = resolve(Path(path))
+    folder = model_folder(Path(path))
     if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may lie in its base's own folder
         return load_folder(folder, check_dtype(dtype), engine, quantized)
     base = base_of(folder)

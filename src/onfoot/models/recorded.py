@@ -99,12 +99,12 @@ class Steps:
         self,
         model: Model,
         batch: Batch,
-        take: Callable[[str, Array], None] | None,
+        on_gradient: Callable[[str, Array], None] | None,
         on_loss: Callable[[float], None] | None,
     ) -> tuple[float, dict[str, Array]] | None:
         """The loss and the gradients; None where this cannot be recorded."""
         entry = self._entry(model, batch, backward=True)
-        return None if entry is None else _gradients(model, entry, batch, take, on_loss)
+        return None if entry is None else _gradients(model, entry, batch, on_gradient, on_loss)
 
     def loss(self, model: Model, batch: Batch) -> float | None:
         """The loss alone."""
@@ -182,7 +182,7 @@ def record(model: Model, batch: Batch, threads: int, backward: bool) -> Recordin
         divisor = recorder.input((1,), np.float64, "divisor")
         run = model.new_run(keep_saved=backward, dropout_seed=batch.dropout_seed)
         run.params = planned_params(model.params)
-        run.gradients.take = recorder.event
+        run.gradients.on_gradient = recorder.event
         run.on_loss = lambda loss: recorder.event(LOSS, loss)
         forward_backward(run, model.config, tokens, wanted, places, divisor, backward)
         return recorder.finish()
@@ -240,13 +240,13 @@ def _gradients(
     model: Model,
     entry: Entry,
     batch: Batch,
-    take: Callable[[str, Array], None] | None,
+    on_gradient: Callable[[str, Array], None] | None,
     on_loss: Callable[[float], None] | None,
 ) -> tuple[float, dict[str, Array]]:
     assert entry.replays is not None
     with if_free(entry.lock) as free:  # or others of the same recordings: their results have the same bits
         replays = entry.replays if free else [Replay(replay.recording) for replay in entry.replays]
-        return _replayed(model, replays, entry.shares, batch, take, on_loss)
+        return _replayed(model, replays, entry.shares, batch, on_gradient, on_loss)
 
 
 def _replayed(
@@ -254,7 +254,7 @@ def _replayed(
     replays: list[Replay],
     shares: list[tuple[int, int]],
     batch: Batch,
-    take: Callable[[str, Array], None] | None,
+    on_gradient: Callable[[str, Array], None] | None,
     on_loss: Callable[[float], None] | None,
 ) -> tuple[float, dict[str, Array]]:
     loss, grads = 0.0, {}
@@ -267,14 +267,14 @@ def _replayed(
             loss += float(np.float32(array[0]))
             if on_loss is not None:
                 on_loss(loss)
-        elif take is None:
+        elif on_gradient is None:
             grads[event.name] = array
         else:
-            take(event.name, array)
+            on_gradient(event.name, array)
 
     if len(replays) == 1:
         (replay,) = replays
-        replay.run(hear, soon=take is not None)
+        replay.run(hear, soon=on_gradient is not None)
     else:
         run_apart(replays, LOSS, hear)
     return loss, grads

@@ -51,14 +51,14 @@ class Dropped(NamedTuple):
     p: float
 
 
-class Lean(NamedTuple):
+class WithoutInput(NamedTuple):
     """What a layer saved, without its input x, and how to compute that again."""
 
     saved: Any
     again: Callable[[], Array]
 
 
-class Again(NamedTuple):
+class Recompute(NamedTuple):
     """What a block's backward pass needs, not kept but computed again."""
 
     saved: Callable[[], Any]
@@ -101,7 +101,7 @@ class Run:
         self.keep_saved = False
         y, _ = self._forward(forward, *args)
         self.keep_saved = True
-        return y, Again(lambda: self._forward(forward, *args)[1])
+        return y, Recompute(lambda: self._forward(forward, *args)[1])
 
     def _forward(self, forward: Block, config: Config, b: int, x: Array, *where: Any) -> tuple[Array, Any]:
         self.note(f"block {b}", x)
@@ -112,7 +112,7 @@ class Run:
     def block_backward(self, backward: BlockBackward, config: Config, b: int, dy: Array, saved: Any) -> Array:
         """The gradient of a block's input."""
         self.note(f"d block {b}", dy)
-        return backward(self, config, b, dy, saved.saved() if isinstance(saved, Again) else saved)
+        return backward(self, config, b, dy, saved.saved() if isinstance(saved, Recompute) else saved)
 
     # Layers
 
@@ -128,11 +128,11 @@ class Run:
         """y = x w + b, and what an adapter adds."""
         y, saved = self.linears.forward(layer, x)
         self.note(layer, y)
-        return y, self._lean(x, saved)
+        return y, self._without_input(x, saved)
 
     def linear_backward(self, layer: str, dy: Array, saved: Any, dead: slice | None = None) -> Array:
         """The gradient of x. `dead` names the columns of the bias that cannot act: their gradient is written as 0."""
-        dx = self.linears.backward(layer, dy, self._whole(saved), dead)
+        dx = self.linears.backward(layer, dy, self._with_input(saved), dead)
         self.note(f"d {layer}", dx)
         return dx
 
@@ -140,13 +140,13 @@ class Run:
         """skip + dropout(x w + b): a layer that closes a skip."""
         if not self.traced and (p == 0 or self.policy.dropout_seed is None) and self.engine.has("linear_skip"):
             y, saved = self.linears.forward(layer, x, skip)
-            return y, (self._lean(x, saved), None)
+            return y, (self._without_input(x, saved), None)
         y, saved = self.linears.forward(layer, x)
         y, s_drop = self.dropout(layer, y, p)
         self.note(layer, y)
         y = self.engine.add(skip, y)
         self.note(f"{layer} + skip", y)
-        return y, (self._lean(x, saved), s_drop)
+        return y, (self._without_input(x, saved), s_drop)
 
     def linear_skip_backward(self, layer: str, dy: Array, saved: Any) -> Array:
         """The gradient of x; that of the skip is dy itself."""
@@ -167,22 +167,22 @@ class Run:
         self._remember(y, forward)
         return y, saved
 
-    def layer_norm_backward(self, layer: str, dy: Array, saved: Any, past: Array | None = None) -> Array:
-        """The gradient of x, to which `past` is added: what comes down the skip beside the norm."""
-        return self._norm_backward("layer_norm", ("weight", "bias"), layer, dy, saved, past)
+    def layer_norm_backward(self, layer: str, dy: Array, saved: Any, skip_gradient: Array | None = None) -> Array:
+        """The gradient of x, to which `skip_gradient` is added: what comes down the skip beside the norm."""
+        return self._norm_backward("layer_norm", ("weight", "bias"), layer, dy, saved, skip_gradient)
 
-    def rms_norm_backward(self, layer: str, dy: Array, saved: Any, past: Array | None = None) -> Array:
-        """The gradient of x, to which `past` is added: what comes down the skip beside the norm."""
-        return self._norm_backward("rms_norm", ("weight",), layer, dy, saved, past)
+    def rms_norm_backward(self, layer: str, dy: Array, saved: Any, skip_gradient: Array | None = None) -> Array:
+        """The gradient of x, to which `skip_gradient` is added: what comes down the skip beside the norm."""
+        return self._norm_backward("rms_norm", ("weight",), layer, dy, saved, skip_gradient)
 
     def _norm_backward(
-        self, pair: str, names: Sequence[str], layer: str, dy: Array, saved: Any, past: Array | None
+        self, pair: str, names: Sequence[str], layer: str, dy: Array, saved: Any, skip_gradient: Array | None
     ) -> Array:
-        if past is not None and self.engine.has(f"{pair}_skip_backward"):
-            dx, *grads = getattr(self.engine, f"{pair}_skip_backward")(dy, saved, past)
+        if skip_gradient is not None and self.engine.has(f"{pair}_skip_backward"):
+            dx, *grads = getattr(self.engine, f"{pair}_skip_backward")(dy, saved, skip_gradient)
         else:
             dx, *grads = getattr(self.engine, f"{pair}_backward")(dy, saved)
-            dx = dx if past is None else self.engine.add(past, dx)
+            dx = dx if skip_gradient is None else self.engine.add(skip_gradient, dx)
         for name, grad in zip(names, grads, strict=True):
             self.gradients.add(f"{layer}.{name}", grad)
         self.note(f"d {layer}", dx)
@@ -273,14 +273,14 @@ class Run:
 
     def _remember(self, y: Array, forward: Callable[[], tuple[Array, Any]]) -> None:
         """Notes how to compute a large array again that a layer reads: it need not be kept then."""
-        if self.engine.lean and self.keep_saved and math.prod(y.shape) >= LARGE:
+        if self.engine.recomputes_inputs and self.keep_saved and math.prod(y.shape) >= LARGE:
             self._cheap[id(y)] = weakref.ref(y), lambda: forward()[0]
 
-    def _lean(self, x: Array, saved: Any) -> Any:
+    def _without_input(self, x: Array, saved: Any) -> Any:
         known = self._cheap.get(id(x))
         if known is None or known[0]() is not x or not hasattr(saved, "x"):
             return saved
-        return Lean(saved._replace(x=None), known[1])
+        return WithoutInput(saved._replace(x=None), known[1])
 
-    def _whole(self, saved: Any) -> Any:
-        return saved.saved._replace(x=saved.again()) if isinstance(saved, Lean) else saved
+    def _with_input(self, saved: Any) -> Any:
+        return saved.saved._replace(x=saved.again()) if isinstance(saved, WithoutInput) else saved

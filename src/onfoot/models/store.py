@@ -31,7 +31,7 @@ class Params(dict[str, Array]):
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, self._checked(name, value))
 
-    def own(self, name: str, value: Any) -> None:
+    def copy_in(self, name: str, value: Any) -> None:
         """Sets a parameter to a copy."""
         self._check_shape(name, value)
         super().__setitem__(name, self._copied(name, value))
@@ -74,10 +74,10 @@ class Params(dict[str, Array]):
         if isinstance(value, Quantized):
             if self.engine.name == "torch":
                 raise ValueError(NOT_IN_TORCH)
-            return self.engine.own_blocks(value)
+            return self.engine.copy_quantized(value)
         if np.ma.isMaskedArray(value) or to_numpy(value).dtype.kind not in "fiub":
             raise ValueError(f"{name} is given as {type(value).__name__}; an array of real numbers is needed")
-        return self.engine.own(np.asarray(to_numpy(value)), self.dtype)
+        return self.engine.copy_in(np.asarray(to_numpy(value)), self.dtype)
 
     def _usable(self, name: str, value: Any) -> bool:
         """Whether an array can be taken as it is."""

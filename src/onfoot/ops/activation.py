@@ -14,28 +14,28 @@ ROOT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715  # the coefficient of x³ in the tanh form
 
 
-class Saved(NamedTuple):
+class ActivationSaved(NamedTuple):
     x: Array
 
 
-def relu_forward(x: Array) -> tuple[Array, Saved]:
+def relu_forward(x: Array) -> tuple[Array, ActivationSaved]:
     """y = max(x, 0)."""
-    return namespace(x).where(x <= 0, 0, x), Saved(x)  # eq G.1
+    return namespace(x).where(x <= 0, 0, x), ActivationSaved(x)  # eq G.1
 
 
-def relu_backward(dy: Array, saved: Saved) -> Array:
+def relu_backward(dy: Array, saved: ActivationSaved) -> Array:
     """dx = dy where x > 0."""
     return namespace(dy).where(saved.x <= 0, 0, dy)  # eq G.2
 
 
-def gelu_tanh_forward(x: Array) -> tuple[Array, Saved]:
+def gelu_tanh_forward(x: Array) -> tuple[Array, ActivationSaved]:
     """y = x/2 (1 + tanh u) with u = √(2/π) (x + 0.044715 x³)."""
     xp = namespace(x)
     u = ROOT_2_OVER_PI * (x + CUBIC * (x * x * x))
-    return 0.5 * x * (1 + xp.tanh(u)), Saved(x)  # eq G.3
+    return 0.5 * x * (1 + xp.tanh(u)), ActivationSaved(x)  # eq G.3
 
 
-def gelu_tanh_backward(dy: Array, saved: Saved) -> Array:
+def gelu_tanh_backward(dy: Array, saved: ActivationSaved) -> Array:
     """dx = dy ∘ [ (1 + tanh u)/2 + x/2 (1 − tanh² u) u' ]."""
     (x,) = saved
     xp = namespace(x)
@@ -45,12 +45,12 @@ def gelu_tanh_backward(dy: Array, saved: Saved) -> Array:
     return dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * du)  # eq G.4
 
 
-def gelu_erf_forward(x: Array) -> tuple[Array, Saved]:
+def gelu_erf_forward(x: Array) -> tuple[Array, ActivationSaved]:
     """y = x Φ(x), with Φ the normal distribution's cumulative function."""
-    return 0.5 * x * (1 + erf(x / math.sqrt(2))), Saved(x)  # eq G.5
+    return 0.5 * x * (1 + erf(x / math.sqrt(2))), ActivationSaved(x)  # eq G.5
 
 
-def gelu_erf_backward(dy: Array, saved: Saved) -> Array:
+def gelu_erf_backward(dy: Array, saved: ActivationSaved) -> Array:
     """dx = dy ∘ [ Φ(x) + x φ(x) ]."""
     (x,) = saved
     xp = namespace(x)

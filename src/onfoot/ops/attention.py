@@ -12,7 +12,7 @@ from typing import NamedTuple
 from onfoot.arrays import Array, arange, namespace
 
 
-class Saved(NamedTuple):
+class AttentionSaved(NamedTuple):
     q: Array
     k: Array
     v: Array
@@ -64,14 +64,14 @@ def attention_weights(q: Array, k: Array, causal: bool = True, start: Array | No
 
 def attention_forward(
     q: Array, k: Array, v: Array, causal: bool = True, start: Array | None = None, keep: Array | None = None
-) -> tuple[Array, Saved]:
+) -> tuple[Array, AttentionSaved]:
     """y = ρ v, each token's weighted average of the values it may see. `keep` is a dropout pattern for ρ."""
     rho = attention_weights(q, k, causal, start)
     y = (rho if keep is None else rho * keep) @ v  # eq 16, 18  (..., Tq, Dv)
-    return y, Saved(q, k, v, rho, keep)
+    return y, AttentionSaved(q, k, v, rho, keep)
 
 
-def attention_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
+def attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v."""
     q, k, v, rho, keep = saved
     xp = namespace(q)

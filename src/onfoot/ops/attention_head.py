@@ -26,7 +26,7 @@ class Head(NamedTuple):
     b_v: Array  # (d_h,)
 
 
-class Saved(NamedTuple):
+class AttentionHeadSaved(NamedTuple):
     a: Array
     head: Head
     q: Array
@@ -35,16 +35,16 @@ class Saved(NamedTuple):
     rho: Array
 
 
-def head_forward(a: Array, head: Head, causal: bool = True) -> tuple[Array, Saved]:
+def head_forward(a: Array, head: Head, causal: bool = True) -> tuple[Array, AttentionHeadSaved]:
     """a^h = ρ v: from a (..., T, d) to (..., T, d_h)."""
     v = a @ head.w_v + head.b_v  # eq 4  (..., T, d_h)
     q = a @ head.w_q + head.b_q  # eq 9.a  (..., T, d_ρ)
     k = a @ head.w_k + head.b_k  # eq 9.b  (..., T, d_ρ)
     rho = attention_weights(q, k, causal)  # eq 10, 12, 13, 15  (..., T, T)
-    return rho @ v, Saved(a, head, q, k, v, rho)  # eq 16
+    return rho @ v, AttentionHeadSaved(a, head, q, k, v, rho)  # eq 16
 
 
-def head_backward(dy: Array, saved: Saved) -> tuple[Array, Head]:
+def head_backward(dy: Array, saved: AttentionHeadSaved) -> tuple[Array, Head]:
     """The gradients of a and of the six parameters."""
     a, head, q, k, v, rho = saved
     xp = namespace(a)
@@ -72,13 +72,13 @@ def head_backward(dy: Array, saved: Saved) -> tuple[Array, Head]:
     return d_v + d_q + d_k, Head(dw_q, db_q, dw_k, db_k, dw_v, db_v)  # eq 33
 
 
-def multi_head_forward(a: Array, heads: Sequence[Head], causal: bool = True) -> tuple[Array, list[Saved]]:
+def multi_head_forward(a: Array, heads: Sequence[Head], causal: bool = True) -> tuple[Array, list[AttentionHeadSaved]]:
     """The heads' outputs side by side, (..., T, Σ d_h)."""
     outputs, saved = zip(*(head_forward(a, head, causal) for head in heads), strict=True)
     return namespace(a).concatenate(outputs, axis=-1), list(saved)  # eq 34
 
 
-def multi_head_backward(dy: Array, saved: list[Saved]) -> tuple[Array, list[Head]]:
+def multi_head_backward(dy: Array, saved: list[AttentionHeadSaved]) -> tuple[Array, list[Head]]:
     """The gradient of a, and each head's gradients. Each head gets its own columns of dy."""
     da, grads, column = 0, [], 0
     for one in saved:

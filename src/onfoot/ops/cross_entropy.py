@@ -14,7 +14,7 @@ from onfoot.arrays import Array, arange, namespace
 IGNORE = -100
 
 
-class Saved(NamedTuple):
+class CrossEntropySaved(NamedTuple):
     logits: Array  # (..., V)
     lse: Array  # (N,), log Σ exp(logits)
     targets: Array  # (N,)
@@ -28,7 +28,7 @@ def log_sum_exp(logits: Array) -> Array:
     return xp.log(xp.exp(logits - top).sum(axis=-1)) + top[..., 0]
 
 
-def cross_entropy_forward(logits: Array, targets: Array, divisor: float) -> tuple[Array, Saved]:
+def cross_entropy_forward(logits: Array, targets: Array, divisor: float) -> tuple[Array, CrossEntropySaved]:
     """L = Σ (log Σ exp a − a[target]) / divisor, over the tokens that have a target."""
     xp = namespace(logits)
     flat = logits.reshape(-1, logits.shape[-1])  # (N, V)
@@ -37,10 +37,10 @@ def cross_entropy_forward(logits: Array, targets: Array, divisor: float) -> tupl
     lse = log_sum_exp(flat)  # (N,)
     picked = flat[arange(flat.shape[0], flat), xp.where(counts, target, xp.zeros_like(target))]
     loss = ((lse - picked) * counts).sum() / divisor  # eq CE.1  ℓ = −y_gt ⊖ log y_pred
-    return loss, Saved(logits, lse, target, divisor)
+    return loss, CrossEntropySaved(logits, lse, target, divisor)
 
 
-def cross_entropy_backward(dloss: Array | float, saved: Saved) -> Array:
+def cross_entropy_backward(dloss: Array | float, saved: CrossEntropySaved) -> Array:
     """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in the rows that do not count."""
     logits, lse, target, divisor = saved
     xp = namespace(logits)

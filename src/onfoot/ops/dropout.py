@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.arrays import Array, Shape
 
 
-class Saved(NamedTuple):
+class DropoutSaved(NamedTuple):
     keep: Array
 
 
@@ -25,11 +25,11 @@ def dropout_pattern(shape: Shape, p: float, seed: int | Sequence[int], dtype: st
     return kept.astype(dtype) / np.asarray(1 - p, dtype=dtype)
 
 
-def dropout_forward(x: Array, keep: Array) -> tuple[Array, Saved]:
+def dropout_forward(x: Array, keep: Array) -> tuple[Array, DropoutSaved]:
     """y = x ∘ keep."""
-    return x * keep, Saved(keep)  # eq DO.1
+    return x * keep, DropoutSaved(keep)  # eq DO.1
 
 
-def dropout_backward(dy: Array, saved: Saved) -> Array:
+def dropout_backward(dy: Array, saved: DropoutSaved) -> Array:
     """dx = dy ∘ keep: what was dropped gets no gradient."""
     return dy * saved.keep  # eq DO.2

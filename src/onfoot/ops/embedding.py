@@ -7,18 +7,18 @@ from typing import NamedTuple
 from onfoot.arrays import Array, scatter_add
 
 
-class Saved(NamedTuple):
+class EmbeddingSaved(NamedTuple):
     ids: Array
     n_rows: int
 
 
-def embedding_forward(ids: Array, weight: Array) -> tuple[Array, Saved]:
+def embedding_forward(ids: Array, weight: Array) -> tuple[Array, EmbeddingSaved]:
     """y = ohe(ids) w: the row of `weight` that each id names."""
     y = weight[ids]  # eq 2  (..., C); the product with the one-hot matrix picks rows
-    return y, Saved(ids, weight.shape[0])
+    return y, EmbeddingSaved(ids, weight.shape[0])
 
 
-def embedding_backward(dy: Array, saved: Saved) -> Array:
+def embedding_backward(dy: Array, saved: EmbeddingSaved) -> Array:
     """The gradient of weight. An id that occurs twice receives both its rows."""
     return scatter_add(saved.n_rows, saved.ids, dy)  # eq 3  oheᵗ dy, (V, C)
 

@@ -13,13 +13,13 @@ from onfoot.ops import attention
 from onfoot.ops.attention import attention_backward, attention_forward
 
 
-class Saved(NamedTuple):
-    shared: attention.Saved  # q (..., Hkv, G, Tq, Dk), k (..., Hkv, 1, Tk, Dk), v (..., Hkv, 1, Tk, Dv)
+class GroupedQuerySaved(NamedTuple):
+    shared: attention.AttentionSaved  # q (..., Hkv, G, Tq, Dk), k (..., Hkv, 1, Tk, Dk), v (..., Hkv, 1, Tk, Dv)
 
 
 def grouped_query_forward(
     q: Array, k: Array, v: Array, causal: bool = True, start: Array | None = None, keep: Array | None = None
-) -> tuple[Array, Saved]:
+) -> tuple[Array, GroupedQuerySaved]:
     """y = ρ v for each query head, (..., H, Tq, Dv). `start` and `keep` are those of attention, for q's heads."""
     n_head, n_kv = q.shape[-3], k.shape[-3]
     if n_head % n_kv:
@@ -29,10 +29,10 @@ def grouped_query_forward(
     keep = None if keep is None else _grouped(keep, n_kv)
     shared = (k[..., None, :, :], v[..., None, :, :])
     y, saved = attention_forward(_grouped(q, n_kv), *shared, causal, start, keep)  # eq GQA.1
-    return _joined(y), Saved(saved)
+    return _joined(y), GroupedQuerySaved(saved)
 
 
-def grouped_query_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
+def grouped_query_backward(dy: Array, saved: GroupedQuerySaved) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v: a key's and a value's are the sum over the query heads that read it."""
     dq, dk, dv = attention_backward(_grouped(dy, saved.shared.k.shape[-4]), saved.shared)
     return _joined(dq), dk.sum(axis=-3), dv.sum(axis=-3)  # eq GQA.2, GQA.3

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from onfoot.arrays import Array, namespace, rows
 
 
-class Saved(NamedTuple):
+class LayerNormSaved(NamedTuple):
     normed: Array  # ā, (..., C)
     rstd: Array  # 1/σ, (..., 1)
     weight: Array
 
 
-def layer_norm_forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> tuple[Array, Saved]:
+def layer_norm_forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> tuple[Array, LayerNormSaved]:
     """y = ā ∘ w + b with ā = (x − μ)/σ, over the features of each token."""
     xp = namespace(x)
     centred = x - x.mean(axis=-1, keepdims=True)
@@ -21,10 +21,10 @@ def layer_norm_forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) 
     rstd = 1 / xp.sqrt(variance + eps)  # (..., 1); eps under the root, so that the backward stays exact
     normed = centred * rstd  # eq 36
     y = normed * weight + bias  # eq 37, 38
-    return y, Saved(normed, rstd, weight)
+    return y, LayerNormSaved(normed, rstd, weight)
 
 
-def layer_norm_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
+def layer_norm_backward(dy: Array, saved: LayerNormSaved) -> tuple[Array, Array, Array]:
     """Gradients of x, weight and bias."""
     normed, rstd, weight = saved
     dnormed = dy * weight  # (..., C): inside the means below, not outside them

@@ -10,18 +10,18 @@ from typing import NamedTuple
 from onfoot.arrays import Array, rows
 
 
-class Saved(NamedTuple):
+class LinearSaved(NamedTuple):
     x: Array
     weight: Array
     has_bias: bool
 
 
-def linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, Saved]:
+def linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, LinearSaved]:
     """y = x w + b~, the bias broadcast over the tokens."""
-    return _affine(x, weight, bias), Saved(x, weight, bias is not None)
+    return _affine(x, weight, bias), LinearSaved(x, weight, bias is not None)
 
 
-def linear_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array | None]:
+def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, Array, Array | None]:
     """Gradients of x, weight and bias (None where there is no bias)."""
     x, weight, has_bias = saved
     dx = _through(dy, weight)
@@ -30,16 +30,16 @@ def linear_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array | None
     return dx, dweight, dbias
 
 
-class FrozenSaved(NamedTuple):
+class FrozenLinearSaved(NamedTuple):
     weight: Array
 
 
-def frozen_linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, FrozenSaved]:
+def frozen_linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, FrozenLinearSaved]:
     """The same layer with weights that do not train: x need not be kept."""
-    return _affine(x, weight, bias), FrozenSaved(weight)
+    return _affine(x, weight, bias), FrozenLinearSaved(weight)
 
 
-def frozen_linear_backward(dy: Array, saved: FrozenSaved) -> Array:
+def frozen_linear_backward(dy: Array, saved: FrozenLinearSaved) -> Array:
     """The gradient of x alone: the error signal passes through a frozen layer."""
     return _through(dy, saved.weight)
 

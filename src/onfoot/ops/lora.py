@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from onfoot.arrays import Array, rows
-from onfoot.ops.linear import FrozenSaved, frozen_linear_backward, frozen_linear_forward
+from onfoot.ops.linear import FrozenLinearSaved, frozen_linear_backward, frozen_linear_forward
 
 
-class Saved(NamedTuple):
+class LoRASaved(NamedTuple):
     x: Array
     down: Array
     up: Array
@@ -20,13 +20,13 @@ class Saved(NamedTuple):
     low: Array  # x d, (..., r)
 
 
-def lora_forward(x: Array, down: Array, up: Array, scale: float) -> tuple[Array, Saved]:
+def lora_forward(x: Array, down: Array, up: Array, scale: float) -> tuple[Array, LoRASaved]:
     """y = α x d u."""
     low = x @ down  # (..., r)
-    return scale * (low @ up), Saved(x, down, up, scale, low)  # eq 43
+    return scale * (low @ up), LoRASaved(x, down, up, scale, low)  # eq 43
 
 
-def lora_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
+def lora_backward(dy: Array, saved: LoRASaved) -> tuple[Array, Array, Array]:
     """Gradients of x, down and up."""
     x, down, up, scale, low = saved
     dlow = scale * (dy @ up.T)  # (..., r)
@@ -36,22 +36,22 @@ def lora_backward(dy: Array, saved: Saved) -> tuple[Array, Array, Array]:
     return dx, ddown, dup
 
 
-class BesideSaved(NamedTuple):
-    frozen: FrozenSaved
+class LoRALinearSaved(NamedTuple):
+    frozen: FrozenLinearSaved
     keep: Array | None
-    lora: Saved
+    lora: LoRASaved
 
 
 def lora_linear_forward(
     x: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float, keep: Array | None = None
-) -> tuple[Array, BesideSaved]:
+) -> tuple[Array, LoRALinearSaved]:
     """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
     y, frozen = frozen_linear_forward(x, weight, bias)
     companion, saved = lora_forward(x if keep is None else x * keep, down, up, scale)
-    return y + companion, BesideSaved(frozen, keep, saved)  # eq LORA.1
+    return y + companion, LoRALinearSaved(frozen, keep, saved)  # eq LORA.1
 
 
-def lora_linear_backward(dy: Array, saved: BesideSaved) -> tuple[Array, Array, Array]:
+def lora_linear_backward(dy: Array, saved: LoRALinearSaved) -> tuple[Array, Array, Array]:
     """Gradients of x, down and up. The error signal passes through BOTH paths, the frozen one too."""
     dx_companion, ddown, dup = lora_backward(dy, saved.lora)
     if saved.keep is not None:

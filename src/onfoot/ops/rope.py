@@ -32,7 +32,7 @@ class Scaling(Protocol):
     def original_max_position_embeddings(self) -> int: ...
 
 
-class Saved(NamedTuple):
+class RoPESaved(NamedTuple):
     cos: Array
     sin: Array
     interleaved: bool
@@ -61,12 +61,12 @@ def angles(positions: np.ndarray, speed: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.cos(angle), np.sin(angle)
 
 
-def rope_forward(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> tuple[Array, Saved]:
+def rope_forward(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> tuple[Array, RoPESaved]:
     """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
-    return _turn(x, cos, sin, interleaved), Saved(cos, sin, interleaved)  # eq ROPE.4
+    return _turn(x, cos, sin, interleaved), RoPESaved(cos, sin, interleaved)  # eq ROPE.4
 
 
-def rope_backward(dy: Array, saved: Saved) -> Array:
+def rope_backward(dy: Array, saved: RoPESaved) -> Array:
     """The gradient of x: dy turned back, through the negative angle. cos and sin do not train."""
     return _turn(dy, saved.cos, -saved.sin, saved.interleaved)  # eq ROPE.5
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from onfoot.arrays import Array, namespace
 
 
-class Saved(NamedTuple):
+class SwiGLUSaved(NamedTuple):
     gate: Array
     up: Array
 
@@ -17,12 +17,12 @@ def sigmoid(x: Array) -> Array:
     return 0.5 * (1 + namespace(x).tanh(0.5 * x))
 
 
-def swiglu_forward(gate: Array, up: Array) -> tuple[Array, Saved]:
+def swiglu_forward(gate: Array, up: Array) -> tuple[Array, SwiGLUSaved]:
     """y = SiLU(gate) ∘ up with SiLU(g) = g σ(g)."""
-    return gate * sigmoid(gate) * up, Saved(gate, up)  # eq GLU.1
+    return gate * sigmoid(gate) * up, SwiGLUSaved(gate, up)  # eq GLU.1
 
 
-def swiglu_backward(dy: Array, saved: Saved) -> tuple[Array, Array]:
+def swiglu_backward(dy: Array, saved: SwiGLUSaved) -> tuple[Array, Array]:
     """Gradients of gate and up."""
     gate, up = saved
     s = sigmoid(gate)

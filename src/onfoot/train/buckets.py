@@ -19,7 +19,7 @@ import numpy as np
 from onfoot.arrays import Array, to_numpy
 from onfoot.models.model import Model
 from onfoot.train.parallel import World
-from onfoot.train.vector import Layout, Place
+from onfoot.train.vector import BucketLayout, Place
 
 NAP = 0.0005  # seconds between calls of MPI by the thread
 SHARD = "shard"  # the name of one rank's part of all sums
@@ -34,7 +34,7 @@ class Times:
     waiting: float = 0.0  # for what was not done when it ended, and for ranks that were slower
 
 
-class Sums:
+class GradientAccumulator:
     """The sums over the microbatches of one step after the other: begin, take ..., last, take ..., finish."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Sums:
     def last(self) -> None:
         """What comes from here on is final: the step's last microbatch."""
 
-    def take(self, name: str, grad: Array) -> None:
+    def add(self, name: str, grad: Array) -> None:
         """A parameter's gradient of one microbatch."""
         self._grads[name] = self._grads[name] + grad if name in self._grads else grad
 
@@ -57,13 +57,13 @@ class Sums:
         return grads
 
 
-class RankSums(Sums):
+class BucketedGradients(GradientAccumulator):
     """The sums over microbatches and ranks, in buckets.
 
     What a full bucket's sum is, and what a rank needs of it, is for `start` and `result` to say.
     """
 
-    def __init__(self, world: World, layout: Layout, dtype: str) -> None:
+    def __init__(self, world: World, layout: BucketLayout, dtype: str) -> None:
         super().__init__()
         self.world, self.layout, self.dtype = world, layout, np.dtype(dtype)
         self.overlap = True  # False: the sums start when the backward pass has ended
@@ -87,7 +87,7 @@ class RankSums(Sums):
     def last(self) -> None:
         self._last = True
 
-    def take(self, name: str, grad: Array) -> None:
+    def add(self, name: str, grad: Array) -> None:
         begun = time.perf_counter()
         flat = to_numpy(grad).reshape(-1)
         for place in self.layout.places[name]:
@@ -178,10 +178,10 @@ class RankSums(Sums):
             self.done(self._numbers.pop(i))
 
 
-class WholeSums(RankSums):
+class AllReduceGradients(BucketedGradients):
     """Every rank gets all sums, by all-reduce: what an optimizer on every rank needs."""
 
-    def __init__(self, world: World, layout: Layout, model: Model) -> None:
+    def __init__(self, world: World, layout: BucketLayout, model: Model) -> None:
         super().__init__(world, layout, model.dtype)
         self.vector = np.zeros(sum(layout.lengths), self.dtype)
         self.grads: dict[str, Array] = {}
@@ -203,10 +203,10 @@ class WholeSums(RankSums):
         return self.world.comm.Iallreduce(MPI.IN_PLACE, self.buffer(k))
 
 
-class ShardSums(RankSums):
+class ReduceScatterGradients(BucketedGradients):
     """Every rank gets its own part of each bucket, by reduce-scatter. Buckets that are done are used again."""
 
-    def __init__(self, world: World, layout: Layout, model: Model) -> None:
+    def __init__(self, world: World, layout: BucketLayout, model: Model) -> None:
         super().__init__(world, layout, model.dtype)
         self.shard = np.zeros(layout.shard, self.dtype)
         self._buffers: dict[int, np.ndarray] = {}

@@ -51,8 +51,8 @@ def save_checkpoint(
         (folder / STATE).write_text(json.dumps({**state, "optimizer_steps": optimizer.steps}, indent=2) + "\n")
         (folder / MANIFEST).write_text(json.dumps(manifest_of(folder), indent=2) + "\n")
     _sound[final] = _stamp(final)
-    said = set_aside([(folder, wrong) for folder in checkpoints(run) if (wrong := problem_once(folder))])
-    point_links(run, final)
+    said = set_aside([(folder, wrong) for folder in checkpoints(run) if (wrong := validate_once(folder))])
+    update_symlinks(run, final)
     prune(run, keep, final)
     return said
 
@@ -83,7 +83,7 @@ def manifest_of(folder: Path, leave_out: tuple[str, ...] = ()) -> Manifest:
     return {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
 
 
-def problem(folder: Path) -> str | None:
+def validate(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None: every file of the manifest must be there, whole and unchanged."""
     try:
         manifest = read_json(folder / MANIFEST)
@@ -113,12 +113,12 @@ def differs(folder: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def problem_once(folder: Path) -> str | None:
+def validate_once(folder: Path) -> str | None:
     """The same for a checkpoint that this process may have checked before: then only sizes and times are compared."""
     stamp = _stamp(folder)
     if stamp is not None and _sound.get(folder) == stamp:
         return None
-    wrong = problem(folder)
+    wrong = validate(folder)
     if wrong is None:
         _sound[folder] = stamp
     return wrong
@@ -132,7 +132,7 @@ def checkpoints(run: Path) -> list[Path]:
     )
 
 
-def newest_sound(run: Path) -> tuple[Path | None, list[str]]:
+def newest_valid(run: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is sound, and a line about each newer one that is not."""
     newest, damaged = _find(run)
     return newest, [_complaint(*one) for one in damaged]
@@ -150,7 +150,7 @@ def go_back(run: Path) -> tuple[Path | None, list[str]]:
     said = set_aside(damaged)
     sweep(run)
     if newest is not None:
-        point_links(run, newest)
+        update_symlinks(run, newest)
     return newest, said
 
 
@@ -158,7 +158,7 @@ def _find(run: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
     """The newest sound checkpoint, and newer ones with what is wrong with each."""
     damaged: list[tuple[Path, str]] = []
     for folder in reversed(checkpoints(run)):
-        stamp, wrong = _stamp(folder), problem(folder)
+        stamp, wrong = _stamp(folder), validate(folder)
         if wrong is None:
             _sound[folder] = stamp
             return folder, damaged
@@ -200,16 +200,16 @@ def sweep(run: Path) -> None:
 def best_of(run: Path, newest: Path) -> Path:
     """The best checkpoint that a run has: the one that its newest names, or the newest itself if that is not sound."""
     best = checkpoint_folder(run, read_state(newest)["best_step"])
-    return newest if problem_once(best) else best
+    return newest if validate_once(best) else best
 
 
-def point_links(run: Path, newest: Path) -> None:
+def update_symlinks(run: Path, newest: Path) -> None:
     """Lets `last` and `best` point to checkpoints that are there and sound."""
-    point(run / "last", newest)
-    point(run / "best", best_of(run, newest))
+    update_symlink(run / "last", newest)
+    update_symlink(run / "best", best_of(run, newest))
 
 
-def point(link: Path, target: Path) -> None:
+def update_symlink(link: Path, target: Path) -> None:
     """Makes `link` a link to the target, replaced in one step. Where links cannot be made, there is none."""
     temporary = link.with_name(f".{link.name}.new")
     if link.is_dir() and not link.is_symlink():  # a copy of the run that followed the link: what it shows is outdated
@@ -220,11 +220,11 @@ def point(link: Path, target: Path) -> None:
         temporary.replace(link)
 
 
-def resolve(path: Path) -> Path:
+def model_folder(path: Path) -> Path:
     """The model folder that a path means: itself, or a run's best checkpoint, or its last sound one."""
     if not (path / "run.json").is_file():
         return path
-    newest, complaints = newest_sound(path)
+    newest, complaints = newest_valid(path)
     if newest is None:
         raise ValueError(f"the run {path} has no sound checkpoint yet" + "".join(f"; {c}" for c in complaints))
     return best_of(path, newest)

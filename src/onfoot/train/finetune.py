@@ -81,7 +81,7 @@ def add_companions(model: Model, options: FinetuneOptions) -> None:
         options.alpha,
         chosen or None,
         dropout=options.lora_dropout,
-        rank_stabilised=options.rank_stabilised,
+        use_rslora=options.use_rslora,
         seed=options.seed,
     )
 

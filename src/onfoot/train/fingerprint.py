@@ -54,9 +54,9 @@ def remember(path: Path, sha256: str, what: str) -> None:
         flush(path)
         flush(path.parent)
 
-    ranks.first(
+    ranks.rank0_first(
         lambda: check() if path.is_file() else note(),
-        lambda: (ranks.see(path), check())[1],  # type: ignore[func-returns-value]
+        lambda: (ranks.wait_for_path(path), check())[1],  # type: ignore[func-returns-value]
     )
 
 

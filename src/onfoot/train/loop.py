@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.buckets import ShardSums, Sums, WholeSums
+from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
 from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
 from onfoot.train.interrupts import asked_to_stop
 from onfoot.train.lock import take_lock
@@ -31,7 +31,7 @@ from onfoot.train.progress import Reporter, duration
 from onfoot.train.schedule import learning_rate
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.step import Part, one_batch, several
-from onfoot.train.vector import Layout
+from onfoot.train.vector import BucketLayout
 from onfoot.train.watch import invariants
 
 
@@ -256,12 +256,12 @@ def set_dropout(model: Model, p: float) -> None:
     model.config = replace(model.config, **{name: p for name in places if hasattr(model.config, name)})
 
 
-def make_update(ranks: World, model: Model, options: LoopOptions) -> tuple[Sums, AdamW]:
+def make_update(ranks: World, model: Model, options: LoopOptions) -> tuple[GradientAccumulator, AdamW]:
     """How gradients are summed over microbatches and ranks, and the optimizer that the sums go to."""
     settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
     if ranks.size == 1:
-        return Sums(), AdamW(model, **settings)
-    layout = Layout.of(model, options.bucket_mb, ranks.size)
+        return GradientAccumulator(), AdamW(model, **settings)
+    layout = BucketLayout.of(model, options.bucket_mb, ranks.size)
     if options.shard:
-        return ShardSums(ranks, layout, model), ShardedAdamW(model, ranks, layout, **settings)
-    return WholeSums(ranks, layout, model), AdamW(model, **settings)
+        return ReduceScatterGradients(ranks, layout, model), ShardedAdamW(model, ranks, layout, **settings)
+    return AllReduceGradients(ranks, layout, model), AdamW(model, **settings)

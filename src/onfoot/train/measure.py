@@ -17,11 +17,11 @@ import numpy as np
 from onfoot.bench.machine import peak_bytes
 from onfoot.config import GPT2Config
 from onfoot.models.model import Model, create
-from onfoot.train.buckets import RankSums, ShardSums, WholeSums
+from onfoot.train.buckets import AllReduceGradients, BucketedGradients, ReduceScatterGradients
 from onfoot.train.optimizer import AdamW
 from onfoot.train.parallel import World, world
 from onfoot.train.shard import ShardedAdamW
-from onfoot.train.vector import Layout
+from onfoot.train.vector import BucketLayout
 
 KINDS = ("alone", "after", "during")
 
@@ -37,18 +37,18 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     if rows < ranks.size:
         raise ranks.agreed(ValueError(f"{rows} rows are fewer than {ranks.size} ranks; give at least one for each"))
     model = create(config)
-    layout = Layout.of(model, bucket_mb, ranks.size)
+    layout = BucketLayout.of(model, bucket_mb, ranks.size)
     optimizer = ShardedAdamW(model, ranks, layout) if shard and ranks.size > 1 else AdamW(model)
-    sums: RankSums | None = None
+    sums: BucketedGradients | None = None
     if ranks.size > 1:
-        sums = (ShardSums if shard else WholeSums)(ranks, layout, model)
+        sums = (ReduceScatterGradients if shard else AllReduceGradients)(ranks, layout, model)
     rng = np.random.default_rng(ranks.rank)
     tokens, targets = rng.integers(0, config.vocab_size, (2, len(mine), context))
     found: dict[str, list[float]] = {}
     for _ in range(2):  # a warm-up as well
         _step(ranks, model, optimizer, sums, tokens, targets, KINDS[-1])
     memory = peak_bytes() / 1e6
-    buffers = sums.buffer_bytes / 1e6 if isinstance(sums, ShardSums) else 0.0
+    buffers = sums.buffer_bytes / 1e6 if isinstance(sums, ReduceScatterGradients) else 0.0
     for _ in range(rounds):
         for kind in KINDS if sums is not None else KINDS[:1]:
             for name, seconds in _step(ranks, model, optimizer, sums, tokens, targets, kind).items():
@@ -74,14 +74,14 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     }
 
 
-def _tail(layout: Layout) -> int:
+def _tail(layout: BucketLayout) -> int:
     """The elements whose sums cannot start before the backward pass ends: the buckets that hold the tables."""
     positions = list(layout.places)[-2]
     return sum(layout.lengths[layout.places[positions][0].bucket :])
 
 
 def _step(
-    ranks: World, model: Model, optimizer: AdamW, sums: RankSums | None, tokens: Any, targets: Any, kind: str
+    ranks: World, model: Model, optimizer: AdamW, sums: BucketedGradients | None, tokens: Any, targets: Any, kind: str
 ) -> dict[str, float]:
     """One step's times by name.
 
@@ -100,7 +100,7 @@ def _step(
         sums.overlap = kind == "during"
         if kind != "alone":
             sums.last()
-        model.loss_and_grads(tokens, targets, divisor=float(targets.size * ranks.size), take=sums.take)
+        model.loss_and_grads(tokens, targets, divisor=float(targets.size * ranks.size), on_gradient=sums.add)
         made = time.perf_counter()
         grads = sums.finish() if kind != "alone" else {}
         moving = sums.times.moving
@@ -118,7 +118,7 @@ def _step(
     return {name: float(seconds) for name, seconds in out.items()}
 
 
-def _sums_only(ranks: World, sums: RankSums) -> float:
+def _sums_only(ranks: World, sums: BucketedGradients) -> float:
     """The sums of one step with nothing else to do."""
     sums.begin()
     sums.overlap = False

@@ -169,7 +169,7 @@ class FinetuneOptions(LoopOptions):
     alpha: float = option(16.0, "Their scale is alpha / r, as in PEFT.")
     targets: str = option("", "Layers that get one, with commas; by default all linear layers of the blocks.")
     lora_dropout: float = option(0.0, "Dropout on the companions' input.")
-    rank_stabilised: bool = option(False, "Scale by alpha / √r instead of alpha / r.")
+    use_rslora: bool = option(False, "Scale by alpha / √r instead of alpha / r.")
     max_length: int = option(0, "Longest sequence; 0 means what the model allows, at most 1024.")
     on_long: str = option("refuse", "Longer examples: refuse, truncate or skip; the last two are reported.")
     pack: bool = option(True, "Put several short examples into one row; none sees another.")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from onfoot import threads
-from onfoot.train import lookout
+from onfoot.train import rank_monitor
 
 Value = TypeVar("Value")
 
@@ -72,7 +72,7 @@ class World:
         self.share = Share(self.rank, self.size)
         self.writes = self.rank == 0  # files and the terminal are one rank's
         self.name = f"rank {self.rank} on {socket.gethostname()}"
-        self.line: lookout.Line | None = None
+        self.monitor: rank_monitor.MonitorConnection | None = None
         self.threads = False  # whether a second thread may call MPI
         self._agreed: BaseException | None = None  # an error that all ranks know of
 
@@ -96,14 +96,14 @@ class World:
     def wait(self) -> None:
         """Until all ranks are here, asleep."""
         if self.comm is not None:
-            self.rest(self.comm.Ibarrier().Test)
+            self.poll(self.comm.Ibarrier().Test)
 
-    def rest(self, done: Callable[[], bool]) -> None:
+    def poll(self, done: Callable[[], bool]) -> None:
         """Until it is done, asleep."""
         while not done():
             time.sleep(NAP)
 
-    def hear(self, value: Any) -> list[Any]:
+    def allgather_json(self, value: Any) -> list[Any]:
         """What every rank says, by rank; anything that JSON can hold."""
         if self.comm is None:
             return [value]
@@ -115,7 +115,7 @@ class World:
         self.comm.Allgatherv(mine, [out, sizes.tolist()])
         return [json.loads(part.tobytes()) for part in np.split(out, np.cumsum(sizes)[:-1])]
 
-    def together(self, work: Callable[[], Value]) -> Value:
+    def run_all_or_raise(self, work: Callable[[], Value]) -> Value:
         """What `work` returns here. Where it fails on any rank all end: rank 0 with the error, the others silently."""
         if self.comm is None:
             return work()
@@ -127,7 +127,7 @@ class World:
                 raise
             error = caught
             said = None if isinstance(error, _ElsewhereError) else _describe(error)
-        failed = _failures(self.hear([self.name, said]))
+        failed = _failures(self.allgather_json([self.name, said]))
         if not failed:
             return value  # type: ignore[return-value]
         raise self.agreed(ValueError(failed[0]) if error is None or said is None else error)
@@ -137,12 +137,12 @@ class World:
         self._agreed = error
         return error if self.writes else SystemExit(2)
 
-    def first(self, work: Callable[[], Value], then: Callable[[], Value]) -> Value:
+    def rank0_first(self, work: Callable[[], Value], then: Callable[[], Value]) -> Value:
         """What `work` returns on rank 0, and only then what `then` returns on the others."""
         if self.comm is None:
             return work()
         if not self.writes:
-            heard = self.hear(False)
+            heard = self.allgather_json(False)
             if failed := _failures(heard):
                 raise self.agreed(ValueError(failed[0]))
             if not heard[0]:
@@ -151,14 +151,14 @@ class World:
         try:
             value = work()
         except Exception as error:
-            if _failures(self.hear(False)):
+            if _failures(self.allgather_json(False)):
                 raise self.agreed(error) from None
             raise
-        if failed := _failures(self.hear(True)):
+        if failed := _failures(self.allgather_json(True)):
             raise self.agreed(ValueError(failed[0]))
         return value
 
-    def see(self, path: Path) -> None:
+    def wait_for_path(self, path: Path) -> None:
         """Until a file that rank 0 has written can be seen here. Network file systems take their time."""
         end = time.monotonic() + SIGHT
         while not path.exists():
@@ -176,7 +176,7 @@ class World:
         digest = 0
         for array in arrays.values():
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
-        heard = self.hear(digest)
+        heard = self.allgather_json(digest)
         if all(other == heard[0] for other in heard):
             return
         found: str | None = None
@@ -189,7 +189,7 @@ class World:
             if found is None and apart.size:
                 place = tuple(int(i) for i in np.unravel_index(apart[0], mine.shape))
                 found = f"{name}{list(place)} is {mine[place]} on {self.name}, and {first[place]} on rank 0"
-        said = next((text for text in self.hear(found) if text is not None), "in what cannot be told")
+        said = next((text for text in self.allgather_json(found) if text is not None), "in what cannot be told")
         raise self.agreed(
             ValueError(
                 f"{when}: the ranks have drifted apart: {said}; a machine may compute wrongly. Nothing was saved "
@@ -197,7 +197,7 @@ class World:
             )
         )
 
-    def hush(self) -> None:
+    def silence_stdout(self) -> None:
         """Leaves the terminal to rank 0. Errors are still heard from every rank."""
         if not self.writes:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
@@ -208,8 +208,8 @@ class World:
         if self.comm is None:
             yield
             return
-        if self.line is not None:
-            self.line.tell(run=str(run), resume=f"mpiexec -n {self.size} onfoot {command} --resume {run}")
+        if self.monitor is not None:
+            self.monitor.tell(run=str(run), resume=f"mpiexec -n {self.size} onfoot {command} --resume {run}")
         try:
             yield
         except SystemExit:
@@ -226,11 +226,11 @@ class World:
         if not isinstance(error, ValueError | OSError | KeyboardInterrupt) or os.environ.get("ONFOOT_DEBUG"):
             traceback.print_exception(error)
         resume = f"mpiexec -n {self.size} onfoot {command} --resume {run}"
-        said = f"error: {self.name} failed: {_describe(error)}\n{lookout.last_words(str(run), resume)}\n"
+        said = f"error: {self.name} failed: {_describe(error)}\n{rank_monitor.last_words(str(run), resume)}\n"
         sys.stderr.write(said)
         sys.stderr.flush()
-        if self.line is not None:
-            self.line.bye(failed=True)
+        if self.monitor is not None:
+            self.monitor.bye(failed=True)
         code = 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, ValueError | OSError) else 1
         from mpi4py import MPI
 
@@ -277,23 +277,23 @@ def launched() -> tuple[int, int]:
 
 
 def _joined(ranks: World, threaded: bool) -> World:
-    """Sets this rank's threads, and puts up the lookout."""
+    """Sets this rank's threads, and puts up the monitor."""
     ranks.threads = bool(ranks.table(threaded).all())  # the same on all: they must start the same sums
     if ranks.writes and not ranks.threads:
         print("this MPI library is for one thread: gradients are summed after the backward pass", file=sys.stderr)
-    hosts = ranks.hear([socket.gethostname(), sorted(threads.cores())])
+    hosts = ranks.allgather_json([socket.gethostname(), sorted(threads.cores())])
     mine = hosts[ranks.rank]
     threads.limit(max(1, len(mine[1]) // sum(other == mine for other in hosts)))  # those with whom cores are shared
     alone = all(host == hosts[0][0] for host, _ in hosts)
-    where = ranks.hear(lookout.start(alone, ranks.size) if ranks.writes else None)[0]
-    ranks.line = lookout.join(where, ranks.rank)
-    if ranks.line is not None:
-        atexit.register(ranks.line.bye)
+    where = ranks.allgather_json(rank_monitor.start(alone, ranks.size) if ranks.writes else None)[0]
+    ranks.monitor = rank_monitor.join(where, ranks.rank)
+    if ranks.monitor is not None:
+        atexit.register(ranks.monitor.bye)
     return ranks
 
 
 def _failures(heard: list[Any]) -> list[str]:
-    """What ranks that failed have said in `together`; one that is still at work there says true or false in `first`."""
+    """The errors that ranks have reported in `run_all_or_raise`; a rank inside `rank0_first` sends a boolean."""
     return [f"{one[0]}: {one[1]}" for one in heard if isinstance(one, list) and one[1] is not None]
 
 

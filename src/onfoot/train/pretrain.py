@@ -104,7 +104,7 @@ def _check_others(folder: Path) -> None:
 
 def find_data(run: Path, ranks: World) -> tuple[Tokenizer, np.ndarray]:
     """What another rank has prepared."""
-    ranks.see(run / "data" / "tokens.bin")
+    ranks.wait_for_path(run / "data" / "tokens.bin")
     return Tokenizer.load(run / "data"), corpus.open_tokens(run / "data")
 
 
@@ -140,7 +140,7 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
 
 def start(run: Path, options: TrainOptions) -> Trainer:
     """A run in a new folder. What can be refused before any work is done is refused before."""
-    world().together(lambda: check(options))
+    world().run_all_or_raise(lambda: check(options))
     return runs.begin(run, options, build)
 
 
@@ -159,7 +159,7 @@ def resume(run: Path) -> tuple[Trainer, list[str]]:
 def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run, at a checkpoint or at the beginning."""
     ranks = world()
-    tokenizer, tokens = ranks.first(
+    tokenizer, tokens = ranks.rank0_first(
         lambda: prepare_data(run, options, checkpoint is not None), lambda: find_data(run, ranks)
     )
     remember(run / "data.json", read_json(run / "data" / "tokens.json").get("sha256", ""), f"the text of {run}")

@@ -34,13 +34,17 @@ UNBEGUN = (LOCK, f"{RECORD}.new", "data")  # what may lie in a folder where a ru
 def begin(run: Path, options: Options, build: Build[Options]) -> Trainer:
     """A run in a new folder. One that cannot begin leaves nothing behind but a folder that was there before."""
     ranks = world()
-    ranks.hush()
-    run = Path(ranks.hear(str(run))[0])
+    ranks.silence_stdout()
+    run = Path(ranks.allgather_json(str(run))[0])
     with ranks.guard(run, options.command):
         users = run.exists()  # an empty folder that the user has made
-        lock = ranks.together(lambda: ranks.first(lambda: _found(run, options), lambda: ranks.see(run / RECORD)))
+        lock = ranks.run_all_or_raise(
+            lambda: ranks.rank0_first(
+                lambda: _create_run_folder(run, options), lambda: ranks.wait_for_path(run / RECORD)
+            )
+        )
         try:
-            trainer = ranks.together(lambda: build(run, options, None))
+            trainer = ranks.run_all_or_raise(lambda: build(run, options, None))
             trainer.lock = lock
             if ranks.writes:
                 _record(run, trainer.options, made_with(trainer.model))  # with what only data and model could tell
@@ -51,7 +55,7 @@ def begin(run: Path, options: Options, build: Build[Options]) -> Trainer:
     return trainer
 
 
-def _found(run: Path, options: LoopOptions) -> FileLock:
+def _create_run_folder(run: Path, options: LoopOptions) -> FileLock:
     """Makes the run's folder, and takes its lock."""
     _refuse_taken(run)
     users = run.exists()
@@ -100,15 +104,17 @@ def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
 def resume(run: Path, kind: type[Options], build: Build[Options]) -> tuple[Trainer, list[str]]:
     """A run where its newest sound checkpoint left it, and what is to be said: what is damaged, what is different."""
     ranks = world()
-    ranks.hush()
+    ranks.silence_stdout()
     with ranks.guard(run, kind.command):
-        lock = ranks.together(lambda: _lock(run) if ranks.writes else None)
+        lock = ranks.run_all_or_raise(lambda: _lock(run) if ranks.writes else None)
         try:
-            options, made_then = ranks.together(lambda: _options(run, kind))
-            found = ranks.together(lambda: _newest(run) if ranks.writes else None)  # one rank reads all of every file
-            checkpoint, complaints = ranks.hear(found)[0]
+            options, made_then = ranks.run_all_or_raise(lambda: _options(run, kind))
+            found = ranks.run_all_or_raise(
+                lambda: _newest(run) if ranks.writes else None
+            )  # one rank reads all of every file
+            checkpoint, complaints = ranks.allgather_json(found)[0]
             where = None if checkpoint is None else Path(checkpoint)
-            trainer = ranks.together(lambda: build(run, options, where))
+            trainer = ranks.run_all_or_raise(lambda: build(run, options, where))
             trainer.lock = lock
             made_now = made_with(trainer.model)
             if where is None and ranks.writes:

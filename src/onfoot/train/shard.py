@@ -13,7 +13,7 @@ from onfoot.models.model import Model
 from onfoot.train.buckets import SHARD
 from onfoot.train.optimizer import MEANS, AdamW, check_moments
 from onfoot.train.parallel import World
-from onfoot.train.vector import Layout, Owned
+from onfoot.train.vector import BucketLayout, Owned
 
 AHEAD = 2  # buckets of weights under way at a time
 
@@ -24,7 +24,7 @@ class ShardedAdamW(AdamW):
     The weights themselves are whole on every rank. A checkpoint has the same form as any other.
     """
 
-    def __init__(self, model: Model, world: World, layout: Layout, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, model: Model, world: World, layout: BucketLayout, *args: Any, **kwargs: Any) -> None:
         self.world, self.layout = world, layout
         for name in layout.places:  # an update writes through flat views
             if not to_numpy(model.params[name]).flags.c_contiguous:
@@ -100,7 +100,7 @@ class ShardedAdamW(AdamW):
                 requests.append(self.world.comm.Isend(means[_in_shard(piece)], 0, self.tag(kind, piece.name)))
         from mpi4py import MPI
 
-        self.world.rest(lambda: MPI.Request.Testall(requests))
+        self.world.poll(lambda: MPI.Request.Testall(requests))
 
     def tag(self, kind: str, name: str) -> int:
         """The messages' tag: a number for each running mean."""

@@ -16,7 +16,7 @@ from onfoot.train.optimizer import AdamW, clip_scale
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
-    from onfoot.train.buckets import Sums
+    from onfoot.train.buckets import GradientAccumulator
     from onfoot.train.parallel import World
 
 
@@ -52,7 +52,7 @@ def one_batch(
         if not math.isfinite(loss):
             raise diverged(f"the loss is {loss}", False)
 
-    def take(name: str, grad: Array) -> None:
+    def on_gradient(name: str, grad: Array) -> None:
         nonlocal squares, changed
         squares += optimizer.squares({name: grad}) if norm else 0.0
         if not math.isfinite(squares):
@@ -61,7 +61,7 @@ def one_batch(
         changed = True
 
     with optimizer.one_step(lr):
-        loss, _ = _gradients(model, part, divisor, take, heard)
+        loss, _ = _gradients(model, part, divisor, on_gradient, heard)
     return loss, math.sqrt(squares)
 
 
@@ -73,22 +73,22 @@ def several(
     lr: float | None,
     clip: float,
     diverged: Diverged,
-    sums: Sums | None = None,
+    sums: GradientAccumulator | None = None,
     world: World | None = None,
 ) -> tuple[float, float]:
     """A step over several microbatches and ranks: the mean loss, and the gradients' norm before clipping.
 
     `divisor` is the number of targets of the whole step. All gradients exist before the first update.
     """
-    from onfoot.train.buckets import Sums
+    from onfoot.train.buckets import GradientAccumulator
 
-    sums = sums or Sums()
+    sums = sums or GradientAccumulator()
     sums.begin()
     loss = 0.0
     for i, part in enumerate(parts):
         if i == len(parts) - 1:
             sums.last()
-        loss += _gradients(model, part, divisor, sums.take, None)[0]
+        loss += _gradients(model, part, divisor, sums.add, None)[0]
     grads = sums.finish()
     squares = optimizer.squares(grads)
     figures = np.array([[loss, squares]]) if world is None else world.table(loss, squares)
@@ -101,7 +101,7 @@ def several(
 
 
 def _gradients(
-    model: Model, part: Part, divisor: float | None, take: Callable[[str, Array], None], on_loss: Any
+    model: Model, part: Part, divisor: float | None, on_gradient: Callable[[str, Array], None], on_loss: Any
 ) -> tuple[float, Any]:
     return model.loss_and_grads(
         part.tokens,
@@ -109,6 +109,6 @@ def _gradients(
         divisor=divisor,
         segments=part.segments,
         dropout_seed=part.dropout_seed,
-        take=take,
+        on_gradient=on_gradient,
         on_loss=on_loss,
     )

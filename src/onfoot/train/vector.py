@@ -31,7 +31,7 @@ class Owned(NamedTuple):
     offset: int  # in that rank's shard
 
 
-class Layout:
+class BucketLayout:
     """Parameters as one vector in buckets. Each bucket's length is a multiple of the ranks, who own a part of each."""
 
     def __init__(self, shapes: Mapping[str, Shape], bucket: int, size: int) -> None:
@@ -56,7 +56,7 @@ class Layout:
                 self.inside[place.bucket].append(place)
 
     @classmethod
-    def of(cls, model: Model, megabytes: float, size: int) -> Layout:
+    def of(cls, model: Model, megabytes: float, size: int) -> BucketLayout:
         """What trains, from the top of the network down: as the backward pass meets it. Tied tables come last."""
         names = [name for name in reversed(list(model.params)) if name in model.trainable]
         bucket = int(megabytes * 1e6 / np.dtype(model.dtype).itemsize)

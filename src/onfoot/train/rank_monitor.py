@@ -47,8 +47,8 @@ def last_words(run: str, resume: str) -> str:
     return f"the last complete checkpoint is {where}; go on from there with: {resume}"
 
 
-class Line:
-    """A rank's connection to the lookout."""
+class MonitorConnection:
+    """A rank's connection to the monitor."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection: socket.socket | None = connection
@@ -78,7 +78,7 @@ class Line:
 
 
 def start(alone: bool, ranks: int) -> list[Any] | None:
-    """Starts the lookout; where it can be reached, or None. Ranks of one host need no other interface than its own."""
+    """Starts the monitor; returns its address, or None. With all ranks on one host it listens on loopback only."""
     token = secrets.token_hex(LENGTH // 2)
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, "127.0.0.1" if alone else "", str(ranks)],
@@ -91,8 +91,8 @@ def start(alone: bool, ranks: int) -> list[Any] | None:
     return [host, int(port), token] if port.strip().isdigit() else None
 
 
-def join(where: list[Any] | None, rank: int) -> Line | None:
-    """This rank's connection; None where the lookout cannot be reached, and the run goes on without."""
+def join(where: list[Any] | None, rank: int) -> MonitorConnection | None:
+    """This rank's connection; None where the monitor cannot be reached, and the run goes on without."""
     if where is None:
         return None
     host, port, token = where
@@ -103,13 +103,13 @@ def join(where: list[Any] | None, rank: int) -> Line | None:
         return None
     connection.settimeout(None)
     connection.sendall(token.encode())
-    line = Line(connection)
+    line = MonitorConnection(connection)
     line.tell(rank=rank, host=socket.gethostname(), pid=os.getpid())
     return line
 
 
-class Caller:
-    """A connection to the lookout: a stranger until it has said the secret."""
+class MonitorClient:
+    """A connection to the monitor: a stranger until it has said the secret."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -144,7 +144,7 @@ class Caller:
         return f"rank {rank} on {host} (process {pid})"
 
 
-class Lookout:
+class RankMonitor:
     """The process itself: connections of ranks, and which was the first to close."""
 
     def __init__(self, token: str, address: str, ranks: int) -> None:
@@ -152,7 +152,7 @@ class Lookout:
         self.most = ranks + STRANGERS
         self.server = socket.create_server((address, 0), backlog=1024)
         self.server.settimeout(0)
-        self.callers: dict[int, Caller] = {}  # by file descriptor
+        self.callers: dict[int, MonitorClient] = {}  # by file descriptor
         self.life = _lifeline()
         self.poll = select.epoll() if hasattr(select, "epoll") else None
         self.watched: set[int] = set()
@@ -226,10 +226,10 @@ class Lookout:
                 connection.close()
                 return
             self.close(min(strangers, key=lambda d: self.callers[d].since))
-        self.callers[connection.fileno()] = Caller(connection)
+        self.callers[connection.fileno()] = MonitorClient(connection)
         self.watch(connection.fileno())
 
-    def read(self, caller: Caller) -> bool:
+    def read(self, caller: MonitorClient) -> bool:
         """Takes in what a caller says; False when its connection has closed, or is to be."""
         try:
             data = caller.connection.recv(LINE if caller.trusted else LENGTH - len(caller.rest))
@@ -276,4 +276,4 @@ def _lifeline() -> Any:
 
 
 if __name__ == "__main__":
-    Lookout(os.environ.pop(SECRET), sys.argv[1], int(sys.argv[2])).serve()
+    RankMonitor(os.environ.pop(SECRET), sys.argv[1], int(sys.argv[2])).serve()

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from onfoot.train import lookout
+from onfoot.train import rank_monitor
 
 TOKEN = "0123456789abcdef" * 2
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 class Watch:
-    """A lookout for two ranks."""
+    """A rank_monitor for two ranks."""
 
     def __init__(self, patience: float = 20.0) -> None:
         program = (
@@ -32,9 +32,9 @@ class Watch:
             "exec(compile(source, path, 'exec'), {'__name__': '__main__', '__file__': path})"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", program, lookout.__file__],
+            [sys.executable, "-I", "-S", "-c", program, rank_monitor.__file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, lookout.SECRET: TOKEN},
+            env={**os.environ, rank_monitor.SECRET: TOKEN},
         )  # fmt: skip
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -70,8 +70,8 @@ def hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def caller() -> lookout.Caller:
-    return lookout.Caller(SimpleNamespace())  # type: ignore[arg-type]
+def caller() -> rank_monitor.MonitorClient:
+    return rank_monitor.MonitorClient(SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_nothing_is_parsed_before_the_secret_is_said() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"{\n", b"[]\n", DEEP + b"\n", b"\xff\xfe\n", b"1" * (lookout.LINE + 1)],
+    [b"{\n", b"[]\n", DEEP + b"\n", b"\xff\xfe\n", b"1" * (rank_monitor.LINE + 1)],
     ids=["half", "a list", "deep", "no text", "long"],
 )
 def test_a_rank_that_talks_nonsense_counts_as_dead_and_the_lookout_says_so(said: bytes) -> None:
@@ -115,14 +115,14 @@ def test_lines_without_end_are_not_kept() -> None:
     rank = caller()
     assert rank.hear(TOKEN.encode(), TOKEN.encode())
     while rank.hear(b"x" * 1000, TOKEN.encode()):
-        assert len(rank.rest) <= lookout.LINE
-    assert len(rank.rest) <= lookout.LINE + 1000
+        assert len(rank.rest) <= rank_monitor.LINE
+    assert len(rank.rest) <= rank_monitor.LINE + 1000
 
 
 def test_strangers_who_say_nothing_are_few_and_do_not_stay() -> None:
     watch = Watch(patience=1.0)
     ranks = [watch.rank(0)]
-    strangers = [watch.call() for _ in range(lookout.STRANGERS + 40)]
+    strangers = [watch.call() for _ in range(rank_monitor.STRANGERS + 40)]
     ranks.append(watch.rank(1))  # there is room for a rank
     assert all(hung_up(stranger) for stranger in strangers)  # the oldest at once, the others when their time is up
     assert watch.ends_well(*ranks) == ""
@@ -151,19 +151,19 @@ def test_the_secret_is_not_in_the_list_of_processes(monkeypatch: pytest.MonkeyPa
         started.append((command, kwargs.get("env") or {}))
         return SimpleNamespace(stdout=io.BytesIO(b"4242\n"))
 
-    monkeypatch.setattr(lookout.subprocess, "Popen", popen)
-    where = lookout.start(alone=True, ranks=2)
+    monkeypatch.setattr(rank_monitor.subprocess, "Popen", popen)
+    where = rank_monitor.start(alone=True, ranks=2)
     assert where is not None and where[:2] == ["127.0.0.1", 4242]
     ((command, environment),) = started
-    assert where[2] not in " ".join(command) and environment[lookout.SECRET] == where[2]
-    assert len(where[2]) == lookout.LENGTH
+    assert where[2] not in " ".join(command) and environment[rank_monitor.SECRET] == where[2]
+    assert len(where[2]) == rank_monitor.LENGTH
 
 
 def test_windows_waits_for_stdin_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    monkeypatch.setattr(lookout.sys, "platform", "win32")
-    monkeypatch.setattr(lookout.sys, "stdin", os.fdopen(read))
-    life = lookout._lifeline()
+    monkeypatch.setattr(rank_monitor.sys, "platform", "win32")
+    monkeypatch.setattr(rank_monitor.sys, "stdin", os.fdopen(read))
+    life = rank_monitor._lifeline()
     life.settimeout(0)
     with pytest.raises(BlockingIOError):
         life.recv(1)
@@ -173,10 +173,10 @@ def test_windows_waits_for_stdin_in_a_thread(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_works_where_there_is_no_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(lookout.select, "epoll", raising=False)
+    monkeypatch.delattr(rank_monitor.select, "epoll", raising=False)
     read, write = os.pipe()
-    monkeypatch.setattr(lookout.sys, "stdin", os.fdopen(read))
-    watch = lookout.Lookout(TOKEN, "127.0.0.1", 1)
+    monkeypatch.setattr(rank_monitor.sys, "stdin", os.fdopen(read))
+    watch = rank_monitor.RankMonitor(TOKEN, "127.0.0.1", 1)
     watch.watch(watch.server.fileno())
     watch.watch(watch.life.fileno())
     connection = socket.create_connection(watch.server.getsockname(), timeout=20)
