@@ -178,7 +178,7 @@ def prepare(folder: Path) -> None:
     lines = [{"prompt": f"{i} and one:", "completion": f" {i + 1}"} for i in range(12)]
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tokenizer = byte_tokenizer()
-    ends: dict[str, Any] = {"bos_token_id": tokenizer.end_id, "eos_token_id": tokenizer.end_id}
+    ends: dict[str, Any] = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
     sizes = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=32, n_embd=8, n_layer=1, n_head=1, **ends)
     model = onfoot.create(sizes, seed=1)
     model.tokenizer = tokenizer

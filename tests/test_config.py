@@ -67,11 +67,11 @@ def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
 
 
 def test_several_tokens_may_end_a_text() -> None:
-    assert onfoot.LlamaConfig(**LLAMA, eos_token_id=(3, 5)).end_ids == (3, 5)
-    assert onfoot.LlamaConfig.from_dict({**LLAMA, "eos_token_id": [3, 5]}).end_ids == (3, 5)
-    assert onfoot.LlamaConfig(**LLAMA, eos_token_id=3).end_ids == (3,)
-    assert onfoot.LlamaConfig(**LLAMA).end_ids == () == onfoot.GPT2Config().end_ids
-    assert onfoot.GPT2Config(eos_token_id=3).end_ids == (3,)
+    assert onfoot.LlamaConfig(**LLAMA, eos_token_id=(3, 5)).eos_ids == (3, 5)
+    assert onfoot.LlamaConfig.from_dict({**LLAMA, "eos_token_id": [3, 5]}).eos_ids == (3, 5)
+    assert onfoot.LlamaConfig(**LLAMA, eos_token_id=3).eos_ids == (3,)
+    assert onfoot.LlamaConfig(**LLAMA).eos_ids == () == onfoot.GPT2Config().eos_ids
+    assert onfoot.GPT2Config(eos_token_id=3).eos_ids == (3,)
 
 
 def test_float64_is_numpys_and_ids_have_64_bits() -> None:

@@ -23,12 +23,12 @@ def test_weights_and_means_are_counted() -> None:
 
 
 def test_an_adapters_means_are_its_own_and_a_quantised_base_is_small() -> None:
-    companions = 12 * 16 * ((768 + 2304) + (768 + 768) + (768 + 3072) + (3072 + 768))
+    in_lora = 12 * 16 * ((768 + 2304) + (768 + 768) + (768 + 3072) + (3072 + 768))
     lora = plan(replace(JOB, lora=16))
-    assert lora.weights == 4 * (N + companions) and lora.moments == 2 * 4 * companions
+    assert lora.weights == 4 * (N + in_lora) and lora.moments == 2 * 4 * in_lora
     small = plan(replace(JOB, lora=16, quantized=True))
     linear = 12 * 12 * 768**2 + 50257 * 768
-    assert small.weights == 4 * (N - linear + companions) + linear + 2 * linear // 32  # a code each, a scale for 32
+    assert small.weights == 4 * (N - linear + in_lora) + linear + 2 * linear // 32  # a code each, a scale for 32
 
 
 def test_clipping_keeps_all_gradients_at_once() -> None:

@@ -133,7 +133,7 @@ class GPT2Config:
         return self.n_inner if self.n_inner is not None else 4 * self.n_embd
 
     @property
-    def end_ids(self) -> tuple[int, ...]:
+    def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a text."""
         return _several(self.eos_token_id)
 
@@ -291,7 +291,7 @@ class LlamaConfig:
         return self.intermediate_size
 
     @property
-    def end_ids(self) -> tuple[int, ...]:
+    def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a text."""
         return _several(self.eos_token_id)
 

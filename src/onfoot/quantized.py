@@ -27,13 +27,13 @@ class Quantized:
 class QuantizedWeight(Quantized):
     """A weight (out, in) that is read only. `x @ weight.T` and `dy @ weight` are the products of a linear layer."""
 
-    def __init__(self, kind: str, codes: np.ndarray, scale: np.ndarray, least: np.ndarray | None = None) -> None:
+    def __init__(self, kind: str, codes: np.ndarray, scale: np.ndarray, minimum: np.ndarray | None = None) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown quantisation {kind!r}; known are {', '.join(KINDS)}")
         self.kind = kind
         self.codes = codes  # (out, blocks, 32) int8, or (out, blocks, 16) bytes: entries 0-15 low, 16-31 high
         self.scale = scale  # (out, blocks) float16
-        self.least = least  # (out, blocks) float16: Q4_1's smallest value
+        self.minimum = minimum  # (out, blocks) float16: Q4_1's smallest value
         self._check()
         self.shape = (codes.shape[0], codes.shape[1] * BLOCK)
 
@@ -42,15 +42,15 @@ class QuantizedWeight(Quantized):
         bytes_, kind = (BLOCK, np.int8) if self.kind == "Q8_0" else (BLOCK // 2, np.uint8)
         if self.codes.shape[2:] != (bytes_,) or self.codes.dtype != kind:
             raise ValueError(f"{self.kind} codes of shape {self.codes.shape} and {self.codes.dtype}: not its blocks")
-        for scale in [self.scale, self.least] if self.kind == "Q4_1" else [self.scale]:
+        for scale in [self.scale, self.minimum] if self.kind == "Q4_1" else [self.scale]:
             if scale is None or scale.shape != self.codes.shape[:2] or scale.dtype != np.float16:
                 found = None if scale is None else (scale.shape, str(scale.dtype))
                 raise ValueError(f"{self.kind} codes of shape {self.codes.shape} do not go with scales {found}")
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> QuantizedWeight:
         """The same weight with other arrays for its codes and scales."""
-        least = None if self.least is None else function(self.least)
-        return QuantizedWeight(self.kind, function(self.codes), function(self.scale), least)
+        minimum = None if self.minimum is None else function(self.minimum)
+        return QuantizedWeight(self.kind, function(self.codes), function(self.scale), minimum)
 
     @cached_property
     def factors(self) -> tuple[np.ndarray, np.ndarray]:
@@ -58,11 +58,11 @@ class QuantizedWeight(Quantized):
         scale = self.scale.astype(np.float32)
         if self.kind == "Q4_0":
             return scale, -8 * scale
-        return scale, scale[:0] if self.least is None else self.least.astype(np.float32)
+        return scale, scale[:0] if self.minimum is None else self.minimum.astype(np.float32)
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scale.nbytes + (0 if self.least is None else self.least.nbytes)
+        return self.codes.nbytes + self.scale.nbytes + (0 if self.minimum is None else self.minimum.nbytes)
 
     def floats(self, which: Any, dtype: Any = np.float32) -> np.ndarray:
         """Rows as numbers, (..., in): those that a slice or an array of indices names."""
@@ -74,12 +74,12 @@ class QuantizedWeight(Quantized):
         else:
             out[..., :16] = codes & 15
             out[..., 16:] = codes >> 4
-            if self.least is None:
+            if self.minimum is None:
                 out -= 8
                 out *= scale  # eq QUANT.2
             else:
                 out *= scale
-                out += self.least[which].astype(dtype)[..., None]  # eq QUANT.3
+                out += self.minimum[which].astype(dtype)[..., None]  # eq QUANT.3
         return out.reshape(*out.shape[:-2], self.shape[1])
 
     def __getitem__(self, which: Any) -> np.ndarray:
@@ -137,17 +137,17 @@ def quantize(weight: np.ndarray, kind: str = "Q8_0") -> QuantizedWeight:
         raise ValueError(f"a weight of shape {weight.shape} cannot be quantised: its rows need a multiple of {BLOCK}")
     step = max(CHUNK // weight.shape[1], 1)  # a few rows at a time: no second copy of the whole weight in floats
     parts = [_quantize_rows(weight[i : i + step], kind) for i in range(0, weight.shape[0], step)]
-    codes, scale, *least = (np.concatenate(x) for x in zip(*parts, strict=True))
-    return QuantizedWeight(kind, codes, scale, *least)
+    codes, scale, *minimum = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return QuantizedWeight(kind, codes, scale, *minimum)
 
 
 def _quantize_rows(weight: np.ndarray, kind: str) -> tuple[np.ndarray, ...]:
     blocks = weight.astype(np.float32).reshape(weight.shape[0], -1, BLOCK)
     if kind == "Q4_1":
-        least, most = blocks.min(-1), blocks.max(-1)
-        scale = (most - least) / 15
-        codes = np.clip(np.round((blocks - least[..., None]) * _inverse(scale)[..., None]), 0, 15)
-        return _packed(codes), scale.astype(np.float16), least.astype(np.float16)
+        minimum, most = blocks.min(-1), blocks.max(-1)
+        scale = (most - minimum) / 15
+        codes = np.clip(np.round((blocks - minimum[..., None]) * _inverse(scale)[..., None]), 0, 15)
+        return _packed(codes), scale.astype(np.float16), minimum.astype(np.float16)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]  # with its sign
     if kind == "Q8_0":
         scale = np.abs(largest) / 127

@@ -56,7 +56,7 @@ class ParameterRow:
 
 @dataclass(frozen=True)
 class LoraRow:
-    """The low-rank companion of one linear layer: d (in × r) and u (r × out)."""
+    """The LoRA layer of one linear layer: d (in × r) and u (r × out)."""
 
     layer: str
     n_in: int
@@ -314,7 +314,7 @@ def counts(config: GPT2Config) -> Counts:
 
 
 def lora_rows(config: GPT2Config, r: int) -> list[LoraRow]:
-    """A companion of rank r beside every linear layer; queries, keys and values have one each, as in the paper."""
+    """A LoRA layer of rank r beside every linear layer; queries, keys and values have one each, as in the paper."""
     if r < 1:
         raise ValueError(f"r={r}: the rank of LoRA is a whole number of at least 1")
     linear = linear_shapes(config)
@@ -332,6 +332,6 @@ def lora_rows(config: GPT2Config, r: int) -> list[LoraRow]:
 
 
 def lora_total(rows: list[LoraRow]) -> tuple[int, int]:
-    """(one block, the whole network): the logits' companion is counted once, not once a block."""
+    """(one block, the whole network): the logits' LoRA layer is counted once, not once a block."""
     block = sum(row.count for row in rows if row.layer != "FC logits")
     return block, sum(row.copies * row.count for row in rows)

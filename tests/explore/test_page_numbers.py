@@ -19,7 +19,7 @@ from onfoot.explore import page as page_module
 from onfoot.explore import server as server_module
 from onfoot.explore import texts
 from onfoot.explore.describe import describe, encoded, where_parts
-from onfoot.explore.ends import OTHERS
+from onfoot.explore.embedding_logits import OTHERS
 from onfoot.explore.mistakes import apply_mistake, catalogue
 from onfoot.explore.page import export
 from onfoot.explore.proof import differentiated, relative_error

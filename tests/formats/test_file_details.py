@@ -182,7 +182,7 @@ def test_begin_end_and_template_are_kept_with_a_tokenizer(tmp_path: Path) -> Non
     backend = byte_tokenizer().backend
     backend.add_special_tokens(["<s>", "</s>"])
     tokenizer = Tokenizer(backend, "</s>", "<s>", "{{ messages }}")
-    assert tokenizer.end_id == 258 and tokenizer.size == 259
+    assert tokenizer.eos_id == 258 and tokenizer.size == 259
     tokenizer.save(tmp_path, 77)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert (theirs.bos_token, theirs.eos_token, theirs.model_max_length) == ("<s>", "</s>", 77)
@@ -221,4 +221,4 @@ def test_characters_are_named_where_they_stand() -> None:
         tokenizer.encode("abzq")
     with pytest.raises(ValueError, match=r"half a character, '\\ud800', at position 2"):
         byte_tokenizer().encode("ab\ud800")
-    assert tokenizer.decode([tokenizer.end_id or 0, *tokenizer.encode("cab")]) == "cab"
+    assert tokenizer.decode([tokenizer.eos_id or 0, *tokenizer.encode("cab")]) == "cab"

@@ -98,9 +98,9 @@ def test_a_saved_tokenizer_opens_in_transformers(tmp_path: Path) -> None:
     text = "Grüße, 世界!\n\ttabs"
     assert theirs(text)["input_ids"] == tokenizer.encode(text)
     assert theirs.decode(tokenizer.encode(text)) == text
-    assert theirs.eos_token_id == tokenizer.end_id
+    assert theirs.eos_token_id == tokenizer.eos_id
     loaded = onfoot.load(tmp_path).tokenizer
-    assert loaded is not None and loaded.encode(text) == tokenizer.encode(text) and loaded.end_id == tokenizer.end_id
+    assert loaded is not None and loaded.encode(text) == tokenizer.encode(text) and loaded.eos_id == tokenizer.eos_id
 
 
 def test_both_naming_styles_masks_and_a_repeated_head_are_read(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def test_one_token_a_character_and_unknown_ones_are_named() -> None:
 
 def test_the_end_token_is_one_token_and_is_not_shown() -> None:
     for tokenizer in (BYTES, BPE, char_tokenizer(["ab"])):
-        assert tokenizer.end_id is not None
-        assert tokenizer.decode([*tokenizer.encode("ab"), tokenizer.end_id]) == "ab"
+        assert tokenizer.eos_id is not None
+        assert tokenizer.decode([*tokenizer.encode("ab"), tokenizer.eos_id]) == "ab"
 
 
 def test_saved_tokenizers_come_back(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_saved_tokenizers_come_back(tmp_path: Path) -> None:
         tokenizer.save(tmp_path, 64)
         again = Tokenizer.load(tmp_path)
         assert again.encode(TEXT) == tokenizer.encode(TEXT)
-        assert again.end_id == tokenizer.end_id
+        assert again.eos_id == tokenizer.eos_id
 
 
 def test_gpt2s_vocabulary_and_merges_are_read(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_template_is_the_models_own() -> None:
     assert model.tokenizer is not None
     ids = prompt_ids(model, [{"role": "user", "content": "hi"}])
     assert model.tokenizer.backend.decode(ids.tolist(), skip_special_tokens=False) == "[user]hi<|endoftext|>[assistant]"
-    assert ends(model) == ((5, model.tokenizer.end_id), [])
+    assert ends(model) == ((5, model.tokenizer.eos_id), [])
 
 
 def test_without_a_template_it_is_chatml_and_ends_with_its_text() -> None:

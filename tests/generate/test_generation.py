@@ -143,8 +143,8 @@ def test_the_tokenizers_end_token_ends_a_text_even_if_the_configuration_does_not
     m.tokenizer = tokenizer
     m.params["transformer.wte.weight"][:] = 0
     m.params["transformer.ln_f.bias"][:] = 1
-    m.params["transformer.wte.weight"][tokenizer.end_id] = 1  # it always says its end token
-    assert m.generate([[5, 6]], 20, temperature=0)[0].tolist() == [5, 6, tokenizer.end_id]
+    m.params["transformer.wte.weight"][tokenizer.eos_id] = 1  # it always says its end token
+    assert m.generate([[5, 6]], 20, temperature=0)[0].tolist() == [5, 6, tokenizer.eos_id]
 
 
 def test_damaged_weights_do_not_speak() -> None:

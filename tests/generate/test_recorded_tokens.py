@@ -221,7 +221,7 @@ def test_what_is_not_on_kernels_goes_call_by_call(config: Config) -> None:
     cache = check(double, truth, 1)
     assert cache.step is not None and not recorded(cache)  # tried, and left at that
     ours.add_lora(r=2, targets=["c_attn.q"] if config is GPT2 else None)
-    assert recorded(check(ours, truth, 1)) == (config is LLAMA)  # a fresh companion adds 0; those of parts are NumPy's
+    assert recorded(check(ours, truth, 1)) == (config is LLAMA)  # a fresh LoRA layer adds 0; those of parts are NumPy's
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])

@@ -61,13 +61,13 @@ REFUSED: dict[str, Callable[[], Any]] = {
         ones(40, 6), saved("frozen_linear", ones(40, 5), ones(5, 7))
     ),
     "linear in blocks of another width": lambda: TABLE["frozen_linear_forward"](ones(4, 32), quantize(ones(3, 64)).T),
-    "a companion of another width": lambda: TABLE["lora_linear_forward"](
+    "a LoRA layer of another width": lambda: TABLE["lora_linear_forward"](
         ones(4, 5), ones(5, 7), None, ones(6, 2), ones(2, 7), 1.0
     ),
-    "a companion of two ranks": lambda: TABLE["lora_linear_forward"](
+    "a LoRA layer of two ranks": lambda: TABLE["lora_linear_forward"](
         ones(4, 5), ones(5, 7), None, ones(5, 2), ones(3, 7), 1.0
     ),
-    "a companion back from fewer rows": lambda: TABLE["lora_linear_backward"](
+    "a LoRA layer back from fewer rows": lambda: TABLE["lora_linear_backward"](
         ones(3, 7), saved("lora_linear", ones(4, 5), ones(5, 7), None, ones(5, 2), ones(2, 7), 1.0)
     ),
     "attention over more values than keys": lambda: TABLE["attention_forward"](

@@ -49,14 +49,14 @@ class Pass:
 
 
 def linear(where: Pass, params: Params, model: Model, layer: str, x: torch.Tensor, out_in: bool) -> torch.Tensor:
-    """A layer and its companion."""
+    """A layer and its LoRA layer."""
     weight = params[f"{layer}.weight"]
     y = F.linear(x, weight if out_in else weight.T, params.get(f"{layer}.bias"))
     down, up = (params.get(f"{layer}.lora_{side}.default.weight") for side in "AB")
     if down is None or up is None:
         return y
-    companion = model.adapters["default"].layers[layer]
-    return y + companion.scale * F.linear(F.linear(where.drop(f"{layer}.lora", x, companion.dropout), down), up)
+    lora = model.adapters["default"].layers[layer]
+    return y + lora.scale * F.linear(F.linear(where.drop(f"{layer}.lora", x, lora.dropout), down), up)
 
 
 def gpt2(model: Model, params: Params, tokens: torch.Tensor, where: Pass) -> torch.Tensor:
@@ -173,7 +173,7 @@ def check(model: Model, network: Any, packed: bool, dropped: bool, close: float)
         assert_close(np.asarray(g), grad.numpy(), close, name)
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["all parameters", "companions"])
+@pytest.mark.parametrize("lora", [False, True], ids=["all parameters", "LoRA layers"])
 @pytest.mark.parametrize(("packed", "dropped"), [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)

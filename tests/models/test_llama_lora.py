@@ -155,7 +155,7 @@ def test_folders_of_transformers_are_read_and_written_back(tmp_path: Path, kind:
     ).eval()  # fmt: skip
     theirs.save_pretrained(tmp_path / "theirs")
     model = onfoot.load(tmp_path / "theirs")
-    assert model.config.model_type == kind and model.config.end_ids == (3, 5)
+    assert model.config.model_type == kind and model.config.eos_ids == (3, 5)
     with torch.no_grad():
         expected = theirs(torch.tensor(TOKENS)).logits.numpy()
     assert_close(model.logits(TOKENS), expected, 1e-5)

@@ -338,7 +338,7 @@ def test_an_adapter_of_another_base_is_refused_with_the_tensor_named(tmp_path: P
     with pytest.raises(ValueError, match=r"transformer\.h\.0\.attn\.c_attn\.lora_A\.weight has shape \(4, 12\)"):
         wider.load_adapter(tmp_path)
     shallow = onfoot.create(onfoot.GPT2Config(vocab_size=29, n_positions=16, n_embd=12, n_layer=1, n_head=3))
-    with pytest.raises(ValueError, match=r"companion for transformer\.h\.1\.\S+, which the model does not have"):
+    with pytest.raises(ValueError, match=r"LoRA layer for transformer\.h\.1\.\S+, which the model does not have"):
         shallow.load_adapter(tmp_path)
     assert not wider.adapters and not any("lora" in name for name in wider.params)  # nothing was changed
     with pytest.raises(ValueError, match=r"it has no adapter_config\.json"):
@@ -353,7 +353,7 @@ def test_an_adapter_of_another_base_is_refused_with_the_tensor_named(tmp_path: P
         ({"targets": ["q_proj"]}, "no layer is called 'q_proj'; there are c_attn"),
         ({"targets": []}, "a list of layer names is needed"),
         ({"targets": "c_attn"}, "a list of layer names is needed"),
-        ({"targets": ["c_attn", "c_attn.q"]}, "cannot both have a companion"),
+        ({"targets": ["c_attn", "c_attn.q"]}, "cannot both have a LoRA layer"),
         ({"dropout": 1.0}, r"dropout=1.0 is not in \[0, 1\)"),
         ({"r": 2, "alpha": float("nan")}, "alpha=nan: a finite number above 0"),
         ({"r": 2, "alpha": 0}, "alpha=0: a finite number above 0"),

@@ -44,7 +44,7 @@ class ParallelConfig:
     tie_word_embeddings: bool = False
     causal: bool = True
     model_type = "parallel"
-    end_ids = ()
+    eos_ids = ()
 
 
 def shapes(config: ParallelConfig) -> dict[str, tuple[int, ...]]:

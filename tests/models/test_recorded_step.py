@@ -154,7 +154,7 @@ def test_packed_examples_have_positions_of_their_own_in_every_replay(family: str
 
 
 def with_companions(ours: Model, **options: Any) -> tuple[Model, Model]:
-    """Low-rank companions that already act, beside the same weights of both kinds."""
+    """Low-rank LoRA layers that already act, beside the same weights of both kinds."""
     ours.add_lora(r=3, **options)
     rng = np.random.default_rng(4)
     for name in sorted(ours.trainable):
@@ -195,17 +195,17 @@ KINDS_OF_STEP: dict[str, Callable[[], tuple[Model, dict[str, Any]]]] = {
     "gpt2, packed": lambda: (models()[0], {"segments": np.repeat([[0, 1], [0, 0], [1, 2], [5, 5]], 5, axis=1)}),
     "gpt2, computed again": lambda: (again(models()[0]), {}),
     "gpt2, dropped": lambda: (models(attn_pdrop=0.2, embd_pdrop=0.2, resid_pdrop=0.2)[0], {"dropout_seed": 5}),
-    "gpt2, companions": lambda: (with_companions(models()[0])[0], {}),
-    "gpt2, companions dropped": lambda: (with_companions(models()[0], dropout=0.2)[0], {"dropout_seed": 5}),
-    "gpt2, companions of parts": lambda: (with_companions(models()[0], targets=PARTS)[0], {}),
+    "gpt2, LoRA layers": lambda: (with_companions(models()[0])[0], {}),
+    "gpt2, LoRA layers dropped": lambda: (with_companions(models()[0], dropout=0.2)[0], {"dropout_seed": 5}),
+    "gpt2, LoRA layers of parts": lambda: (with_companions(models()[0], targets=PARTS)[0], {}),
     "gpt2, another divisor": lambda: (models()[0], {"divisor": 1000.0}),
     "llama": lambda: (models(LLAMA)[0], {}),
     "llama, packed": lambda: (models(LLAMA)[0], {"segments": np.repeat([[0, 1], [0, 0], [1, 2], [5, 5]], 5, axis=1)}),
     "llama, computed again": lambda: (again(models(LLAMA)[0]), {}),
     "llama, dropped": lambda: (models(LLAMA, attention_dropout=0.2)[0], {"dropout_seed": 5}),
-    "llama, companions dropped": lambda: (with_companions(models(LLAMA)[0], dropout=0.2)[0], {"dropout_seed": 5}),
+    "llama, LoRA layers dropped": lambda: (with_companions(models(LLAMA)[0], dropout=0.2)[0], {"dropout_seed": 5}),
 }
-NOT_RECORDED = {"gpt2, companions of parts"}  # NumPy computes these
+NOT_RECORDED = {"gpt2, LoRA layers of parts"}  # NumPy computes these
 
 
 def again(model: Model) -> Model:

@@ -223,7 +223,7 @@ def test_a_run_with_an_adapter_resumes_to_the_same_bits(
 ) -> None:
     on_threads(threads)
     tokenizer = byte_tokenizer()
-    end = {"bos_token_id": tokenizer.end_id, "eos_token_id": tokenizer.end_id}
+    end = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
     model = scrambled_model(config_of("gpt2", vocab_size=tokenizer.size, n_positions=40, **end))
     model.tokenizer = tokenizer
     model.save(tmp_path / "base")

@@ -60,7 +60,7 @@ def test_text_files_folders_and_jsonl_are_tokenised_into_one_mapped_file(tmp_pat
     texts = corpus.find_texts([first, tmp_path / "in"])
     tokens = corpus.write_tokens(texts, TOKENIZER, tmp_path / "data")
     assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16
-    end = TOKENIZER.end_id
+    end = TOKENIZER.eos_id
     expected = [i for text in ("first", "second", "third", "four\u2028th") for i in [*TOKENIZER.encode(text), end]]
     assert tokens.tolist() == expected
     assert (corpus.open_tokens(tmp_path / "data") == tokens).all()

@@ -31,7 +31,7 @@ def base(tmp_path: Path) -> Path:
     tokenizer = byte_tokenizer()
     config = onfoot.GPT2Config(
         vocab_size=tokenizer.size, n_positions=48, n_embd=16, n_layer=2, n_head=2,
-        bos_token_id=tokenizer.end_id, eos_token_id=tokenizer.end_id,
+        bos_token_id=tokenizer.eos_id, eos_token_id=tokenizer.eos_id,
     )  # fmt: skip
     model = onfoot.create(config, seed=1)
     model.tokenizer = tokenizer

@@ -78,7 +78,7 @@ def prepare(folder: Path) -> None:
     lines = [{"prompt": f"{i} and one:", "completion": f" {'so ' * (i % 5)}{i + 1}"} for i in range(20)]
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tokenizer = byte_tokenizer()
-    ends: dict[str, Any] = {"bos_token_id": tokenizer.end_id, "eos_token_id": tokenizer.end_id}
+    ends: dict[str, Any] = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
     sizes = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=48, n_embd=16, n_layer=2, n_head=2, **ends)
     llama = onfoot.LlamaConfig(
         vocab_size=tokenizer.size, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

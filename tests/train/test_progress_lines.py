@@ -15,9 +15,9 @@ from rich.console import Console
 import onfoot
 from onfoot.models.model import Model
 from onfoot.train import progress
+from onfoot.train.invariants import _share, invariants
 from onfoot.train.options import FinetuneOptions, TrainOptions
 from onfoot.train.progress import Reporter, duration
-from onfoot.train.watch import _share, invariants
 from oracles import scrambled
 
 

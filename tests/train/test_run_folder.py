@@ -343,7 +343,7 @@ def base(tmp_path: Path) -> Path:
     tokenizer = byte_tokenizer()
     config = onfoot.GPT2Config(
         vocab_size=tokenizer.size, n_positions=48, n_embd=8, n_layer=1, n_head=1,
-        bos_token_id=tokenizer.end_id, eos_token_id=tokenizer.end_id,
+        bos_token_id=tokenizer.eos_id, eos_token_id=tokenizer.eos_id,
     )  # fmt: skip
     for seed, name in enumerate(("base", "other")):
         model = onfoot.create(config, seed=seed)

@@ -24,7 +24,7 @@ from onfoot.train.sft_examples import INSTRUCTION, Example, encode, fit, read_ex
 from onfoot.train.sft_packing import Rows, first_fit_decreasing
 
 TOKENIZER = byte_tokenizer()
-END = TOKENIZER.end_id
+END = TOKENIZER.eos_id
 PLAIN = ChatTemplate()
 LLAMA = (
     "{{ bos_token }}{% for m in messages %}"
@@ -139,7 +139,7 @@ def test_parts_are_encoded_apart_so_that_a_prompt_has_the_ids_it_has_in_generati
     bpe = bpe_tokenizer(iter(["abab abab abab"] * 50), 270)
     assert len(bpe.encode("ab")) == 1 and len(bpe.encode("abab")) == 1
     made = encode([Part("ab", False), Part("ab", True)], bpe, "here")
-    assert made.ids.tolist() == [*bpe.encode("ab"), *bpe.encode("ab"), bpe.end_id]
+    assert made.ids.tolist() == [*bpe.encode("ab"), *bpe.encode("ab"), bpe.eos_id]
 
 
 def test_an_example_without_a_prompt_begins_with_the_end_token_as_generation_does() -> None:
@@ -154,7 +154,7 @@ def test_a_completion_that_ends_with_the_end_token_gets_no_second_one() -> None:
 
 
 def test_a_tokenizer_without_an_end_token_adds_none() -> None:
-    tokenizer = Tokenizer(TOKENIZER.backend, end=None)
+    tokenizer = Tokenizer(TOKENIZER.backend, eos=None)
     made = encode([Part("a", False), Part("bc", True)], tokenizer, "here")
     assert made.ids.tolist() == TOKENIZER.encode("abc")
     with pytest.raises(ValueError, match="no token to learn"):
@@ -204,7 +204,7 @@ def test_chatml_learns_every_turn_of_the_assistant_with_its_end() -> None:
 def test_a_template_of_its_own_marks_turns_by_its_own_tokens(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    tokenizer = Tokenizer(tokenizer.backend, end="</s>")
+    tokenizer = Tokenizer(tokenizer.backend, eos="</s>")
     folder = folder_with(tmp_path, LLAMA, bos_token={"content": "<s>"}, eos_token="</s>")
     template = ChatTemplate.find(folder)
     assert template.parts(DIALOGUE) == [
@@ -215,8 +215,8 @@ def test_a_template_of_its_own_marks_turns_by_its_own_tokens(tmp_path: Path) -> 
     ]
     made = encode(template.parts(DIALOGUE), tokenizer, "here")
     assert made.ids[0] == tokenizer.backend.token_to_id("<s>")
-    assert (made.ids == tokenizer.end_id).sum() == 2 and made.ids[-1] == tokenizer.end_id  # no second one behind
-    assert (made.targets == tokenizer.end_id).sum() == 2
+    assert (made.ids == tokenizer.eos_id).sum() == 2 and made.ids[-1] == tokenizer.eos_id  # no second one behind
+    assert (made.targets == tokenizer.eos_id).sum() == 2
     assert template.end_of_turn() == "</s>" and PLAIN.end_of_turn() == "<|im_end|>"
 
 
@@ -616,7 +616,7 @@ def test_the_sample_prompt_is_that_of_the_first_validation_example(tmp_path: Pat
     prompt = source.prompt()
     assert prompt is not None and TOKENIZER.decode(prompt.tolist()).endswith("+1=")
     assert prompt.tolist() == source.held_out.examples[0].prompt.tolist()
-    bare = encode([Part("", False), Part("ab", True)], Tokenizer(TOKENIZER.backend, end=None), "here")
+    bare = encode([Part("", False), Part("ab", True)], Tokenizer(TOKENIZER.backend, eos=None), "here")
     assert SftSource(Rows([bare], 8, 0), Rows([bare], 8, 0), 1).prompt() is None
 
 

@@ -198,7 +198,7 @@ class Large:
     """A tokenizer of so many ids, one per character: those at its end."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.end_id = size, size - 1
+        self.size, self.eos_id = size, size - 1
 
     def encode(self, text: str) -> list[int]:
         return [self.size - 1 - ord(c) % 7 for c in text]

@@ -76,7 +76,7 @@ class _Search:
                 if not self.options[g]:
                     self.try_changes(self.singles, g)
             found = self.cover()
-        return self.told(found)
+        return self.build_diagnosis(found)
 
     def try_each(self, candidates: Iterable[Candidate], gradients: Iterable[int]) -> None:
         gradients = list(gradients)
@@ -125,7 +125,7 @@ class _Search:
         search(Candidate(), [])
         return best
 
-    def told(self, found: Candidate | None) -> Diagnosis:
+    def build_diagnosis(self, found: Candidate | None) -> Diagnosis:
         evidence, names = self.evidence, self.evidence.layer.gradients
         out = Diagnosis(cases=len(evidence.cases))
         explained = [g for g in self.wrong if self.options[g]]

@@ -40,7 +40,7 @@ def check_layer(
         raise ValueError(f"seed={seed}: a number from 0 on is needed")
     dtypes = checked_dtypes(dtypes)
     with np.errstate(all="ignore"):
-        ask = _Asking(layer, backward, layer.with_options(options))
+        ask = _LayerChecker(layer, backward, layer.with_options(options))
         cases = ask.cases(seed)
         ask.arrays = ask.choose(arrays, cases[0])
         outcomes = [ask.outcome(case, dtype) for dtype in dtypes for case in cases]
@@ -51,7 +51,7 @@ def check_layer(
     return report
 
 
-class _Asking:
+class _LayerChecker:
     """Puts the cases to the function, and judges what comes back."""
 
     def __init__(self, layer: Layer, backward: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from onfoot.cli.options import Threads
 from onfoot.cli.train import finish, next_free, resume_run
 from onfoot.train.options import FinetuneOptions
 
-COMPANIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora")
+LORA_OPTIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora")
 
 
 @options_from(FinetuneOptions, leave_out={"model", "data", "validation_data"})
@@ -36,7 +36,7 @@ def finetune(
     threads: Threads = None,
     **values: Any,
 ) -> None:
-    """Fine-tune a model on prompts and completions: LoRA companions by default, all weights with --full.
+    """Fine-tune a model on prompts and completions: LoRA layers by default, all weights with --full.
 
     A line of the data is {"prompt", "completion"}, {"instruction", "input", "output"} or {"messages"}.
     """
@@ -48,7 +48,7 @@ def finetune(
     if not model:
         raise ValueError("a model is needed: onfoot finetune MODEL --data FILE.jsonl")
     if values["full"]:
-        refuse_beside(context_, "--full", COMPANIONS, "all weights train, and there are no LoRA companions")
+        refuse_beside(context_, "--full", LORA_OPTIONS, "all weights train, and there are no LoRA layers")
     if values["steps"]:
         refuse_beside(context_, "--steps", ("epochs",), "each says how long the run is")
     if validation_data:

@@ -108,9 +108,9 @@ def _encode(model: Model, texts: list[str]) -> list[np.ndarray]:
     if model.tokenizer is None:
         raise ValueError('this model has no tokenizer; give token ids, as in --tokens "3 1 4"')
     if not texts:
-        if model.tokenizer.end_id is None:
+        if model.tokenizer.eos_id is None:
             raise ValueError("a prompt is needed: --prompt, --prompt-file or --tokens")
-        return [np.asarray([model.tokenizer.end_id])]  # a document begins
+        return [np.asarray([model.tokenizer.eos_id])]  # a document begins
     prompts = [np.asarray(model.tokenizer.encode(text), dtype=np.int64) for text in texts]
     if any(p.size == 0 for p in prompts):
         raise ValueError("an empty prompt has no tokens; leave --prompt out to begin a document, or give some text")
@@ -170,7 +170,7 @@ def _stream(
         print(for_terminal(model.tokenizer.decode(prompt.tolist())), end="", flush=True)
     written = ""
     for column in _chain(first, pieces):
-        if int(column[0]) in (model.end_ids if stop_ids is None else stop_ids):
+        if int(column[0]) in (model.eos_ids if stop_ids is None else stop_ids):
             break
         new.append(int(column[0]))
         written = _write(model.tokenizer, new, written)

@@ -120,7 +120,7 @@ def _show_model(found: _Found, tensors: bool) -> None:
             "KV cache",
             f"{cache:,} numbers per token, {4 * cache * config.n_positions / 2**20:,.1f} MiB when full (float32)",
         ),
-        ("tokenizer", "none" if tokenizer is None else f"{tokenizer.size:,} tokens, end {tokenizer.end!r}"),
+        ("tokenizer", "none" if tokenizer is None else f"{tokenizer.size:,} tokens, end {tokenizer.eos!r}"),
     ]
     show_sheet(Sheet("Model", ["", ""], rows))
     if tensors:

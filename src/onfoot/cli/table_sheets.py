@@ -188,7 +188,7 @@ def _sheet_lora(config: GPT2Config, rows: list[LoraRow]) -> Sheet:
     f, r = formulas(config), rows[0].r
     block, total = lora_total(rows)
     sheet = Sheet(
-        f"LoRA · a companion of rank r = {r} beside every linear layer",
+        f"LoRA · a LoRA layer of rank r = {r} beside every linear layer",
         ["layer", ">in → out", ">d: in × r", ">u: r × out", ">parameters", ">of the layer"],
     )
     for row in rows:
@@ -205,12 +205,12 @@ def _sheet_lora(config: GPT2Config, rows: list[LoraRow]) -> Sheet:
     ]
     sheet.notes = [
         f"{n.n_blocks} × {block:,} + {rows[-1].count:,} = {total:,}: {_percent(1 - total / n.total)} fewer than the "
-        f"{n.total:,} of the network. The logits' companion is counted once, not once a block.",
+        f"{n.total:,} of the network. The logits' LoRA layer is counted once, not once a block.",
         *(
             f"{formula.text}   (eq {_equations(formula)})"
             for formula in (f["LoRA a_12"], f["LoRA Δ_11"], f["∂d_11"], f["∂u_11"])
         ),
-        "The error signal passes through the frozen layer and through its companion.",
+        "The error signal passes through the frozen layer and through its LoRA layer.",
     ]
     return sheet
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.explore.material import OVER_TOKENS, Material
 from onfoot.explore.step import Step
+from onfoot.explore.study_context import OVER_TOKENS, StudyContext
 from onfoot.explore.tensors import FEATURE, TOKEN, Tensor
 from onfoot.explore.terms import Factor, Term, dot, product
 from onfoot.tables import Formula
@@ -26,7 +26,7 @@ INNER = {
 SQUARE = (TOKEN, TOKEN)
 
 
-def columns_of(m: Material, h: int, x: str) -> slice:
+def columns_of(m: StudyContext, h: int, x: str) -> slice:
     """Where head h's q, k or v stands among the columns of c_attn, which are q | k | v."""
     c = m.config
     width = c.value_width if x == "v" else c.key_width
@@ -34,7 +34,7 @@ def columns_of(m: Material, h: int, x: str) -> slice:
     return slice(begin, begin + width)
 
 
-def fork_terms(m: Material, b: int) -> tuple[Term, ...]:
+def fork_terms(m: StudyContext, b: int) -> tuple[Term, ...]:
     """Δ_2 as it adds up: through values, queries and keys of every head."""
     return tuple(
         product(f"Δ_{x}^{{{h + 1}}}", (f"{b}.{h}.Δ_{x}", "rc")) for h in range(m.config.n_head) for x in ("v", "q", "k")
@@ -44,7 +44,7 @@ def fork_terms(m: Material, b: int) -> tuple[Term, ...]:
 class HeadArrays:
     """Adds the arrays of head h of block b, and makes its steps."""
 
-    def __init__(self, m: Material, b: int, h: int) -> None:
+    def __init__(self, m: StudyContext, b: int, h: int) -> None:
         self.m, self.b, self.h = m, b, h
         self.prefix = f"{b}.{h}."
         self.block = m.trace.blocks[b]

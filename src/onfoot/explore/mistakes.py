@@ -17,9 +17,9 @@ from onfoot.check import CATALOGUE, LAYERS, check_layer
 from onfoot.check.equations import EQUATIONS
 from onfoot.check.layer import Case, Mistake, Pieces
 from onfoot.check.layers import block, cross_entropy, embedding, layer_norm
-from onfoot.explore.material import Material
 from onfoot.explore.one_step import FIRST, copy_of
 from onfoot.explore.proof import SMALLEST, relative_error
+from onfoot.explore.study_context import StudyContext
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.train.optimizer import AdamW
 
@@ -59,7 +59,7 @@ PASSED_NEXT = {  # the layer whose parameters a signal inside a block meets next
 }  # fmt: skip
 
 
-def possible(m: Material) -> list[Mistake]:
+def possible(m: StudyContext) -> list[Mistake]:
     """The catalogued mistakes that can happen in this network; a ValueError where its blocks are not GPT-2's own."""
     c = m.config
     plain = c.activation_function == "gelu_new" and c.layer_norm_epsilon == 1e-5
@@ -71,7 +71,7 @@ def possible(m: Material) -> list[Mistake]:
     return [x for x in found if all(given.get(name, value) == value for name, value in x.needs.items())]
 
 
-def catalogue(m: Material, featured: bool = False) -> dict[str, Any]:
+def catalogue(m: StudyContext, featured: bool = False) -> dict[str, Any]:
     """The names of the mistakes, by layer."""
     chosen = [x for x in possible(m) if not featured or x.name in FEATURED]
     groups = {layer: [x for x in chosen if x.layer == layer] for layer in LAYER_NAMES}
@@ -102,7 +102,7 @@ def _changes(mistake: Mistake, pieces: Pieces) -> dict[str, Callable[..., Any]]:
 class Backward:
     """The backward pass of the whole network in pieces; `signals` and `grads` are what came of it."""
 
-    def __init__(self, m: Material, pieces: Pieces) -> None:
+    def __init__(self, m: StudyContext, pieces: Pieces) -> None:
         self.m = m
         self.outputs: dict[str, list[np.ndarray]] = {}
         self.signals: dict[str, np.ndarray] = {}  # by the ids of the study
@@ -165,14 +165,14 @@ class Backward:
         return d1
 
 
-def right_signal(m: Material, id: str) -> np.ndarray:
+def right_signal(m: StudyContext, id: str) -> np.ndarray:
     """The network's own array for an id of `Backward.signals`, with its batch axis."""
     if id.endswith(".Δ_scaled"):
         return m.trace.blocks[int(id.partition(".")[0])].delta_causal
     return m.tensors.value(id)[None]
 
 
-def _rows(m: Material, backward: Backward) -> Iterator[dict[str, Any]]:
+def _rows(m: StudyContext, backward: Backward) -> Iterator[dict[str, Any]]:
     """Every gradient on the way down, with its error: each signal, then the parameters that it passes next."""
     signals, grads = iter(backward.signals.items()), dict(backward.grads)
     passed_next = {"Δ_12": f"{HEAD}.", "Δ_11": "transformer.ln_f."}
@@ -200,7 +200,7 @@ def _row(name: str, block: int | None, is_parameter: bool, value: np.ndarray, ri
     return out
 
 
-def apply_mistake(m: Material, key: str) -> dict[str, Any]:
+def apply_mistake(m: StudyContext, key: str) -> dict[str, Any]:
     """What a mistake does to this network on this text, and what the checker says about it."""
     found = [x for x in possible(m) if key_of(x) == key]
     if not found:
@@ -225,7 +225,7 @@ def apply_mistake(m: Material, key: str) -> dict[str, Any]:
     return {**out, "runs": True, "rows": rows, **_consequences(m, backward, rows)}
 
 
-def _consequences(m: Material, backward: Backward, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _consequences(m: StudyContext, backward: Backward, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """How far the whole gradient points from the right one, and what a step along it does to the loss."""
     if any(row["problem"] for row in rows if row["parameter"]):
         return {"cosine": None, "loss_wrong": None, "loss_right": None}
@@ -239,7 +239,7 @@ def _consequences(m: Material, backward: Backward, rows: list[dict[str, Any]]) -
     }
 
 
-def _loss_after(m: Material, grads: dict[str, np.ndarray]) -> float | None:
+def _loss_after(m: StudyContext, grads: dict[str, np.ndarray]) -> float | None:
     model = copy_of(m.model)
     AdamW(model, lr=FIRST[0]).step(grads)
     loss = model.loss(m.tokens, m.targets, divisor=m.divisor)

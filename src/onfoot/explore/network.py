@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from onfoot.explore.ends import add_embedding, add_logits
+from onfoot.explore.embedding_logits import add_embedding, add_logits
 from onfoot.explore.heads import HeadArrays, fork_terms
-from onfoot.explore.material import Material, affine_terms, norm_backward_terms, norm_forward_terms
 from onfoot.explore.step import Step
+from onfoot.explore.study_context import StudyContext, affine_terms, norm_backward_terms, norm_forward_terms
 from onfoot.explore.terms import Term, dot, product
 from onfoot.ops import activation
 from onfoot.tables import Formula
 
 
-def build_steps(m: Material) -> list[Step]:
+def build_steps(m: StudyContext) -> list[Step]:
     """Adds every array of the network to the material, and returns the rows of the map from top to bottom."""
     _add_stream(m)
     blocks = [step for b in range(m.config.n_layer) for step in _block(m, b)]
@@ -25,7 +25,7 @@ def stream(b: int) -> str:
     return "a_1" if b == 0 else f"{b - 1}.a_10"
 
 
-def _add_stream(m: Material) -> None:
+def _add_stream(m: StudyContext) -> None:
     """a_1 and the a_10 of every block with their signals, each signal a sum over what the activation went into."""
     blocks = m.trace.blocks
     m.add("a_1", "a_1", blocks[0].a[1][0], terms=_sum(("a_tok", "a_tok"), ("a_pos", "a_pos")))
@@ -50,7 +50,7 @@ def _sum(*parts: tuple[str, str]) -> tuple[Term, ...]:
     return tuple(product(symbol, (id, "rc")) for symbol, id in parts)
 
 
-def _block(m: Material, b: int) -> list[Step]:
+def _block(m: StudyContext, b: int) -> list[Step]:
     """The nine rows of a block, with the rows of its heads behind that of attention."""
     p, name, block = f"{b}.", f"transformer.h.{b}", m.trace.blocks[b]
     act, act_slope = _activation(m, b)
@@ -104,12 +104,12 @@ def _block(m: Material, b: int) -> list[Step]:
     ]
 
 
-def _heads_note(m: Material) -> str:
+def _heads_note(m: StudyContext) -> str:
     width, n = m.config.value_width, m.config.n_head
     return f"columns 0 to {width - 1} are head 1, the next {width} head 2, and so on" if n > 1 else ""
 
 
-def _activation(m: Material, b: int) -> tuple[str, str]:
+def _activation(m: StudyContext, b: int) -> tuple[str, str]:
     """Adds g as a gate, g(x) = x ∘ gate(x), and its slope g'(x)."""
     pair = activation.ACTIVATIONS[m.config.activation_function]
     forward, backward = (getattr(activation, f"{pair}_{way}") for way in ("forward", "backward"))

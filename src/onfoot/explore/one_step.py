@@ -1,4 +1,4 @@
-"""One step: what AdamW does with the gradients of this text, and how LoRA's companions begin."""
+"""One step: what AdamW does with the gradients of this text, and how LoRA layers begin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.explore.material import Material
+from onfoot.explore.study_context import StudyContext
 from onfoot.explore.tensors import FEATURE
 from onfoot.models.model import Model
 from onfoot.tables import Formula
@@ -24,7 +24,7 @@ def copy_of(model: Model) -> Model:
     return Model(model.config, model.params, model.dtype, model.engine)
 
 
-def optimizer_steps(m: Material, lr: float, n: int) -> dict[str, Any]:
+def optimizer_steps(m: StudyContext, lr: float, n: int) -> dict[str, Any]:
     """Takes n steps on the text. The arrays of the last one become arrays of the study, `step n, lr: m of <name>`."""
     if not 0 < lr <= LARGEST_LR:
         raise ValueError(f"lr={lr}: a learning rate above 0 and at most {LARGEST_LR} is needed")
@@ -64,7 +64,7 @@ def optimizer_steps(m: Material, lr: float, n: int) -> dict[str, Any]:
     }
 
 
-def lora_beginning(m: Material) -> dict[str, Any]:
+def lora_beginning(m: StudyContext) -> dict[str, Any]:
     """Companions of rank 2 beside every linear layer of the blocks, at the start and after each of some steps."""
     model = copy_of(m.model)
     rank = min(LORA_RANK, m.config.n_embd)
@@ -94,7 +94,7 @@ def lora_beginning(m: Material) -> dict[str, Any]:
     }
 
 
-def _add(m: Material, id: str, symbol: str, value: np.ndarray) -> str:
+def _add(m: StudyContext, id: str, symbol: str, value: np.ndarray) -> str:
     if id not in m.tensors:
         m.add(id, symbol, value.copy(), (FEATURE,) * value.ndim, formula=Formula(""))
     return id

@@ -14,10 +14,10 @@ import numpy as np
 from onfoot.explore import mistakes, one_step, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
-from onfoot.explore.material import Material
 from onfoot.explore.mathml import tree
 from onfoot.explore.network import build_steps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
+from onfoot.explore.study_context import StudyContext
 from onfoot.models.inputs import count_targets, next_token_targets
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.optimizer import global_norm
@@ -48,7 +48,7 @@ class Study:
         self.targets = next_token_targets(tokens)
         self.divisor = count_targets(self.targets)
         trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=True)
-        self.material = Material(model, trace, tokens, self.targets, self.divisor)
+        self.material = StudyContext(model, trace, tokens, self.targets, self.divisor)
         self.steps: list[Step] = build_steps(self.material)
         self.loss = trace.loss
         self.tensors = self.material.tensors
@@ -188,7 +188,7 @@ class Study:
 
     @cached_property
     def lora(self) -> dict[str, Any]:
-        self._only_small("companions are trained on a copy of the model")
+        self._only_small("LoRA layers are trained on a copy of the model")
         return self._with_arrays(one_step.lora_beginning(self.material))
 
     def mistakes(self) -> dict[str, Any]:

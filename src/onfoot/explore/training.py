@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.attribution import attribute
-from onfoot.explore.material import Material
+from onfoot.explore.study_context import StudyContext
 from onfoot.explore.tensors import TOKEN
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.tables import Formula
@@ -21,7 +21,7 @@ def share(part: np.ndarray, whole: np.ndarray) -> float:
     return float((part * whole).sum()) / square if square else 0.0
 
 
-def forks(m: Material) -> list[dict[str, Any]]:
+def forks(m: StudyContext) -> list[dict[str, Any]]:
     """Both forks of every block, from the top down: the signal through the skip and through the branch."""
     out = []
     for b in reversed(range(m.config.n_layer)):
@@ -43,7 +43,7 @@ def forks(m: Material) -> list[dict[str, Any]]:
     return out
 
 
-def tied(m: Material) -> dict[str, Any] | None:
+def tied(m: StudyContext) -> dict[str, Any] | None:
     """The two uses of a tied token table, and what each adds to its gradient."""
     if not m.config.tie_word_embeddings:
         return None
@@ -60,7 +60,7 @@ def tied(m: Material) -> dict[str, Any] | None:
     }
 
 
-def signal_norms(m: Material) -> str:
+def signal_norms(m: StudyContext) -> str:
     """Adds ‖Δ_i‖ of every token at every depth as an array; returns its id."""
     rows = [("Δ_12", m.trace.delta[12][0]), ("Δ_11", m.trace.delta[11][0])]
     for b in reversed(range(m.config.n_layer)):
@@ -79,7 +79,7 @@ def _lowered(label: str) -> str:
     return stem + digits.translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
-def parameter_norms(m: Material) -> list[dict[str, Any]]:
+def parameter_norms(m: StudyContext) -> list[dict[str, Any]]:
     """Every tensor of the model: the norm of its gradient, and what it is against the tensor's own."""
     out = []
     for name, grad in m.trace.grads.items():
@@ -89,7 +89,7 @@ def parameter_norms(m: Material) -> list[dict[str, Any]]:
     return sorted(out, key=lambda row: order.index(row["name"]))
 
 
-def drivers(m: Material) -> str:
+def drivers(m: StudyContext) -> str:
     """Adds, for every tensor of the model, the share of its gradient that each token's loss is behind.
 
     The loss is a sum over targets, and so is every gradient: one backward pass a target takes it apart.
@@ -106,13 +106,13 @@ def drivers(m: Material) -> str:
     return id
 
 
-def attribution(m: Material) -> dict[str, Any]:
+def attribution(m: StudyContext) -> dict[str, Any]:
     """Gradient × input of each token, and the swaps that promise the lowest loss, with what they truly do."""
     result = attribute(m.model, m.tokens[0], m.targets[0], n_swaps=SWAPS)
     return {"contributions": result.contributions.tolist(), "swaps": [vars(swap) for swap in result.swaps]}
 
 
-def explain_training(m: Material) -> dict[str, Any]:
+def explain_training(m: StudyContext) -> dict[str, Any]:
     """All of the above for the page."""
     for id in ("‖Δ‖", "drivers"):
         if id in m.tensors:

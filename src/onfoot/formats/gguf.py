@@ -194,7 +194,7 @@ class GgufFile:
         blocks = raw.reshape(*entry.shape[:-1], -1, BLOCK_BYTES[entry.type])
         scale = blocks[..., :2].copy().view(np.float16)[..., 0]
         if entry.type == "Q4_1":
-            least = blocks[..., 2:4].copy().view(np.float16)[..., 0]
-            return QuantizedWeight("Q4_1", blocks[..., 4:].copy(), scale, least)
+            minimum = blocks[..., 2:4].copy().view(np.float16)[..., 0]
+            return QuantizedWeight("Q4_1", blocks[..., 4:].copy(), scale, minimum)
         codes = blocks[..., 2:].copy()
         return QuantizedWeight(entry.type, codes.view(np.int8) if entry.type == "Q8_0" else codes, scale)

@@ -176,8 +176,8 @@ def unpermuted(value: Any, n_head: int) -> Any:
     """
     rows = np.arange(value.shape[0]).reshape(n_head, -1, 2).swapaxes(1, 2).reshape(-1)
     if isinstance(value, QuantizedWeight):
-        least = None if value.least is None else value.least[rows]
-        return QuantizedWeight(value.kind, value.codes[rows], value.scale[rows], least)
+        minimum = None if value.minimum is None else value.minimum[rows]
+        return QuantizedWeight(value.kind, value.codes[rows], value.scale[rows], minimum)
     return value[rows]
 
 

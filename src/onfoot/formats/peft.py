@@ -145,7 +145,7 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
     for layer, pair in sides.items():
         if layer not in known:
             raise ValueError(
-                f"{folder} does not belong to this model: it has a companion for {plain_name(layer)}, "
+                f"{folder} does not belong to this model: it has a LoRA layer for {plain_name(layer)}, "
                 f"which the model does not have"
             )
         r = _value_for(layer, config["rank_pattern"], config["r"])
@@ -175,12 +175,12 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
 
 
 def restore_adapter(model: Model, folder: Path) -> None:
-    """Fills the active adapter with what `save_adapter` wrote of it, companion by companion: `_joined` undone."""
+    """Fills the active adapter with what `save_adapter` wrote of it, LoRA layer by LoRA layer: `_joined` undone."""
     assert model.active_adapter is not None
     adapter, tensors = model.adapters[model.active_adapter], TensorFile(folder / TENSORS)
-    for layer in dict.fromkeys(companion.beside for companion in adapter.layers.values()):
+    for layer in dict.fromkeys(lora.beside for lora in adapter.layers.values()):
         down, up = (_saved(tensors, f"{PREFIX}{layer}.lora_{side}.weight") for side in "AB")
-        r = sum(adapter.layers[name].r for name in adapter.companions(layer))
+        r = sum(adapter.layers[name].r for name in adapter.lora_layers(layer))
         n_in, n_out = linear_shapes(model.config)[layer]
         if (down.shape, up.shape) != ((r, n_in), (n_out, r)):
             raise ValueError(
@@ -188,11 +188,11 @@ def restore_adapter(model: Model, folder: Path) -> None:
                 f"this run asks for {(r, n_in)} and {(n_out, r)}"
             )
         row = 0
-        for name in adapter.companions(layer):
-            companion = adapter.layers[name]
-            part = slice(row, row + companion.r)
+        for name in adapter.lora_layers(layer):
+            lora = adapter.layers[name]
+            part = slice(row, row + lora.r)
             model.params[adapter.down(name)] = model.engine.floats(down[part].copy(), model.dtype)
-            block = up[companion.columns or slice(None), part].copy()
+            block = up[lora.columns or slice(None), part].copy()
             model.params[adapter.up(name)] = model.engine.floats(block, model.dtype)
             row = part.stop
         if row != down.shape[0]:
@@ -209,7 +209,7 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
         raise ValueError(f"there is no adapter {name!r} to save; the model has: {known}")
     adapter = model.adapters[name]
     whole: dict[str, tuple[LoraLayer, np.ndarray, np.ndarray]] = {}
-    for layer in dict.fromkeys(companion.beside for companion in adapter.layers.values()):
+    for layer in dict.fromkeys(lora.beside for lora in adapter.layers.values()):
         whole[layer] = _joined(model, adapter, layer)
     first = next(iter(whole.values()))[0]
     path = Path(folder)
@@ -258,8 +258,8 @@ def _check_same_head(model: Model, tensors: TensorFile, tensor: str, folder: Pat
 
 
 def _joined(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.ndarray, np.ndarray]:
-    """The companions of a layer as one: the parts' A one below the other, their B in blocks, the rank their sum."""
-    names = adapter.companions(layer)
+    """The LoRA layers of a layer as one: the parts' A one below the other, their B in blocks, the rank their sum."""
+    names = adapter.lora_layers(layer)
     downs = [to_numpy(model.params[adapter.down(n)]) for n in names]
     ups = [to_numpy(model.params[adapter.up(n)]) for n in names]
     first = adapter.layers[names[0]]

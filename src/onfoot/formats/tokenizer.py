@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from onfoot.formats.files import one_line, parse_json, read_json, read_text, shown
 from onfoot.formats.template import TEMPLATE_BYTES
 
-END = "<|endoftext|>"  # between documents, and at the end of a generated one
+EOS = "<|endoftext|>"  # between documents, and at the end of a generated one
 UNKNOWN = "<|unknown|>"
 MOST_GROWTH = 100  # by replacements, of a text's length
 LARGEST_ID = 2**31 - 1
@@ -30,8 +30,8 @@ class Tokenizer:
     def __init__(
         self,
         backend: Backend,
-        end: str | None = END,
-        begin: str | None = None,
+        eos: str | None = EOS,
+        bos: str | None = None,
         chat_template: str | None = None,
         name: str = "the tokenizer",
     ) -> None:
@@ -43,8 +43,8 @@ class Tokenizer:
                 backend.model.dropout = None
             self.size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids are below it
             growth = max(_growth(part) for part in (backend.normalizer, backend.decoder))
-            self.end = end if end is not None and backend.token_to_id(end) is not None else None
-            self.begin = begin if begin is not None and backend.token_to_id(begin) is not None else None
+            self.eos = eos if eos is not None and backend.token_to_id(eos) is not None else None
+            self.bos = bos if bos is not None and backend.token_to_id(bos) is not None else None
         if self.size > LARGEST_ID:
             raise ValueError(f"{name}: it has the id {self.size - 1}, and the largest can be {LARGEST_ID - 1}")
         if growth > MOST_GROWTH:
@@ -55,9 +55,9 @@ class Tokenizer:
         self.chat_template = chat_template  # Jinja source
 
     @property
-    def end_id(self) -> int | None:
+    def eos_id(self) -> int | None:
         """The id of the token that ends a document, if there is one."""
-        return None if self.end is None else self.backend.token_to_id(self.end)
+        return None if self.eos is None else self.backend.token_to_id(self.eos)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. A character that the tokenizer does not know is refused by name."""
@@ -111,7 +111,7 @@ class Tokenizer:
                 backend = Backend.from_str(text)
         config = _config(path)
         special = [_special(config, name) for name in ("eos_token", "bos_token")]
-        return cls(backend, special[0] or END, special[1], _chat_template(path, config), str(path))
+        return cls(backend, special[0] or EOS, special[1], _chat_template(path, config), str(path))
 
     def save(self, folder: str | Path, model_max_length: int) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which AutoTokenizer loads."""
@@ -119,8 +119,8 @@ class Tokenizer:
         # as text: the library's own writing says "Exception" where a disk is full
         (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
-        if self.end is not None:
-            config |= {"eos_token": self.end, "bos_token": self.begin or self.end}
+        if self.eos is not None:
+            config |= {"eos_token": self.eos, "bos_token": self.bos or self.eos}
         if self.backend.token_to_id(UNKNOWN) is not None:
             config["unk_token"] = UNKNOWN
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -166,7 +166,7 @@ def _byte_level(backend: Backend, use_regex: bool) -> None:
 
 
 def _with_end(backend: Backend) -> Tokenizer:
-    backend.add_special_tokens([AddedToken(END, special=True)])
+    backend.add_special_tokens([AddedToken(EOS, special=True)])
     return Tokenizer(backend)
 
 

@@ -21,7 +21,7 @@ def template_of(model: Model) -> ChatTemplate:
         raise ValueError("a conversation needs a tokenizer, and this model has none")
     if model.source is not None and Path(model.source).is_dir():
         return ChatTemplate.find(model.source)
-    special = {"bos": tokenizer.begin or "", "eos": tokenizer.end or ""}
+    special = {"bos": tokenizer.bos or "", "eos": tokenizer.eos or ""}
     if tokenizer.chat_template is None:
         return ChatTemplate(**special)
     return ChatTemplate(tokenizer.chat_template, **special, name=model.source or "this model")
@@ -40,5 +40,5 @@ def ends(model: Model) -> tuple[tuple[int, ...], list[str]]:
     text = template_of(model).end_of_turn()
     ids = model.tokenizer.encode(text) if text else []
     if len(ids) == 1:
-        return (*model.config.end_ids, ids[0]), []
-    return model.config.end_ids, [text] if text else []
+        return (*model.config.eos_ids, ids[0]), []
+    return model.config.eos_ids, [text] if text else []

@@ -28,7 +28,7 @@ class LoRAKernelSaved(NamedTuple):
 
 
 def _fit(x: np.ndarray, weight: Any, down: Any, up: Any, keep: Any) -> bool:
-    """Whether a companion goes with its layer, and a dropout pattern with the input."""
+    """Whether a LoRA layer goes with its layer, and a dropout pattern with the input."""
     if not fits(down, up) or down.ndim != 2 or down.shape[0] != weight.shape[0]:
         return False
     return up.shape == (down.shape[1], weight.shape[1]) and (keep is None or (fits(keep) and keep.shape == x.shape))
@@ -44,7 +44,7 @@ def lora_linear_forward(
     keep: np.ndarray | None = None,
     skip: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
-    """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
+    """y = x w + b + α (x ∘ keep) d u: a frozen layer and its LoRA layer; `keep` is a dropout pattern."""
     if not (together(x, weight, bias, skip) and _fit(x, weight, down, up, keep)):
         y, saved = formula(ops.lora_linear_forward, x, weight, bias, down, up, scale, keep)
         return y if skip is None else skip + y, saved

@@ -69,7 +69,7 @@ def _dots4(
     x: np.ndarray,
     codes: np.ndarray,
     scale: np.ndarray,
-    least: np.ndarray,
+    minimum: np.ndarray,
     sums: np.ndarray,
     bias: np.ndarray,
     skip: np.ndarray,
@@ -88,7 +88,7 @@ def _dots4(
         for i in range(m):
             total = dot4(address(x) + i * depth * 4, row, factors, blocks)
             for b in range(blocks):
-                total += sums[i, b] * least[j, b]
+                total += sums[i, b] * minimum[j, b]
             y[i, j] += total
 
 
@@ -116,12 +116,12 @@ def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, 
 
 @kernel("u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1]", "o b ., o b, o b, o .")
 def _write4(
-    codes: np.ndarray, scale: np.ndarray, least: np.ndarray, out: np.ndarray, thread: int, threads: int
+    codes: np.ndarray, scale: np.ndarray, minimum: np.ndarray, out: np.ndarray, thread: int, threads: int
 ) -> None:
     first, last = share(codes.shape[0], 1, thread, threads)
     for j in range(first, last):
         for b in range(codes.shape[1]):
-            row, factor, shift = codes[j, b], scale[j, b], least[j, b]
+            row, factor, shift = codes[j, b], scale[j, b], minimum[j, b]
             low, high = out[j, b * BLOCK : b * BLOCK + HALF], out[j, b * BLOCK + HALF : (b + 1) * BLOCK]
             for k in range(HALF):
                 low[k] = F(row[k] & 15) * factor + shift  # eq QUANT.2, QUANT.3
@@ -144,7 +144,7 @@ def _gather4(
     ids: np.ndarray,
     codes: np.ndarray,
     scale: np.ndarray,
-    least: np.ndarray,
+    minimum: np.ndarray,
     out: np.ndarray,
     thread: int,
     threads: int,
@@ -152,7 +152,7 @@ def _gather4(
     first, last = share(ids.size, 1, thread, threads)
     for i in range(first, last):
         for b in range(codes.shape[1]):
-            row, factor, shift = codes[ids[i], b], scale[ids[i], b], least[ids[i], b]
+            row, factor, shift = codes[ids[i], b], scale[ids[i], b], minimum[ids[i], b]
             low, high = out[i, b * BLOCK : b * BLOCK + HALF], out[i, b * BLOCK + HALF : (b + 1) * BLOCK]
             for k in range(HALF):
                 low[k] = F(row[k] & 15) * factor + shift  # eq QUANT.2, QUANT.3
@@ -180,8 +180,8 @@ def _written(weight: QuantizedWeight, rows: slice) -> np.ndarray:
     if weight.kind == "Q8_0":
         _write8(codes, _scales(weight)[rows], out)
     else:
-        scale, least = weight.factors
-        _write4(codes, scale[rows], least[rows], out)
+        scale, minimum = weight.factors
+        _write4(codes, scale[rows], minimum[rows], out)
     return out
 
 
@@ -201,10 +201,10 @@ def quantized_product(
     if weight.kind == "Q8_0":
         _dots8(x, codes, _scales(weight), bias, skip, scratch(threads(), y.size), y)
         return
-    scale, least = weight.factors
+    scale, minimum = weight.factors
     sums = empty((x.shape[0], codes.shape[1]))
     _block_sums(x, sums)
-    _dots4(x, codes, scale, least, sums, bias, skip, y)
+    _dots4(x, codes, scale, minimum, sums, bias, skip, y)
 
 
 def _many_rows(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:

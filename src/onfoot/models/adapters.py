@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoraLayer:
-    """One layer's companion. PEFT's scale is alpha/r, or alpha/√r rank-stabilised; the paper's is α alone."""
+    """One layer's LoRA layer. PEFT's scale is alpha/r, or alpha/√r rank-stabilised; the paper's is α alone."""
 
     beside: str  # the layer it stands beside
     columns: slice | None  # the part of that layer's output that it adds to; None: all of it
@@ -40,7 +40,7 @@ class LoraLayer:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A named set of companions, by the name of the layer (or part of a layer) that each stands beside."""
+    """A named set of LoRA layers, by the name of the layer (or part of a layer) that each stands beside."""
 
     name: str
     layers: dict[str, LoraLayer]
@@ -53,15 +53,15 @@ class Adapter:
         """The name of the parameter B of a layer."""
         return f"{layer}.lora_B.{self.name}.weight"
 
-    def companions(self, layer: str) -> list[str]:
-        """The companions of a layer: itself, its parts, or none."""
+    def lora_layers(self, layer: str) -> list[str]:
+        """The LoRA layers of a layer: itself, its parts, or none."""
         return self._by_layer.get(layer, [])
 
     @cached_property
     def _by_layer(self) -> dict[str, list[str]]:
         out: dict[str, list[str]] = {}
-        for name, companion in self.layers.items():
-            out.setdefault(companion.beside, []).append(name)
+        for name, lora in self.layers.items():
+            out.setdefault(lora.beside, []).append(name)
         return out
 
     def parameter_names(self) -> list[str]:
@@ -71,7 +71,7 @@ class Adapter:
 def match_layers(model: Model, targets: Sequence[str]) -> list[str]:
     """The layers whose name is, or ends with, one of the targets; each target must match.
 
-    Beside whole layers there are parts of GPT-2's c_attn: c_attn.q, c_attn.k and c_attn.v have companions of their own.
+    Beside whole layers there are parts of GPT-2's c_attn: c_attn.q, c_attn.k and c_attn.v each have a LoRA layer.
     """
     whole = list(linear_shapes(model.config))
     parts_of = {name: list(part_columns(model.config, name)) for name in whole}
@@ -87,12 +87,12 @@ def match_layers(model: Model, targets: Sequence[str]) -> list[str]:
     for name in found:
         parts = [part for part in parts_of.get(name, ()) if part in found]
         if parts:
-            raise ValueError(f"{name} and its part {parts[0]} cannot both have a companion; choose one")
+            raise ValueError(f"{name} and its part {parts[0]} cannot both have a LoRA layer; choose one")
     return sorted(found, key=names.index)
 
 
 def place(model: Model, layer: str) -> tuple[str, slice | None, int, int]:
-    """Where a companion of that name stands: the whole layer, its columns there, and its in and out."""
+    """Where a LoRA layer of that name stands: the whole layer, its columns there, and its in and out."""
     known = linear_shapes(model.config)
     if layer in known:
         return layer, None, *known[layer]
@@ -143,9 +143,9 @@ def install(model: Model, adapter: Adapter, values: dict[str, np.ndarray]) -> No
     if model.merged is not None:
         raise ValueError(f"the adapter {model.merged!r} is merged into the weights; unmerge_adapter() first")
     room: dict[str, tuple[int, ...]] = {}
-    for layer, companion in adapter.layers.items():
+    for layer, lora in adapter.layers.items():
         _, _, n_in, n_out = place(model, layer)
-        room |= {adapter.down(layer): (companion.r, n_in), adapter.up(layer): (n_out, companion.r)}
+        room |= {adapter.down(layer): (lora.r, n_in), adapter.up(layer): (n_out, lora.r)}
     for parameter, shape in room.items():
         if np.shape(values[parameter]) != shape:
             raise ValueError(f"{parameter} has shape {np.shape(values[parameter])}; its layer asks for {shape}")
@@ -206,13 +206,13 @@ def unmerge(model: Model) -> None:
 
 
 def delta(model: Model, adapter: Adapter, layer: str) -> Array:
-    """scale d u, (in, out): what a companion adds to its layer's weight."""
+    """scale d u, (in, out): what a LoRA layer adds to its layer's weight."""
     down, up = model.params[adapter.down(layer)], model.params[adapter.up(layer)]
     return adapter.layers[layer].scale * (down.T @ up.T)
 
 
 def _add(model: Model, adapter: Adapter, sign: float) -> None:
-    for layer, companion in adapter.layers.items():
-        tensor, out_in = stored_weights(model.config)[companion.beside]
+    for layer, lora in adapter.layers.items():
+        tensor, out_in = stored_weights(model.config)[lora.beside]
         weight = model.params[tensor].T if out_in else model.params[tensor]  # (in, out), a view
-        weight[:, companion.columns or slice(None)] += sign * delta(model, adapter, layer)
+        weight[:, lora.columns or slice(None)] += sign * delta(model, adapter, layer)

@@ -101,7 +101,7 @@ class Linears:
 
     def _lora(self, layer: str) -> list[str]:
         """The LoRA layers beside a layer: one of its own name, or one per part of it."""
-        return [] if self.adapter is None else self.adapter.companions(layer)
+        return [] if self.adapter is None else self.adapter.lora_layers(layer)
 
     def _low_rank(self, name: str, x: Array) -> tuple[Array, Array, float, Array | None]:
         """d, u and the scale of a LoRA layer, and the dropout pattern of its input."""

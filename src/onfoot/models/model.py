@@ -96,10 +96,10 @@ class Model:
         name: str = "default",
         seed: int = 0,
     ) -> None:
-        """Puts low-rank companions beside the named layers and freezes the rest. The scale is PEFT's, alpha/r.
+        """Puts LoRA layers beside the named layers and freezes the rest. The scale is PEFT's, alpha/r.
 
         Targets are ends of layer names; without any, every linear layer of the blocks. GPT-2 has c_attn, c_proj (of
-        attention and of the MLP), c_fc, and c_attn.q, c_attn.k, c_attn.v as parts with companions of their own; LLaMA
+        attention and of the MLP), c_fc, and c_attn.q, c_attn.k, c_attn.v as parts with LoRA layers of their own; LLaMA
         has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; both have lm_head.
         """
         targets = default_targets(self.config) if targets is None else targets
@@ -149,10 +149,10 @@ class Model:
         return {name for name, value in self.params.items() if isinstance(value, Quantized)}
 
     @property
-    def end_ids(self) -> tuple[int, ...]:
+    def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end a text: the configuration's and the tokenizer's."""
-        own = () if self.tokenizer is None or self.tokenizer.end_id is None else (self.tokenizer.end_id,)
-        return tuple(dict.fromkeys((*self.config.end_ids, *own)))
+        own = () if self.tokenizer is None or self.tokenizer.eos_id is None else (self.tokenizer.eos_id,)
+        return tuple(dict.fromkeys((*self.config.eos_ids, *own)))
 
     @property
     def n_params(self) -> int:
@@ -279,7 +279,7 @@ class Model:
         from onfoot.generate.sampling import Sampling
 
         if stop_ids is None:
-            stop_ids = self.end_ids
+            stop_ids = self.eos_ids
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
 

@@ -148,7 +148,7 @@ def count(shapes_by_name: dict[str, Shape]) -> int:
 
 
 def lora_count(layers: Sequence[tuple[int, int]], r: int) -> int:
-    """The number of parameters of rank-r companions: r (in + out) each."""
+    """The number of parameters of rank-r LoRA layers: r (in + out) each."""
     return sum(r * (n_in + n_out) for n_in, n_out in layers)
 
 

@@ -45,16 +45,16 @@ class LoRALinearSaved(NamedTuple):
 def lora_linear_forward(
     x: Array, weight: Array, bias: Array | None, down: Array, up: Array, scale: float, keep: Array | None = None
 ) -> tuple[Array, LoRALinearSaved]:
-    """y = x w + b + α (x ∘ keep) d u: a frozen layer and its low-rank companion; `keep` is a dropout pattern."""
+    """y = x w + b + α (x ∘ keep) d u: a frozen layer and its LoRA layer; `keep` is a dropout pattern."""
     y, frozen = frozen_linear_forward(x, weight, bias)
-    companion, saved = lora_forward(x if keep is None else x * keep, down, up, scale)
-    return y + companion, LoRALinearSaved(frozen, keep, saved)  # eq LORA.1
+    low_rank, saved = lora_forward(x if keep is None else x * keep, down, up, scale)
+    return y + low_rank, LoRALinearSaved(frozen, keep, saved)  # eq LORA.1
 
 
 def lora_linear_backward(dy: Array, saved: LoRALinearSaved) -> tuple[Array, Array, Array]:
     """Gradients of x, down and up. The error signal passes through BOTH paths, the frozen one too."""
-    dx_companion, ddown, dup = lora_backward(dy, saved.lora)
+    dx_lora, ddown, dup = lora_backward(dy, saved.lora)
     if saved.keep is not None:
-        dx_companion = dx_companion * saved.keep
-    dx = frozen_linear_backward(dy, saved.frozen) + dx_companion  # eq LORA.2  Δ wᵗ + α Δ (d u)ᵗ
+        dx_lora = dx_lora * saved.keep
+    dx = frozen_linear_backward(dy, saved.frozen) + dx_lora  # eq LORA.2  Δ wᵗ + α Δ (d u)ᵗ
     return dx, ddown, dup

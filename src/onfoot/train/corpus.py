@@ -151,8 +151,8 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> n
                     file.write(ids.tobytes())
                     digest.update(ids.tobytes())
                     count += ids.size
-                if several and tokenizer.end_id is not None:
-                    end = np.asarray([tokenizer.end_id], dtype=dtype)
+                if several and tokenizer.eos_id is not None:
+                    end = np.asarray([tokenizer.eos_id], dtype=dtype)
                     file.write(end.tobytes())
                     digest.update(end.tobytes())
                     count += 1

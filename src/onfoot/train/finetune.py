@@ -1,4 +1,4 @@
-"""`onfoot finetune`: LoRA companions, or all weights, on prompts and completions."""
+"""`onfoot finetune`: LoRA layers, or all weights, on prompts and completions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
     if options.steps == 0:
         options = replace(options, steps=source.steps_for(options.epochs))
     if not options.full:
-        add_companions(model, options)
+        add_lora_layers(model, options)
         if checkpoint is not None:
             restore_adapter(model, checkpoint)
 
@@ -73,7 +73,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
     return trainer
 
 
-def add_companions(model: Model, options: FinetuneOptions) -> None:
+def add_lora_layers(model: Model, options: FinetuneOptions) -> None:
     """The adapter that the options ask for."""
     chosen = [target.strip() for target in options.targets.split(",") if target.strip()]
     model.add_lora(

@@ -27,7 +27,7 @@ def fingerprint(model: Model) -> str:
         digest.update(f"{name} {tuple(value.shape)};".encode())
         if isinstance(value, QuantizedWeight | Transposed):
             blocks: QuantizedWeight = value if isinstance(value, QuantizedWeight) else value.T
-            parts = [blocks.codes, blocks.scale, *([] if blocks.least is None else [blocks.least])]
+            parts = [blocks.codes, blocks.scale, *([] if blocks.minimum is None else [blocks.minimum])]
         else:
             parts = [to_numpy(value)]
         for part in parts:

@@ -22,6 +22,7 @@ from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
 from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
 from onfoot.train.interrupts import asked_to_stop
+from onfoot.train.invariants import invariants
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log, draw_losses
 from onfoot.train.optimizer import AdamW
@@ -32,7 +33,6 @@ from onfoot.train.schedule import learning_rate
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.step import Part, one_batch, several
 from onfoot.train.vector import BucketLayout
-from onfoot.train.watch import invariants
 
 
 class Batch(NamedTuple):

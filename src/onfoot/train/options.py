@@ -142,7 +142,7 @@ class TrainOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class FinetuneOptions(LoopOptions):
-    """A run of `onfoot finetune`: LoRA companions, or all weights, on prompts and completions."""
+    """A run of `onfoot finetune`: LoRA layers, or all weights, on prompts and completions."""
 
     command = "finetune"
     least_steps = 0  # 0 is counted from the epochs, once the data is read
@@ -160,15 +160,15 @@ class FinetuneOptions(LoopOptions):
     eval_every: int = option(50, "Steps between evaluations.")
     save_every: int = option(50, "Steps between checkpoints; the best evaluation is always saved.")
     sample_tokens: int = option(60, "Length of the sample answer at each evaluation; 0 means none.")
-    full: bool = option(False, "Train all weights instead of LoRA companions.")
+    full: bool = option(False, "Train all weights instead of LoRA layers.")
     quantized: bool = option(
         False,
         "Keep the frozen base in small blocks (a GGUF file's own, else 8 bits): LoRA in a fraction of the memory.",
     )
-    r: int = option(16, "Rank of the companions.")
+    r: int = option(16, "Rank of the LoRA layers.")
     alpha: float = option(16.0, "Their scale is alpha / r, as in PEFT.")
     targets: str = option("", "Layers that get one, with commas; by default all linear layers of the blocks.")
-    lora_dropout: float = option(0.0, "Dropout on the companions' input.")
+    lora_dropout: float = option(0.0, "Dropout on the LoRA layers' input.")
     use_rslora: bool = option(False, "Scale by alpha / √r instead of alpha / r.")
     max_length: int = option(0, "Longest sequence; 0 means what the model allows, at most 1024.")
     on_long: str = option("refuse", "Longer examples: refuse, truncate or skip; the last two are reported.")

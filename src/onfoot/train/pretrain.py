@@ -130,8 +130,8 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
         embd_pdrop=options.dropout,
         attn_pdrop=options.dropout,
         resid_pdrop=options.dropout,
-        bos_token_id=tokenizer.end_id,
-        eos_token_id=tokenizer.end_id,
+        bos_token_id=tokenizer.eos_id,
+        eos_token_id=tokenizer.eos_id,
     )
     model = create(config, options.seed, options.dtype, options.engine)
     model.tokenizer = tokenizer

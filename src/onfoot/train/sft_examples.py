@@ -128,7 +128,7 @@ def encode(parts: Sequence[Part], tokenizer: Tokenizer, where: str) -> Example:
     """
     ids: list[int] = []
     learn: list[bool] = []
-    mark, end = tokenizer.end, tokenizer.end_id
+    mark, end = tokenizer.eos, tokenizer.eos_id
     for part in parts:
         new = tokenizer.encode(part.text)
         if part.learn and not ids and end is not None:

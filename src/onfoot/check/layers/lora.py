@@ -1,4 +1,4 @@
-"""A frozen layer with its low-rank companion, in steps."""
+"""A frozen layer with its LoRA layer, in steps."""
 
 from __future__ import annotations
 

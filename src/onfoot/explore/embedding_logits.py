@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onfoot.explore.material import OVER_TOKENS, Material, norm_forward_terms
 from onfoot.explore.step import Step
+from onfoot.explore.study_context import OVER_TOKENS, StudyContext, norm_forward_terms
 from onfoot.explore.tensors import FEATURE, POSITION, TOKEN, VOCABULARY
 from onfoot.explore.terms import Factor, dot, product
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
@@ -16,7 +16,7 @@ MOST_ROWS = 4096  # of a table of the vocabulary; from larger ones, only the row
 OTHERS = 48  # rows beside those of the text's own tokens
 
 
-def shown_rows(m: Material) -> np.ndarray | None:
+def shown_rows(m: StudyContext) -> np.ndarray | None:
     """The rows of a large token table to show: those of the text, and those with the largest gradients."""
     if m.config.vocab_size <= MOST_ROWS:
         return None
@@ -32,7 +32,7 @@ def one_hot(ids: np.ndarray, n: int) -> np.ndarray:
     return out
 
 
-def add_embedding(m: Material) -> list[Step]:
+def add_embedding(m: StudyContext) -> list[Step]:
     trace, config, ids = m.trace, m.config, m.tokens[0]
     table = m.params[TOKEN_TABLE]  # (V, d)
     over = "vocabulary"
@@ -63,7 +63,7 @@ def add_embedding(m: Material) -> list[Step]:
     ]
 
 
-def _token_table(m: Material) -> tuple[tuple[str, str], list[str]]:
+def _token_table(m: StudyContext) -> tuple[tuple[str, str], list[str]]:
     """w_tok with its gradient; tied, the gradient in its two parts as well."""
     rows = shown_rows(m)
     where = slice(None) if rows is None else rows
@@ -110,7 +110,7 @@ def _token_table(m: Material) -> tuple[tuple[str, str], list[str]]:
     return (weight, gradient), parts
 
 
-def add_logits(m: Material) -> list[Step]:
+def add_logits(m: StudyContext) -> list[Step]:
     trace, config, targets = m.trace, m.config, m.targets[0]
     over_v, scores = "vocabulary", trace.a[12][0]  # (T, V)
     vocab = (TOKEN, VOCABULARY)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OVER_TOKENS = "tokens"
 
 
-class Material:
+class StudyContext:
     """The model, the trace, and the arrays that are being collected from them."""
 
     def __init__(self, model: Model, trace: Trace, tokens: np.ndarray, targets: np.ndarray, divisor: float) -> None:

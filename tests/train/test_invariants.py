@@ -9,7 +9,7 @@ import numpy as np
 import onfoot
 from onfoot.engine import OPS, Engine
 from onfoot.models.model import Model
-from onfoot.train.watch import invariants
+from onfoot.train.invariants import invariants
 from oracles import scrambled
 
 CONFIG = onfoot.GPT2Config(vocab_size=11, n_positions=8, n_embd=6, n_layer=2, n_head=2)
