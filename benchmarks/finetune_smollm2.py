@@ -16,8 +16,8 @@ from pathlib import Path
 
 import onfoot
 from onfoot.models.model import Model
-from onfoot.train.chat import ChatTemplate, chat_prompt_ids
-from onfoot.train.sft import SftSource, load_source
+from onfoot.formats.chat import ChatTemplate, chat_prompt_ids
+from onfoot.data.sft import SftSource, load_source
 
 COUNTRIES = """Peru Lima South America; Egypt Cairo Africa; Norway Oslo Europe; Japan Tokyo Asia; Kenya Nairobi Africa;
 Chile Santiago South America; Greece Athens Europe; Cuba Havana North America; Nepal Kathmandu Asia;

@@ -16,12 +16,12 @@ import numpy as np
 from gguf.quants import quantize
 
 import onfoot
+from onfoot.formats.chat import CHATML, ChatTemplate, chat_prompt_ids
 from onfoot.formats.gguf_model import _their_name
 from onfoot.formats.peft import TENSORS
 from onfoot.formats.tensors import write_tensors
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model
-from onfoot.train.chat import CHATML, ChatTemplate, chat_prompt_ids
 from onfoot.train.options import FinetuneOptions, TrainOptions
 
 TEXT = "the quick brown fox at hand, isn't it? 2024\n" * 3
@@ -136,7 +136,7 @@ def use_template(folder: Path) -> None:
 
 
 def use_lines(folder: Path) -> None:
-    from onfoot.train.sft import load_source
+    from onfoot.data.sft import load_source
 
     source = load_source(
         [folder / "data.jsonl"], byte_tokenizer(), ChatTemplate(), max_length=200, batch_size=2, on_long="truncate"
@@ -147,7 +147,7 @@ def use_lines(folder: Path) -> None:
 
 
 def use_texts(folder: Path) -> None:
-    from onfoot.train import corpus
+    from onfoot.data import corpus
 
     texts = corpus.find_texts([folder])
     tokens = corpus.write_tokens(texts, byte_tokenizer(), folder.parent / "out")
@@ -157,7 +157,8 @@ def use_texts(folder: Path) -> None:
 
 def use_run(folder: Path) -> None:
     """A run is read in parts, by several commands: each must refuse by itself what it cannot read."""
-    from onfoot.train import checkpoint, corpus
+    from onfoot.data import corpus
+    from onfoot.train import checkpoint
     from onfoot.train.log import Log
 
     faults = []

@@ -326,7 +326,7 @@ def as_rank(folder: Path, run: Path, kind: str, at: int, victim: int) -> None:
 
 def result(run: Path) -> dict[str, Any]:
     """All that a run leaves that time does not change."""
-    from onfoot.train.checkpoint import checkpoints, read_state, validate
+    from onfoot.formats.run_folder import checkpoints, read_state, validate
     from onfoot.train.log import Log
 
     last = (run / "last").resolve()

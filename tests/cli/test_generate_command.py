@@ -188,7 +188,7 @@ def test_a_question_leaves_room_for_an_answer_up_to_the_last_position(folder: Pa
 def test_the_end_of_a_turn_ends_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [*BYTES.encode("yes"), 256, *BYTES.encode("no")])
     model_end = TEMPLATE.replace(";", "<|endoftext|>")
-    monkeypatch.setattr("onfoot.generate.chat.template_of", lambda m: onfoot.train.chat.ChatTemplate(model_end))
+    monkeypatch.setattr("onfoot.generate.chat.template_of", lambda m: onfoot.formats.chat.ChatTemplate(model_end))
     assert run(folder, "--chat", "--prompt", "x") == "yes\n"
 
 

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 import onfoot
+from onfoot.data import corpus
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer
-from onfoot.train import corpus
 
 TEXT = "the quick brown fox, isn't it? " * 40
 TRUNCATION = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}

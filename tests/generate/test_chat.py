@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli import app
+from onfoot.formats.chat import CHATML
 from onfoot.formats.tokenizer import Tokenizer, byte_tokenizer
 from onfoot.generate.chat import ends, prompt_ids, template_of
 from onfoot.models.model import Model
-from onfoot.train.chat import CHATML
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|endoftext|>{% endfor %}"

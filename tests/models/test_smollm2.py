@@ -46,7 +46,7 @@ def theirs() -> Any:
 
 
 def chat(model: Model, question: str) -> list[int]:
-    from onfoot.train.chat import ChatTemplate, chat_prompt_ids
+    from onfoot.formats.chat import ChatTemplate, chat_prompt_ids
 
     tokenizer = model.tokenizer
     assert tokenizer is not None and tokenizer.chat_template is not None

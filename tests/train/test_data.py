@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onfoot.data import corpus
+from onfoot.data.windows import Windows, split
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.train import corpus
-from onfoot.train.data import Windows, split
 
 TOKENIZER = byte_tokenizer()
 

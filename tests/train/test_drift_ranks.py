@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import onfoot
+from onfoot.formats.run_folder import checkpoints, newest_valid
 from onfoot.train import parallel, pretrain
 from onfoot.train.buckets import AllReduceGradients
-from onfoot.train.checkpoint import checkpoints, newest_valid
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.vector import BucketLayout

@@ -13,10 +13,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 import onfoot
+from onfoot.formats.run_folder import model_folder
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import finetune
-from onfoot.train.checkpoint import model_folder
 from onfoot.train.options import FinetuneOptions
 from oracles import assert_close
 

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onfoot
+from onfoot.data.batches import Share
 from onfoot.train import rank_monitor
-from onfoot.train.parallel import Share, World, launched, world
+from onfoot.train.parallel import World, launched, world
 from onfoot.train.vector import BucketLayout
 from oracles import scrambled
 

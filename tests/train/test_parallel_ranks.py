@@ -24,11 +24,11 @@ import pytest
 
 import onfoot
 from onfoot import threads
+from onfoot.formats.run_folder import checkpoints, newest_valid
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import finetune, pretrain
 from onfoot.train.buckets import AllReduceGradients, ReduceScatterGradients
-from onfoot.train.checkpoint import checkpoints, newest_valid
 from onfoot.train.log import Log
 from onfoot.train.loop import Trainer
 from onfoot.train.options import FinetuneOptions, TrainOptions

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 import onfoot
 from onfoot.bench import machine
 from onfoot.cli import app
+from onfoot.formats import run_folder
+from onfoot.formats.run_folder import checkpoint_folder, checkpoints, model_folder, validate
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.train import checkpoint, files, finetune, pretrain
-from onfoot.train.checkpoint import checkpoint_folder, checkpoints, model_folder, validate
+from onfoot.train import files, finetune, pretrain
 from onfoot.train.log import Log
 from onfoot.train.options import FinetuneOptions, TrainOptions
 
@@ -135,8 +136,8 @@ def test_a_damaged_best_is_set_aside_and_another_takes_its_place(tmp_path: Path)
 
 def test_checkpoints_are_not_hashed_again_at_each_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
-    digest = checkpoint._digest
-    monkeypatch.setattr(checkpoint, "_digest", lambda path: hashed.append(path) or digest(path))  # type: ignore[func-returns-value]
+    digest = run_folder._sha256
+    monkeypatch.setattr(run_folder, "_sha256", lambda path: hashed.append(path) or digest(path))  # type: ignore[func-returns-value]
     pretrain.start(tmp_path / "run", options(tmp_path, keep=9)).train()
     assert len(checkpoints(tmp_path / "run")) == 4
     assert all(".writing-" in str(path) or path.parent.name == "data" for path in hashed)  # each once, as it is written
@@ -148,18 +149,18 @@ def test_an_io_error_in_the_newest_falls_back_to_the_one_before(
     run = tmp_path / "run"
     pretrain.start(tmp_path / "whole", options(tmp_path, keep=3)).train()
     stopped(run, 7, options(tmp_path, keep=3))
-    digest = checkpoint._digest
+    digest = run_folder._sha256
 
     def failing(path: Path) -> str:
         if "step-0000006" in str(path) and path.name == "model.safetensors":
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return digest(path)
 
-    monkeypatch.setattr(checkpoint, "_digest", failing)
+    monkeypatch.setattr(run_folder, "_sha256", failing)
     trainer, said = pretrain.resume(run)
     assert trainer.state.step == 4
     assert "step-0000006 cannot be used: model.safetensors cannot be read (Input/output error)" in said[0]
-    monkeypatch.setattr(checkpoint, "_digest", digest)
+    monkeypatch.setattr(run_folder, "_sha256", digest)
     trainer.train()
     assert weights(run / "last") == weights(tmp_path / "whole" / "last")
     assert "damaged-step-0000006" in names(run) and validate(run / "checkpoints" / "damaged-step-0000006") is None
@@ -484,5 +485,5 @@ def test_a_state_of_any_length_is_refused_in_a_short_line(tmp_path: Path) -> Non
     for value in ("x" * 5000, [1] * 5000, 10**4000):
         (tmp_path / "trainer/state.json").write_text(json.dumps({"step": value}))
         with pytest.raises(ValueError, match=r"state\.json") as caught:
-            checkpoint.read_state(tmp_path)
+            run_folder.read_state(tmp_path)
         assert len(str(caught.value)) < 300

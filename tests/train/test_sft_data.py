@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 import onfoot
+from onfoot.data.packing import Rows, first_fit_decreasing
+from onfoot.data.sft import SftSource, load_source
+from onfoot.data.sft_examples import INSTRUCTION, Example, encode, fit, read_examples, read_parts, split_examples
+from onfoot.formats.chat import CHATML, ChatTemplate, Part, chat_prompt, chat_prompt_ids
 from onfoot.formats.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.chat import CHATML, ChatTemplate, Part, chat_prompt, chat_prompt_ids
 from onfoot.train.loop import Trainer
 from onfoot.train.options import LoopOptions
-from onfoot.train.sft import SftSource, load_source
-from onfoot.train.sft_examples import INSTRUCTION, Example, encode, fit, read_examples, read_parts, split_examples
-from onfoot.train.sft_packing import Rows, first_fit_decreasing
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_id

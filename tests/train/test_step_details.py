@@ -15,16 +15,17 @@ import pytest
 import torch
 
 import onfoot
+from onfoot.data import corpus
+from onfoot.data.corpus import Text, bigram_entropy, open_tokens, write_tokens
+from onfoot.data.sft import SftSource
+from onfoot.data.sft_examples import split_examples
 from onfoot.models.model import Model
-from onfoot.train import corpus, pretrain
-from onfoot.train.corpus import Text, bigram_entropy, open_tokens, write_tokens
+from onfoot.train import pretrain
 from onfoot.train.log import Log
 from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import TOGETHER, AdamW, clip_scale, global_norm
 from onfoot.train.options import TrainOptions
 from onfoot.train.schedule import learning_rate
-from onfoot.train.sft import SftSource
-from onfoot.train.sft_examples import split_examples
 from oracles import assert_close, scrambled
 
 

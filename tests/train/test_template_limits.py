@@ -8,7 +8,7 @@ import time
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from onfoot.train.chat import CHATML, ChatTemplate
+from onfoot.formats.chat import CHATML, ChatTemplate
 
 MESSAGES = [
     {"role": "system", "content": "Be [short]."},

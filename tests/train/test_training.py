@@ -18,12 +18,13 @@ import pytest
 import torch
 
 import onfoot
+from onfoot.data.batches import Batch
+from onfoot.formats.run_folder import checkpoints, model_folder, newest_valid, validate
 from onfoot.formats.tensors import TensorFile
 from onfoot.models.model import Model
 from onfoot.train import pretrain
-from onfoot.train.checkpoint import checkpoints, model_folder, newest_valid, validate
 from onfoot.train.log import Log
-from onfoot.train.loop import Batch, Outcome, Trainer
+from onfoot.train.loop import Outcome, Trainer
 from onfoot.train.options import TrainOptions
 from onfoot.train.schedule import learning_rate
 from oracles import assert_close, gpt2_logits, scrambled

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onfoot.data import corpus
+from onfoot.data.sft import load_source
+from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.train import corpus
-from onfoot.train.chat import ChatTemplate
 from onfoot.train.options import FinetuneOptions, TrainOptions
-from onfoot.train.sft import load_source
 
 
 def saved(path: Path, **changes: Any) -> Path:

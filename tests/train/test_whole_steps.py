@@ -13,10 +13,11 @@ import torch
 
 import onfoot
 from onfoot.arrays import to_numpy
+from onfoot.formats.run_folder import checkpoint_folder
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.models.model import Model
 from onfoot.train import pretrain
-from onfoot.train.checkpoint import checkpoint_folder, restore_optimizer
+from onfoot.train.checkpoint import restore_optimizer
 from onfoot.train.options import TrainOptions
 
 CONFIG = onfoot.GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=2, n_head=2)

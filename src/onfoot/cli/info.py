@@ -40,7 +40,7 @@ def info(
     """Show what a model folder, a GGUF file or a run holds, or with --memory what training it needs."""
     from onfoot.formats.gguf_model import find_file
     from onfoot.formats.peft import is_adapter_folder
-    from onfoot.train.checkpoint import checkpoints, model_folder
+    from onfoot.formats.run_folder import checkpoints, model_folder
 
     if memory:
         from onfoot.cli.info_memory import planned_job, show_memory
@@ -146,7 +146,7 @@ def _show_adapter(folder: Path) -> None:
 
 def _show_run(folder: Path) -> None:
     from onfoot.formats.files import read_json
-    from onfoot.train.checkpoint import checkpoints, read_state, validate
+    from onfoot.formats.run_folder import checkpoints, read_state, validate
     from onfoot.train.log import Log
     from onfoot.train.options import FinetuneOptions, TrainOptions
 

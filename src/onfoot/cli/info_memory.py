@@ -10,8 +10,8 @@ from onfoot.config import PRESETS, Config, preset
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_model import find_file, read_config
 from onfoot.formats.huggingface import load_config
+from onfoot.formats.run_folder import model_folder
 from onfoot.memory import Job, advice, plan
-from onfoot.train.checkpoint import model_folder
 from onfoot.train.options import RECOMPUTE
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from tokenizers import normalizers
 
+from onfoot.data import corpus
 from onfoot.formats.tokenizer import char_tokenizer
-from onfoot.train import corpus, pretrain
+from onfoot.train import pretrain
 from onfoot.train.options import TrainOptions
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz .,:;'-()"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onfoot.train.chat import ChatTemplate, Message, chat_prompt_ids
+from onfoot.formats.chat import ChatTemplate, Message, chat_prompt_ids
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model

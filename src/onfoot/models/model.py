@@ -139,7 +139,7 @@ class Model:
     def load_adapter(self, folder: str | Path, name: str = "default") -> None:
         """Puts an adapter that PEFT or onfoot saved on this model, and makes it the active one."""
         from onfoot.formats.peft import load_adapter
-        from onfoot.train.checkpoint import model_folder
+        from onfoot.formats.run_folder import model_folder
 
         load_adapter(self, model_folder(Path(folder)), name)
 
@@ -245,15 +245,7 @@ class Model:
         them must exist before the first update. A batch that is refused and a loss that is not finite are no steps and
         change nothing; Ctrl-C acts before the first update or after the last.
         """
-        from onfoot.train.step import Part, one_batch, several
-
-        if not clip >= 0:
-            raise ValueError(f"clip={clip}: a norm of at least 0 is needed; 0 clips nothing")
-        optimizer.expect(self.trainable)
-        part = Part(tokens, targets, segments, dropout_seed)
-        if clip:
-            return several(self, optimizer, [part], None, None, clip, inputs.no_step)[0]
-        return one_batch(self, optimizer, part, None, None, inputs.no_step, norm=False)[0]
+        return optimizer.train_batch(self, tokens, targets, segments, dropout_seed, clip)
 
     def generate(
         self,
@@ -372,7 +364,7 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
     from onfoot.formats.gguf_model import find_file, load_gguf
     from onfoot.formats.huggingface import is_model_folder, load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
-    from onfoot.train.checkpoint import model_folder
+    from onfoot.formats.run_folder import model_folder
 
     file = find_file(path)
     if file is not None:

@@ -7,33 +7,34 @@ is set aside under another name: it is not deleted, and not counted among those 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onfoot.formats.files import read_json, shown
+from onfoot.formats.run_folder import (
+    MANIFEST,
+    MOMENTS,
+    STATE,
+    best_of,
+    checkpoint_folder,
+    checkpoints,
+    complaint,
+    find_newest,
+    known_valid,
+    manifest_of,
+    read_state,
+    stamp,
+    validate_once,
+)
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.train.files import flush
 
 if TYPE_CHECKING:
     from onfoot.train.optimizer import AdamW
-
-MANIFEST = "trainer/manifest.json"
-NAME = re.compile(r"step-\d+")
-STATE, MOMENTS = "trainer/state.json", "trainer/optimizer.safetensors"
-WEIGHTS = ("model.safetensors", "adapter_model.safetensors")  # one of them
-Manifest = dict[str, dict[str, Any]]
-_sound: dict[Path, Any] = {}  # the checkpoints that this process has written or checked, each as it was then
-
-
-def checkpoint_folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:07d}"
 
 
 def save_checkpoint(
@@ -50,7 +51,7 @@ def save_checkpoint(
         write_tensors(folder / MOMENTS, optimizer.moments())
         (folder / STATE).write_text(json.dumps({**state, "optimizer_steps": optimizer.steps}, indent=2) + "\n")
         (folder / MANIFEST).write_text(json.dumps(manifest_of(folder), indent=2) + "\n")
-    _sound[final] = _stamp(final)
+    known_valid[final] = stamp(final)
     said = set_aside([(folder, wrong) for folder in checkpoints(run) if (wrong := validate_once(folder))])
     update_symlinks(run, final)
     prune(run, keep, final)
@@ -65,109 +66,20 @@ def restore_optimizer(folder: Path, optimizer: AdamW) -> None:
         raise ValueError(f"{folder / MOMENTS} does not belong to this run: {error}") from None
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Where a run stood: numbers of steps, and the best loss."""
-    state = read_json(folder / STATE)
-    for name in ("step", "best_step", "optimizer_steps"):
-        if type(state.get(name)) is not int or state[name] < 0:
-            raise ValueError(f"{folder / STATE}: {name}={shown(state.get(name))} is not a number of steps")
-    for name in ("best_loss", "seconds"):
-        if name in state and type(state[name]) not in (int, float):
-            raise ValueError(f"{folder / STATE}: {name}={shown(state[name])} is not a number")
-    return state
-
-
-def manifest_of(folder: Path, leave_out: tuple[str, ...] = ()) -> Manifest:
-    """Every file of a folder with its size and SHA-256."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
-    return {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
-
-
-def validate(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None: every file of the manifest must be there, whole and unchanged."""
-    try:
-        manifest = read_json(folder / MANIFEST)
-    except (OSError, ValueError):
-        return "it has no readable manifest"
-    if not ({STATE, MOMENTS} <= set(manifest) and set(WEIGHTS) & set(manifest)):
-        return "its manifest lacks the weights, the optimizer or the state"
-    return differs(folder, manifest)
-
-
-def differs(folder: Path, manifest: Manifest) -> str | None:
-    """The first file that is not as the manifest has it, and in what; None where all are."""
-    for name, expected in manifest.items():
-        path = folder / name
-        try:
-            if not path.is_file():
-                return f"{name} is missing"
-            size = path.stat().st_size
-            if size != expected["bytes"]:
-                return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
-            if _digest(path) != expected["sha256"]:
-                return f"{name} is corrupted (its checksum differs)"
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror or error})"
-        except (KeyError, TypeError, ValueError):
-            return f"its manifest's entry for {name} is not one"
-    return None
-
-
-def validate_once(folder: Path) -> str | None:
-    """The same for a checkpoint that this process may have checked before: then only sizes and times are compared."""
-    stamp = _stamp(folder)
-    if stamp is not None and _sound.get(folder) == stamp:
-        return None
-    wrong = validate(folder)
-    if wrong is None:
-        _sound[folder] = stamp
-    return wrong
-
-
-def checkpoints(run: Path) -> list[Path]:
-    """The run's complete checkpoints, oldest first. Folders that were never finished have other names."""
-    folder = run / "checkpoints"
-    return sorted(
-        (p for p in folder.glob("step-*") if NAME.fullmatch(p.name)), key=lambda p: int(p.name.removeprefix("step-"))
-    )
-
-
-def newest_valid(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is sound, and a line about each newer one that is not."""
-    newest, damaged = _find(run)
-    return newest, [_complaint(*one) for one in damaged]
-
-
 def go_back(run: Path) -> tuple[Path | None, list[str]]:
     """The newest sound checkpoint, to go on from: newer ones are set aside, and the links show what there is.
 
     Where there are checkpoints and none can be used, nothing is touched.
     """
-    newest, damaged = _find(run)
+    newest, damaged = find_newest(run)
     if newest is None and damaged:
-        complaints = "; ".join(_complaint(*one) for one in damaged)
+        complaints = "; ".join(complaint(*one) for one in damaged)
         raise ValueError(f"no checkpoint of {run} can be used; put one back, or begin a new run: {complaints}")
     said = set_aside(damaged)
     sweep(run)
     if newest is not None:
         update_symlinks(run, newest)
     return newest, said
-
-
-def _find(run: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest sound checkpoint, and newer ones with what is wrong with each."""
-    damaged: list[tuple[Path, str]] = []
-    for folder in reversed(checkpoints(run)):
-        stamp, wrong = _stamp(folder), validate(folder)
-        if wrong is None:
-            _sound[folder] = stamp
-            return folder, damaged
-        damaged.append((folder, wrong))
-    return None, damaged
-
-
-def _complaint(folder: Path, wrong: str) -> str:
-    return f"{folder} cannot be used: {wrong}"
 
 
 def set_aside(damaged: list[tuple[Path, str]]) -> list[str]:
@@ -177,7 +89,7 @@ def set_aside(damaged: list[tuple[Path, str]]) -> list[str]:
         names = (f"damaged-{folder.name}{more}" for more in ("", *(f"-{n}" for n in range(2, 10**6))))
         aside = next(path for name in names if not (path := folder.with_name(name)).exists())
         folder.rename(aside)
-        said.append(f"{_complaint(folder, wrong)}; it is set aside as {aside.name}")
+        said.append(f"{complaint(folder, wrong)}; it is set aside as {aside.name}")
     return said
 
 
@@ -197,12 +109,6 @@ def sweep(run: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def best_of(run: Path, newest: Path) -> Path:
-    """The best checkpoint that a run has: the one that its newest names, or the newest itself if that is not sound."""
-    best = checkpoint_folder(run, read_state(newest)["best_step"])
-    return newest if validate_once(best) else best
-
-
 def update_symlinks(run: Path, newest: Path) -> None:
     """Lets `last` and `best` point to checkpoints that are there and sound."""
     update_symlink(run / "last", newest)
@@ -218,16 +124,6 @@ def update_symlink(link: Path, target: Path) -> None:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
         temporary.replace(link)
-
-
-def model_folder(path: Path) -> Path:
-    """The model folder that a path means: itself, or a run's best checkpoint, or its last sound one."""
-    if not (path / "run.json").is_file():
-        return path
-    newest, complaints = newest_valid(path)
-    if newest is None:
-        raise ValueError(f"the run {path} has no sound checkpoint yet" + "".join(f"; {c}" for c in complaints))
-    return best_of(path, newest)
 
 
 @contextmanager
@@ -260,20 +156,4 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(going, ignore_errors=True)
     folder.rename(going)
     shutil.rmtree(going)
-    _sound.pop(folder, None)
-
-
-def _stamp(folder: Path) -> list[tuple[str, int, int]] | None:
-    """Sizes and times of a folder's files: as long as they stay the same, a check need not be repeated."""
-    try:
-        return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()]
-    except OSError:
-        return None
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    known_valid.pop(folder, None)

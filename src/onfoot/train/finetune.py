@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from onfoot.data.sft import load_source
 from onfoot.formats.peft import restore_adapter
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
@@ -12,7 +13,6 @@ from onfoot.train import runs
 from onfoot.train.fingerprint import fingerprint, remember
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
-from onfoot.train.sft import load_source
 
 LONGEST = 1024  # the default length of a row, where the model allows more
 

@@ -12,33 +12,29 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from filelock import FileLock
 
+from onfoot.data.batches import ALL, Batch, Share
+from onfoot.formats.run_folder import checkpoint_folder, read_state
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
-from onfoot.train.checkpoint import checkpoint_folder, read_state, restore_optimizer, save_checkpoint
+from onfoot.train.checkpoint import restore_optimizer, save_checkpoint
 from onfoot.train.interrupts import asked_to_stop
 from onfoot.train.invariants import invariants
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log, draw_losses
 from onfoot.train.optimizer import AdamW
 from onfoot.train.options import LoopOptions
-from onfoot.train.parallel import ALL, Share, World, world
+from onfoot.train.parallel import World, world
 from onfoot.train.progress import Reporter, duration
 from onfoot.train.schedule import learning_rate
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.step import Part, one_batch, several
 from onfoot.train.vector import BucketLayout
-
-
-class Batch(NamedTuple):
-    tokens: np.ndarray  # (B, T)
-    targets: np.ndarray  # (B, T)
-    segments: np.ndarray | None = None  # (B, T)
 
 
 class Source(Protocol):

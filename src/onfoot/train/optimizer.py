@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onfoot.arrays import Array, Shape, namespace, to_numpy
+from onfoot.models import inputs
 from onfoot.ops import sum_of_squares
 from onfoot.ops.update import Update
 from onfoot.train.interrupts import held_back
@@ -145,6 +146,20 @@ class AdamW:
         with self.one_step(lr, scale):
             for name, grad in grads.items():
                 self.update(name, grad)
+
+    def train_batch(
+        self, model: Model, tokens: Any, targets: Any, segments: Any, dropout_seed: int | None, clip: float
+    ) -> float:
+        """`Model.train_step`: the gradients of one batch, clipped and applied; returns the loss before the step."""
+        from onfoot.train.step import Part, one_batch, several
+
+        if not clip >= 0:
+            raise ValueError(f"clip={clip}: a norm of at least 0 is needed; 0 clips nothing")
+        self.expect(model.trainable)
+        part = Part(tokens, targets, segments, dropout_seed)
+        if clip:
+            return several(model, self, [part], None, None, clip, inputs.no_step)[0]
+        return one_batch(model, self, part, None, None, inputs.no_step, norm=False)[0]
 
     def update(self, name: str, g: Array) -> None:
         """One parameter's part of the step that was begun; done at its end at the latest."""

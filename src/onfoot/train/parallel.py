@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from onfoot import threads
+from onfoot.data.batches import Share
 from onfoot.train import rank_monitor
 
 Value = TypeVar("Value")
@@ -37,29 +38,6 @@ LAUNCHERS = (  # what tells a process its rank and the number of ranks: Hydra (M
 NAP = 0.002  # seconds between looks at something that may take long; MPI's own waiting would keep a core busy
 GRACE = 1.0  # seconds that the other ranks leave to rank 0 to report what may be the same error
 SIGHT = 60.0  # seconds until a file that one host has written must have appeared on all
-
-
-class Share(NamedTuple):
-    """One rank's part of anything that is counted in rows."""
-
-    rank: int = 0
-    size: int = 1
-
-    def of(self, n: int) -> range:
-        """This rank's rows of n: all ranks' parts, one behind the other, are all rows; no two differ by more than 1."""
-        each, more = divmod(n, self.size)
-        begin = self.rank * each + min(self.rank, more)
-        return range(begin, begin + each + (self.rank < more))
-
-    def pieces(self, n: int, most: int) -> list[range]:
-        """This rank's rows of n in as few pieces of at most `most` as there can be, about equally long."""
-        rows = self.of(n)
-        count = -(-len(rows) // most)
-        parts = [Share(i, count).of(len(rows)) for i in range(count)]
-        return [rows[part.start : part.stop] for part in parts]
-
-
-ALL = Share()
 
 
 class World:

@@ -10,18 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from onfoot.config import GPT2Config
+from onfoot.data import corpus
+from onfoot.data.batches import ALL, Batch, Share
+from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
 from onfoot.formats.huggingface import write_json
+from onfoot.formats.run_folder import differs, manifest_of
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model, create, load
-from onfoot.train import corpus, runs
-from onfoot.train.checkpoint import differs, manifest_of
-from onfoot.train.data import Windows, split
+from onfoot.train import runs
 from onfoot.train.files import flush
 from onfoot.train.fingerprint import fingerprint, remember
-from onfoot.train.loop import Batch, Trainer, set_dropout
+from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions
-from onfoot.train.parallel import ALL, Share, World, world
+from onfoot.train.parallel import World, world
 
 MANIFEST = "manifest.json"  # of what lies beside the tokens, which have a hash of their own
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onfoot.data.batches import Batch
+from onfoot.data.sft_examples import Example
+from onfoot.data.windows import Windows
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.data import Windows
-from onfoot.train.loop import Batch
-from onfoot.train.sft_examples import Example
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from onfoot.data.batches import ALL, Batch, Share
+from onfoot.data.packing import Rows
+from onfoot.data.sft_examples import fit, read_examples, split_examples
+from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer
-from onfoot.train.chat import ChatTemplate
-from onfoot.train.loop import Batch
-from onfoot.train.parallel import ALL, Share
-from onfoot.train.sft_examples import fit, read_examples, split_examples
-from onfoot.train.sft_packing import Rows
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from onfoot.data import corpus
+from onfoot.formats.chat import ChatTemplate, Part, check_messages, check_text
 from onfoot.formats.files import plain_name
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train import corpus
-from onfoot.train.chat import ChatTemplate, Part, check_messages, check_text
 
 INSTRUCTION = "Instruction:\n{instruction}\n\nAnswer:\n"
 INSTRUCTION_WITH_INPUT = "Instruction:\n{instruction}\n\nInput:\n{input}\n\nAnswer:\n"
