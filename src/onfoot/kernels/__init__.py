@@ -34,7 +34,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "rope": ("rope",),
     "swiglu": ("swiglu",),
 }
-LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of GPT-2's vocabulary
+LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of 50,000
 FUSED = ("frozen_logits_loss", "logits_loss")  # those that `ops` lacks
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "attention": ("side_by_side",),

@@ -275,21 +275,22 @@ def with_dependents(refused: dict[str, str]) -> dict[str, str]:
 
 
 def slower(table: Table) -> float:
-    """How many times as long as NumPy a training step takes, where the CPU leaves that in doubt; otherwise 0."""
-    import onfoot
-    from onfoot.engine import OPS, Engine
+    """How many times as long as NumPy a linear layer and its gradients take, where the CPU leaves that in doubt.
+
+    Otherwise 0. Nearly all the time of a step is spent in such layers.
+    """
     from onfoot.kernels import cpu
 
     if cpu.MULTIPLIES_AND_ADDS:
         return 0.0
-    config = onfoot.GPT2Config(n_layer=1, n_head=4, n_embd=256, n_positions=64, vocab_size=512)
-    tokens, seconds = np.random.default_rng(0).integers(0, 512, (4, 64)), list[float]()
-    params = onfoot.create(config, 0, engine="numpy").params
-    for engine in (Engine("numba", {**OPS, **table}, np.asarray), Engine("numpy", OPS, np.asarray)):
-        model, times = onfoot.Model(config, params, "float32", engine), []
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal(shape).astype(np.float32) for shape in ((256, 256), (256, 1024), (1024,))]
+    dy, seconds = np.ones((256, 1024), np.float32), list[float]()
+    for pairs in (table, vars(ops)):
+        times = []
         for _ in range(5):
             begun = time.perf_counter()
-            model.loss_and_grads(tokens)
+            pairs["linear_backward"](dy, pairs["linear_forward"](*args)[1])
             times.append(time.perf_counter() - begun)
         seconds.append(min(times))
     return round(seconds[0] / seconds[1], 2)
