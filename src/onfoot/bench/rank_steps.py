@@ -1,4 +1,4 @@
-"""What data-parallel steps cost here: run by every rank under mpiexec, `python -m onfoot.train.measure`, as JSON.
+"""What data-parallel steps cost here: run by every rank under mpiexec, `python -m onfoot.bench.rank_steps`, as JSON.
 
 Steps without any sum over the ranks, with sums after the backward pass, and with sums during it are measured in turn,
 so that whatever else the machine does falls on all three alike.
