@@ -44,7 +44,7 @@ def main(figures: Path, picture: Path) -> None:
         for line, unit in enumerate(("ms", "MB")):
             for who, style in zip(WHO, ("o-", "s--"), strict=True):
                 axes[line][column].plot([r[key] for r in rows], [r[f"{who} {unit}"] for r in rows], style, label=who)
-            axes[line][column].set(xlabel=name, ylim=(0, None), ylabel="ms a step" if unit == "ms" else "peak MB")
+            axes[line][column].set(xlabel=name, ylim=(0, None), ylabel="ms per step" if unit == "ms" else "peak MB")
     axes[0][0].legend()
     figure.savefig(picture, dpi=90)
 

@@ -20,7 +20,7 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from onfoot.cli.bench_ranks import mpiexec, run_measure
+from onfoot.bench.ranks import mpiexec, run_measure
 from onfoot.config import preset
 from onfoot.models.params import count, shapes
 
@@ -51,7 +51,7 @@ def memory(vocab: int) -> None:
             row += [f"{shared:,.0f}", f"{sharded['memory_mb']:,.0f}", f"{sharded['buffers_mb']:,.0f}"]
         rows.append([*row, "–", "–", "–"][:6])
     print(f"a vocabulary of {vocab:,}: {plain['parameters'] / 1e6:.1f} M parameters\n")
-    table(["ranks", "on paper, MB", "peak, MB", "sharded: on paper, MB", "peak, MB", "buckets of it, MB"], rows)
+    table(["ranks", "estimated, MB", "peak, MB", "sharded: estimated, MB", "peak, MB", "of which buckets, MB"], rows)
 
 
 def waits(launcher: list[str] | None, where: str) -> None:
@@ -76,8 +76,8 @@ def waits(launcher: list[str] | None, where: str) -> None:
         f"{1e3 * backward:.0f} ms; medians of {SIZES['rounds']} rounds\n"
     )
     table(
-        ["bucket, MB", "buckets", "sums alone, ms", "GB/s", "wait after, ms", "tail on paper, ms", "wait during, ms",
-         "wait hidden", "thread's CPU time, ms", "hidden, less that"], rows,
+        ["bucket, MB", "buckets", "sums alone, ms", "GB/s", "wait without overlap, ms", "estimated tail, ms",
+         "wait with overlap, ms", "hidden", "thread CPU time, ms", "hidden, net of CPU time"], rows,
     )  # fmt: skip
 
 
@@ -96,8 +96,8 @@ def paper(flops: float = 1e11, tokens: int = 4096, n: int = 16) -> None:
             row += [f"{whole:.2f}", f"{tail:.2f}", f"{tail / (1.5 * backward + tail):.2%}"]
         rows.append(row)
     table(
-        ["model", "parameters", "gradients, MB", "backward, s", "10 Gb/s: sums, s", "tail, s", "of a step",
-         "100 Gb/s: sums, s", "tail, s", "of a step"], rows,
+        ["model", "parameters", "gradients, MB", "backward, s", "10 Gb/s: sums, s", "tail, s", "% of step",
+         "100 Gb/s: sums, s", "tail, s", "% of step"], rows,
     )  # fmt: skip
     rows = []
     for gigabits, latency in ((1, 50e-6), (10, 30e-6), (100, 30e-6), (100, 3e-6)):
@@ -105,7 +105,7 @@ def paper(flops: float = 1e11, tokens: int = 4096, n: int = 16) -> None:
         least = 2 * (n - 1) / n * flops / speed
         bucket = 10 * log2(n) * latency * speed * n / (n - 1)
         rows.append([f"{gigabits}", f"{latency * 1e6:.0f}", f"{least:,.0f}", f"{bucket / 1e6:.1f}"])
-    table(["Gb/s", "µs a message", "least tokens a rank and step", "least bucket, MB"], rows)
+    table(["Gb/s", "µs per message", "min tokens per rank and step", "min bucket, MB"], rows)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Configurations: defaults and presets are those of the published models, and what cannot be is refused."""
+"""Configurations: defaults and presets match the published models, and invalid values are rejected."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_llama_3s_ramp_has_its_published_ends() -> None:
     ("make", "message"),
     [
         (lambda: RopeScaling("llama3", 8.0, 4.0, 4.0), "must be above 0 and below"),
-        (lambda: RopeScaling("linear", 0.5), "at least 1 is needed"),
+        (lambda: RopeScaling("linear", 0.5), "factor must be >= 1, got 0.5"),
         (lambda: onfoot.LlamaConfig(**LLAMA, head_dim=7), "is odd: RoPE rotates pairs"),
         (lambda: onfoot.LlamaConfig(**LLAMA, num_key_value_heads=3), "is not divisible by num_key_value_heads=3"),
         (lambda: onfoot.GPT2Config(lm_head_bias=True), "tied logits have no bias"),
         (lambda: onfoot.GPT2Config(n_embd=10, n_head=3), "not divisible"),
-        (lambda: onfoot.GPT2Config(layer_norm_epsilon=0.0), "must be above 0"),
-        (lambda: check_dtype("float16"), "unknown dtype 'float16'; known are float32, float64"),
+        (lambda: onfoot.GPT2Config(layer_norm_epsilon=0.0), "layer_norm_epsilon must be > 0, got 0.0"),
+        (lambda: check_dtype("float16"), "unknown dtype 'float16'; choose from float32, float64"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
+def test_invalid_values_are_rejected(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

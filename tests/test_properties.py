@@ -326,7 +326,7 @@ def test_layer_norm_is_batch_norm_of_the_transpose_in_both_passes() -> None:
 
 
 @both
-def test_a_low_rank_companion_can_be_merged_into_its_frozen_layer(asarray: Any) -> None:
+def test_a_lora_layer_can_be_merged_into_its_frozen_layer(asarray: Any) -> None:
     rng = np.random.default_rng(0)
     x, w, b, down, up, dy = (rng.normal(size=s) for s in ((2, 3, 7), (7, 5), (5,), (7, 2), (2, 5), (2, 3, 5)))
     y, saved = ops.lora_linear_forward(*map(asarray, (x, w, b, down, up)), 0.3)

@@ -18,7 +18,7 @@ BOTH_KINDS = {
     "kernels/test_quantized.py::test_a_weight_in_blocks_gives_the_products_of_its_floats",  # one output and several
     "ops/test_op_gradients.py::test_float32_stays_float32_and_close",  # with and without constants in float64
     "train/test_training.py::meanwhile",  # the step that is waited for, and others
-    "train/test_parallel.py::test_each_gradient_is_given_away_once_and_final_in_the_order_of_the_buckets",  # tied
+    "train/test_parallel.py::test_each_gradient_is_emitted_once_when_final_in_the_order_of_the_buckets",  # tied
     "train/test_parallel_ranks.py::do_all_cases",  # full and LoRA, whole and sharded
     "train/test_parallel_ranks.py::do_small_things",  # pieces of this rank and of others
     "train/test_parallel_ranks.py::test_one_two_and_four_ranks_end_with_the_same_weights",  # whole and sharded

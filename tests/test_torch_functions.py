@@ -402,11 +402,11 @@ def test_a_module_of_pairs_runs_under_autocast_in_both_passes() -> None:
     [
         (lambda: onfoot.torch.embedding(torch.tensor([0, -1]), normal(5, 3)), r"id -1 is outside 0 \.\.\. 4"),
         (lambda: onfoot.torch.embedding(torch.tensor([5]), normal(5, 3)), r"id 5 is outside 0 \.\.\. 4"),
-        (lambda: onfoot.torch.embedding(torch.tensor([1], dtype=torch.uint8), normal(5, 3)), "uint8; int32 or int64"),
+        (lambda: onfoot.torch.embedding(torch.tensor([1], dtype=torch.uint8), normal(5, 3)), r"got torch\.uint8"),
         (lambda: onfoot.torch.cross_entropy(normal(2, 5), torch.tensor([1, 5])), r"target 5 is outside 0 \.\.\. 4"),
         (lambda: onfoot.torch.cross_entropy(normal(2, 5), torch.tensor([1, -1])), "target -1 is outside"),
-        (lambda: onfoot.torch.cross_entropy(normal(2, 5), torch.tensor([-100, -100])), "all 2 are -100"),
-        (lambda: onfoot.torch.cross_entropy(normal(2, 5), torch.tensor([1])), r"shape \(1,\); \(2,\) is needed"),
+        (lambda: onfoot.torch.cross_entropy(normal(2, 5), torch.tensor([-100, -100])), "all 2 targets are -100"),
+        (lambda: onfoot.torch.cross_entropy(normal(2, 5), torch.tensor([1])), r"have shape \(2,\), got \(1,\)"),
     ],
 )
 def test_what_indexing_would_accept_in_silence_is_refused(call: Callable[[], torch.Tensor], message: str) -> None:

@@ -1,7 +1,7 @@
-"""The only file that knows NumPy from PyTorch.
+"""The differences between NumPy and PyTorch.
 
-An op asks for the namespace of its first array, `xp = namespace(x)`, and writes its formula with it. NumPy and PyTorch
-agree on most names (`exp`, `where`, `swapaxes`, ... with `axis` and `keepdims`); what they do not share is here.
+An op gets the namespace of its first array, `xp = namespace(x)`, and writes its formula with it. NumPy and PyTorch
+agree on most names (`exp`, `where`, `swapaxes`, ... with `axis` and `keepdims`); the rest is here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def namespace(x: Array) -> Any:
 
 
 def rows(x: Array) -> Array:
-    """(..., C) -> (N, C): all tokens of the batch in one column of rows."""
+    """(..., C) -> (N, C): one row per token of the batch."""
     return x.reshape(-1, x.shape[-1])
 
 
@@ -50,7 +50,7 @@ def arange(n: int, like: Array) -> Array:
     return np.arange(n)
 
 
-_erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has no erf; the C library's is exact to the last bits
+_erf = np.frompyfunc(math.erf, 1, 1)  # NumPy has no erf; the C library's is accurate to the last bits
 
 
 def erf(x: Array) -> Array:
@@ -61,7 +61,7 @@ def erf(x: Array) -> Array:
 
 
 def scatter_add(n_rows: int, ids: Array, values: Array) -> Array:
-    """out[id] = the sum of all values whose id it is, (n_rows, C): repeated ids accumulate."""
+    """out[id] = the sum of all values with that id, (n_rows, C): repeated ids accumulate."""
     flat = rows(values)  # (N, C)
     out = zeros_like_shape((n_rows, flat.shape[-1]), flat)
     if is_torch(flat):
@@ -71,7 +71,7 @@ def scatter_add(n_rows: int, ids: Array, values: Array) -> Array:
 
 
 def to_numpy(x: Array) -> np.ndarray:
-    """`x` as a NumPy array, wherever it lives."""
+    """`x` as a NumPy array, from any device."""
     if is_torch(x):
         return x.detach().cpu().numpy()
     return np.asarray(x)

@@ -1,4 +1,4 @@
-"""Model configurations: sizes and choices, with the field names of Hugging Face's config.json."""
+"""Model configurations, with the field names of Hugging Face's config.json."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from typing import Any
 from onfoot.formats.files import shown
 from onfoot.ops.activation import ACTIVATIONS
 
-LARGEST = 2**31 - 1  # of any size
-MOST_LAYERS = 10_000  # each has its own tensors, by name
+MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 10_000  # every layer adds named tensors
 LARGEST_FLOAT = 1e38  # within float32
 
 
-def _check_whole(config: Any, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-    """Refuses sizes that are no whole numbers, or that no file or memory could hold."""
+def _check_integers(config: Any, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+    """Raises ValueError unless each size is an integer from 1 to its limit."""
     for name in (*names, *optional):
         value = getattr(config, name)
         if value is None and name in optional:
             continue
-        most = MOST_LAYERS if name in ("n_layer", "num_hidden_layers") else LARGEST
+        limit = MAX_LAYERS if name in ("n_layer", "num_hidden_layers") else MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={shown(value)}: a whole number of at least 1 is needed")
-        if value > most:
-            raise ValueError(f"{name}={shown(value)} is more than {most:,}")
+            raise ValueError(f"{name} must be an integer >= 1, got {shown(value)}")
+        if value > limit:
+            raise ValueError(f"{name} must be <= {limit:,}, got {shown(value)}")
 
 
 def _check_floats(config: Any, names: tuple[str, ...]) -> None:
     for name in names:
         value = getattr(config, name)
-        # NaN is in no range, and a whole number of a thousand digits can still be compared
+        # false for NaN; unlike math.isfinite, works for integers too large for a float
         finite = isinstance(value, int | float) and -LARGEST_FLOAT <= value <= LARGEST_FLOAT
         if isinstance(value, bool) or not finite:
-            raise ValueError(f"{name}={shown(value)}: a finite number is needed")
+            raise ValueError(f"{name} must be a finite number, got {shown(value)}")
 
 
 def _check_flags(config: Any, names: tuple[str, ...]) -> None:
     for name in names:
         if not isinstance(getattr(config, name), bool):
-            raise ValueError(f"{name}={shown(getattr(config, name))}: true or false is needed")
+            raise ValueError(f"{name} must be true or false, got {shown(getattr(config, name))}")
 
 
-def _check_ids(config: Any) -> None:
-    """bos_token_id is an id or None; eos_token_id may be several."""
+def _check_token_ids(config: Any) -> None:
+    """Raises ValueError unless bos_token_id is an id or None, and eos_token_id an id, several ids or None."""
     if isinstance(config.eos_token_id, list):
         object.__setattr__(config, "eos_token_id", tuple(config.eos_token_id))
-    several = config.eos_token_id if isinstance(config.eos_token_id, tuple) else (config.eos_token_id,)
-    for name, value in (("bos_token_id", config.bos_token_id), *(("eos_token_id", value) for value in several)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST):
-            raise ValueError(f"{name}={shown(value)}: the id of a token is needed")
+    eos_ids = config.eos_token_id if isinstance(config.eos_token_id, tuple) else (config.eos_token_id,)
+    for name, value in (("bos_token_id", config.bos_token_id), *(("eos_token_id", value) for value in eos_ids)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_SIZE):
+            raise ValueError(f"{name} must be a token id, got {shown(value)}")
 
 
-def _several(ids: int | tuple[int, ...] | None) -> tuple[int, ...]:
+def _as_tuple(ids: int | tuple[int, ...] | None) -> tuple[int, ...]:
     return ids if isinstance(ids, tuple) else () if ids is None else (ids,)
 
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """The GPT-2 family, and what the paper allows beyond it.
+    """The configuration of a GPT-2 model, with the extensions of the paper.
 
-    The fields of the first group are Hugging Face's; those of the second are the paper's further choices. `head_dim` is
-    d_h, the width of a head's values; `qk_head_dim` is d_ρ, the width of its queries and keys.
+    The first group of fields is Hugging Face's, the second the paper's. `head_dim` is d_h, the size of a head's values;
+    `qk_head_dim` is d_ρ, the size of its queries and keys.
     """
 
     vocab_size: int = 50257
@@ -68,11 +68,11 @@ class GPT2Config:
     n_embd: int = 768
     n_layer: int = 12
     n_head: int = 12
-    n_inner: int | None = None  # the width between expand and contract; 4 n_embd if None
+    n_inner: int | None = None  # MLP hidden size; 4 n_embd if None
     activation_function: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
     initializer_range: float = 0.02
-    embd_pdrop: float = 0.0  # dropout acts only in training, and only where a seed is given for it
+    embd_pdrop: float = 0.0  # dropout is applied only in training, and only with a dropout seed
     attn_pdrop: float = 0.0
     resid_pdrop: float = 0.0
     tie_word_embeddings: bool = True
@@ -87,71 +87,71 @@ class GPT2Config:
     model_type = "gpt2"
 
     def __post_init__(self) -> None:
-        _check_whole(
+        _check_integers(
             self, ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), ("n_inner", "head_dim", "qk_head_dim")
         )
         if self.head_dim is None and self.n_embd % self.n_head:
             raise ValueError(
                 f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}; "
-                f"change one of them, or give head_dim (the width of a head) explicitly"
+                f"change one of them, or set head_dim (the size of a head)"
             )
         if not isinstance(self.activation_function, str) or self.activation_function not in ACTIVATIONS:
             raise ValueError(
-                f"unknown activation_function {shown(self.activation_function)}; known are {', '.join(ACTIVATIONS)}"
+                f"unknown activation_function {shown(self.activation_function)}; choose from {', '.join(ACTIVATIONS)}"
             )
         _check_floats(self, ("embd_pdrop", "attn_pdrop", "resid_pdrop", "layer_norm_epsilon", "initializer_range"))
         _check_flags(self, ("tie_word_embeddings", "lm_head_bias", "causal"))
-        _check_ids(self)
+        _check_token_ids(self)
         for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not in [0, 1)")
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         if not self.layer_norm_epsilon > 0:
             raise ValueError(
-                f"layer_norm_epsilon={self.layer_norm_epsilon} must be above 0: a constant row would divide by 0"
+                f"layer_norm_epsilon must be > 0, got {self.layer_norm_epsilon}: a constant row would divide by 0"
             )
         if self.tie_word_embeddings and self.lm_head_bias:
-            raise ValueError("lm_head_bias=True needs tie_word_embeddings=False: tied logits have no bias")
+            raise ValueError("lm_head_bias=True requires tie_word_embeddings=False: tied logits have no bias")
 
     @property
     def value_width(self) -> int:
-        """d_h, the width of one head's values."""
+        """d_h, the size of one head's values."""
         return self.head_dim if self.head_dim is not None else self.n_embd // self.n_head
 
     @property
     def key_width(self) -> int:
-        """d_ρ, the width of one head's queries and keys."""
+        """d_ρ, the size of one head's queries and keys."""
         return self.qk_head_dim if self.qk_head_dim is not None else self.value_width
 
     @property
     def n_kv_head(self) -> int:
-        """The number of heads of keys and values: every query head has its own."""
+        """The number of key/value heads: one per query head."""
         return self.n_head
 
     @property
     def inner_width(self) -> int:
-        """The width between expand and contract."""
+        """The MLP hidden size."""
         return self.n_inner if self.n_inner is not None else 4 * self.n_embd
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text."""
-        return _several(self.eos_token_id)
+        """The ids of the end-of-text tokens."""
+        return _as_tuple(self.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
         return {"model_type": self.model_type, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> GPT2Config:
-        """The configuration in a dict such as config.json holds; fields that are not ours are left aside."""
+        """The configuration from a dict such as config.json; unknown fields are ignored."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are changed for contexts longer than the model was first trained on."""
+    """Scaling of the rotary frequencies for contexts longer than those of pretraining."""
 
-    rope_type: str  # "linear": all divided by factor; "llama3": the low ones only, with a ramp between
+    rope_type: str  # "linear": divides all by factor; "llama3": only the low ones, with a smooth transition
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -159,11 +159,11 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         if self.rope_type not in ("linear", "llama3"):
-            raise ValueError(f"rope scaling {shown(self.rope_type)} is not supported; known are linear, llama3")
+            raise ValueError(f"rope scaling {shown(self.rope_type)} is not supported; choose from linear, llama3")
         _check_floats(self, ("factor", "low_freq_factor", "high_freq_factor"))
-        _check_whole(self, ("original_max_position_embeddings",))
+        _check_integers(self, ("original_max_position_embeddings",))
         if not self.factor >= 1:
-            raise ValueError(f"rope scaling: factor={self.factor}, at least 1 is needed")
+            raise ValueError(f"rope scaling: factor must be >= 1, got {self.factor}")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"rope scaling: low_freq_factor={self.low_freq_factor} must be above 0 and below "
@@ -172,28 +172,28 @@ class RopeScaling:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any] | None) -> RopeScaling | None:
-        """From config.json's rope_scaling (or rope_parameters); None where it says that nothing is scaled."""
+        """The scaling from config.json's rope_scaling or rope_parameters; None if there is none."""
         if values is None:
             return None
         if not isinstance(values, dict):
-            raise ValueError(f"rope scaling {shown(values)}: an object with a rope_type is needed")
-        kind = values.get("rope_type", values.get("type", "default"))
+            raise ValueError(f"rope scaling must be an object with a rope_type, got {shown(values)}")
+        rope_type = values.get("rope_type", values.get("type", "default"))
         if values.get("partial_rotary_factor", 1) != 1:
             raise ValueError(f"partial_rotary_factor={shown(values['partial_rotary_factor'])} is not supported, only 1")
-        if kind in ("default", None):
+        if rope_type in ("default", None):
             return None
         known = {field.name for field in fields(cls)}
-        chosen = {name: value for name, value in values.items() if name in known}
-        if "factor" not in chosen and kind in ("linear", "llama3"):
-            raise ValueError(f"rope scaling {shown(kind)} has no factor")
-        return cls(**{"factor": 1.0, **chosen, "rope_type": kind})
+        given = {name: value for name, value in values.items() if name in known}
+        if "factor" not in given and rope_type in ("linear", "llama3"):
+            raise ValueError(f"rope scaling {shown(rope_type)} requires a factor")
+        return cls(**{"factor": 1.0, **given, "rope_type": rope_type})
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The LLaMA family under Hugging Face's names: LLaMA, SmolLM2, and with `model_type="qwen2"` Qwen2.
+    """The configuration of a LLaMA, SmolLM2 or, with `model_type="qwen2"`, Qwen2 model.
 
-    Qwen2 is the same network with biases on queries, keys and values alone.
+    Qwen2 is the same network with biases on queries, keys and values only.
     """
 
     vocab_size: int = 32000
@@ -201,13 +201,13 @@ class LlamaConfig:
     intermediate_size: int = 11008
     num_hidden_layers: int = 32
     num_attention_heads: int = 32
-    num_key_value_heads: int | None = None  # a divisor of the heads: so many share one; num_attention_heads if None
+    num_key_value_heads: int | None = None  # num_attention_heads if None, else a divisor of it
     head_dim: int | None = None  # hidden_size / num_attention_heads if None
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
     rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None  # a dict as in config.json will do
+    rope_scaling: RopeScaling | None = None  # or a dict as in config.json
     attention_bias: bool = False  # on queries, keys, values and the output projection
     mlp_bias: bool = False
     attention_dropout: float = 0.0
@@ -222,7 +222,7 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.rope_scaling, RopeScaling):
             object.__setattr__(self, "rope_scaling", RopeScaling.from_dict(self.rope_scaling))
-        _check_whole(
+        _check_integers(
             self,
             ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "max_position_embeddings"),
@@ -230,30 +230,30 @@ class LlamaConfig:
         )  # fmt: skip
         _check_floats(self, ("rms_norm_eps", "initializer_range", "rope_theta", "attention_dropout"))
         _check_flags(self, ("attention_bias", "mlp_bias", "tie_word_embeddings"))
-        _check_ids(self)
+        _check_token_ids(self)
         if self.model_type not in ("llama", "qwen2"):
-            raise ValueError(f"model_type {shown(self.model_type)} is not supported; known are llama, qwen2")
+            raise ValueError(f"model_type {shown(self.model_type)} is not supported; choose from llama, qwen2")
         if self.model_type == "qwen2" and (self.attention_bias or self.mlp_bias):
-            raise ValueError("model_type 'qwen2' fixes its biases: leave attention_bias and mlp_bias False")
+            raise ValueError("model_type 'qwen2' has fixed biases: leave attention_bias and mlp_bias False")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}; "
-                f"change one of them, or give head_dim (the width of a head) explicitly"
+                f"change one of them, or set head_dim (the size of a head)"
             )
         if self.key_width % 2:
-            raise ValueError(f"a head's width of {self.key_width} is odd: RoPE rotates pairs of features")
+            raise ValueError(f"a head size of {self.key_width} is odd: RoPE rotates pairs of features")
         if self.num_attention_heads % self.n_kv_head:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} is not divisible by "
-                f"num_key_value_heads={self.num_key_value_heads}: each must serve as many query heads"
+                f"num_key_value_heads={self.num_key_value_heads}: query heads share key/value heads in equal groups"
             )
         if not 0 <= self.attention_dropout < 1:
-            raise ValueError(f"attention_dropout={self.attention_dropout} is not in [0, 1)")
+            raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
         for name in ("rms_norm_eps", "rope_theta"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
 
-    # The same sizes under the names that all families share.
+    # The same sizes under the names common to all model families.
 
     @property
     def n_positions(self) -> int:
@@ -273,17 +273,17 @@ class LlamaConfig:
 
     @property
     def n_kv_head(self) -> int:
-        """The number of heads of keys and values; n_head / n_kv_head query heads share one."""
+        """The number of key/value heads; n_head / n_kv_head query heads share one."""
         return self.num_key_value_heads if self.num_key_value_heads is not None else self.num_attention_heads
 
     @property
     def value_width(self) -> int:
-        """The width of one head's values."""
+        """The size of one head's values."""
         return self.head_dim if self.head_dim is not None else self.hidden_size // self.num_attention_heads
 
     @property
     def key_width(self) -> int:
-        """The width of one head's queries and keys."""
+        """The size of one head's queries and keys."""
         return self.value_width
 
     @property
@@ -292,24 +292,24 @@ class LlamaConfig:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text."""
-        return _several(self.eos_token_id)
+        """The ids of the end-of-text tokens."""
+        return _as_tuple(self.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
-        """The configuration in a dict such as config.json holds; fields that are not ours are left aside."""
+        """The configuration from a dict such as config.json; unknown fields are ignored."""
         known = {field.name for field in fields(cls)}
-        chosen = {name: value for name, value in values.items() if name in known}
-        newer = values.get("rope_parameters")  # transformers 5 keeps both in one field
-        if newer is not None:
-            if not isinstance(newer, dict):
-                raise ValueError(f"rope_parameters={shown(newer)}: an object is needed")
-            chosen["rope_theta"] = newer.get("rope_theta", chosen.get("rope_theta", cls.rope_theta))
-            chosen["rope_scaling"] = RopeScaling.from_dict(newer)
-        return cls(**chosen)
+        given = {name: value for name, value in values.items() if name in known}
+        rope = values.get("rope_parameters")  # transformers 5: rope_theta and rope_scaling in one field
+        if rope is not None:
+            if not isinstance(rope, dict):
+                raise ValueError(f"rope_parameters must be an object, got {shown(rope)}")
+            given["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", cls.rope_theta))
+            given["rope_scaling"] = RopeScaling.from_dict(rope)
+        return cls(**given)
 
 
 Config = GPT2Config | LlamaConfig
@@ -325,7 +325,7 @@ PRESETS: dict[str, GPT2Config] = {
 
 
 def preset(name: str, **changes: Any) -> GPT2Config:
-    """A configuration by name, with changes: `preset("gpt2", n_layer=2)`."""
+    """The configuration of that name, with changed fields: `preset("gpt2", n_layer=2)`."""
     if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}; known are {', '.join(PRESETS)}")
+        raise ValueError(f"unknown preset {name!r}; choose from {', '.join(PRESETS)}")
     return replace(PRESETS[name], **changes)

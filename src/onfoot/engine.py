@@ -1,7 +1,7 @@
 """Engines: tables of forward/backward pairs that the models are written against.
 
-`"numpy"` and `"torch"` are the formulas of `ops/` on NumPy arrays and on PyTorch tensors; `"numba"` lays the kernels of
-`kernels/` over them. An engine is passed explicitly; nothing is swapped behind anyone's back.
+`"numpy"` and `"torch"` are the formulas of `ops/` on NumPy arrays and on PyTorch tensors; `"numba"` replaces them by
+the kernels of `kernels/` where there are any. An engine is passed explicitly; no function is replaced globally.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DTYPES = ("float32", "float64")
 OPS: Mapping[str, Callable[..., Any]] = {
     name: getattr(ops, name) for name in ops.__all__ if name.endswith(("_forward", "_backward"))
 }
-# What is no pair: it has no gradient, or is its own.
+# Functions that are not pairs: they have no gradient, or are their own.
 UPDATES: Mapping[str, Callable[..., Any]] = {
     "adamw_updates": ops.adamw_updates,
     "add": ops.add,
@@ -31,7 +31,7 @@ UPDATES: Mapping[str, Callable[..., Any]] = {
 
 
 class Engine:
-    """A table of pairs, reached as attributes (`eng.linear_forward`), and the arrays they work on."""
+    """A table of forward/backward pairs, available as attributes (`eng.linear_forward`), and their array type."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Engine:
         table: Mapping[str, Callable[..., Any]],
         asarray: Callable[..., Array],
         copy: Callable[..., np.ndarray] = np.array,
-        reason: str = "asked for by name",
+        reason: str = "chosen by name",
     ) -> None:
         self.name, self.reason = name, reason  # "numba", "auto: kernels for this CPU"
         self.table = {**UPDATES, **table}
@@ -53,28 +53,28 @@ class Engine:
 
     @property
     def recomputes_inputs(self) -> bool:
-        """Whether norms and activations are computed so fast that they need not be kept for the backward pass."""
+        """Whether norms and activations are cheap enough to recompute in the backward pass instead of keeping them."""
         return self.name == "numba"
 
     @property
     def records(self) -> bool:
-        """Whether a step on this engine is recorded once, and replayed from then on."""
+        """Whether steps on this engine are recorded once and then replayed."""
         return self.name == "numba"
 
     def has(self, name: str) -> bool:
-        """Whether this engine does in one what others do in several pairs (`logits_loss_forward`)."""
+        """Whether this engine has an optional fused function, such as `logits_loss_forward`."""
         return name in self.table
 
     def floats(self, x: Any, dtype: str) -> Array:
-        """`x` as this engine's array of that dtype, in C order: how it lay before must not show in results."""
+        """`x` as this engine's array of that dtype, in C order, so that results do not depend on its layout."""
         return self._asarray(np.asarray(to_numpy(x), dtype=dtype, order="C"))
 
     def copy_in(self, x: Any, dtype: str) -> Array:
-        """A copy of `x` where this engine likes its parameters to lie, in C order."""
+        """A copy of `x` in this engine's memory for parameters, in C order."""
         return self._asarray(self._copy(np.ascontiguousarray(to_numpy(x)), dtype))
 
     def copy_quantized(self, weight: Any) -> Any:
-        """The same for a weight in blocks."""
+        """`copy_in` for a quantized weight."""
         return weight.map(lambda x: self._copy(np.ascontiguousarray(x), x.dtype))
 
     def integers(self, x: Any) -> Array:
@@ -86,29 +86,29 @@ class Engine:
 
 
 def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:
-    """The engine of that name, or a ValueError; "auto" is "numba" for float32 where kernels gain, otherwise "numpy".
+    """The engine of that name, or a ValueError; "auto" is "numba" for float32 if kernels are faster, otherwise "numpy".
 
-    `engine.reason` tells why it is the one it is.
+    `engine.reason` is why it was chosen.
     """
     if name == "numpy":
         return Engine("numpy", OPS, np.asarray)
     if name == "auto" and dtype != "float32":
-        return Engine("numpy", OPS, np.asarray, reason=f"auto: the formulas for {dtype}")
+        return Engine("numpy", OPS, np.asarray, reason=f"auto: NumPy formulas for {dtype}")
     if name in ("auto", "numba"):
         from onfoot import kernels
 
         table, missing, slower = kernels.found()
         if name == "numba" and missing:
-            raise ValueError(f'no kernels for the engine "numba" ({missing}); engine="auto" takes NumPy instead')
+            raise ValueError(f'the engine "numba" has no kernels here ({missing}); engine="auto" falls back to NumPy')
         if name == "auto" and missing:
-            _say_once(f"no kernels here ({missing}): the slower NumPy engine takes over")
-            return Engine("numpy", OPS, np.asarray, reason=f"auto: no kernels here ({missing})")
+            _say_once(f"no kernels available ({missing}); falling back to the slower NumPy engine")
+            return Engine("numpy", OPS, np.asarray, reason=f"auto: no kernels available ({missing})")
         if name == "auto" and slower > 1:
             reason = f"auto: kernels take {slower:.1f} times as long as NumPy on this CPU"
             return Engine("numpy", OPS, np.asarray, reason=reason)
         from onfoot.kernels import buffers
 
-        reason = "auto: kernels for this CPU" if name == "auto" else "asked for by name"
+        reason = "auto: kernels for this CPU" if name == "auto" else "chosen by name"
         return Engine("numba", {**OPS, **table}, np.asarray, buffers.copy, reason)
     if name == "torch":
         try:
@@ -116,7 +116,7 @@ def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:
         except ImportError:
             raise ValueError('the engine "torch" needs PyTorch: pip install "onfoot[torch]"') from None
         return Engine("torch", OPS, torch.from_numpy)
-    raise ValueError(f"unknown engine {name!r}; known are auto, {', '.join(ENGINES)}")
+    raise ValueError(f"unknown engine {name!r}; choose from auto, {', '.join(ENGINES)}")
 
 
 @lru_cache
@@ -127,8 +127,8 @@ def _say_once(message: str) -> None:
 
 
 def check_dtype(dtype: str) -> str:
-    """`dtype` as a name, or a ValueError."""
+    """`dtype` if it is supported, or a ValueError."""
     name = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
     if name not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     return name

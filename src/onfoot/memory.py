@@ -1,7 +1,7 @@
-"""How much memory a step will need, from its recording: the step is recorded on arrays that have no memory.
+"""The memory that a step will need, from its recording, which needs no memory itself.
 
-What is always there (weights, running means), the arena of the step (activations and all that passes by, exact), and
-the gradients until they are used up. The peak is that of the engine "numba" in float32.
+That is the weights and AdamW's running means, the arena of the step (activations and temporary arrays, exact), and the
+gradients until they are used. The peak is that of the engine "numba" in float32.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ PROGRAM = 100 << 20  # Python, NumPy, LLVM and the machine code of the kernels
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run."""
+    """The training or fine-tuning job to plan."""
 
     config: Config
     batch: int
     tokens: int
-    lora: int = 0  # the rank of LoRA beside all linear layers of the blocks; 0: all weights train
+    lora: int = 0  # LoRA rank, on all linear layers of the blocks; 0: full training
     quantized: bool = False
-    clip: bool = True  # gradients are kept until their norm is known
+    clip: bool = True  # all gradients are kept until their norm is known
     recompute: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes, by what they are for."""
+    """Bytes, by purpose."""
 
     weights: int
     moments: int
@@ -50,7 +50,7 @@ class Plan:
 
 
 class _OnPaper(Engine):
-    """The engine "numba", whose parameters are address space without memory."""
+    """The engine "numba" with parameters in reserved address space, without memory."""
 
     def __init__(self) -> None:
         from onfoot.recording.recorder import Recorder
@@ -67,7 +67,7 @@ class _OnPaper(Engine):
 
 
 def model_on_paper(job: Job) -> Model:
-    """The model of a job, without memory for its parameters: good for nothing but to be recorded."""
+    """The model of a job without memory for its parameters: it can only be recorded."""
     engine = _OnPaper()
     nothing = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes(job.config).items()}
     model = Model(job.config, nothing, "float32", engine)
@@ -85,7 +85,7 @@ def model_on_paper(job: Job) -> Model:
 
 
 def plan(job: Job) -> Plan:
-    """The memory of one step at its peak; a ValueError where there are no kernels, which it is measured by."""
+    """The peak memory of one step; a ValueError if there are no kernels, whose memory this plans."""
     from onfoot.models.recorded import step_memory
 
     model = model_on_paper(job)
@@ -95,14 +95,17 @@ def plan(job: Job) -> Plan:
 
 
 def advice(job: Job, limit: int) -> list[tuple[str, int]]:
-    """The options that would bring the peak below a limit, the mildest first; what each would make of it."""
+    """Options that would bring the peak below a limit, the mildest first, and the peak with each."""
     half = replace(job, batch=max(job.batch // 2, 1))
     ways = [
-        ("--clip 0: no gradient waits for the norm of all", replace(job, clip=False)),
-        ("--recompute block: a block's activations are computed again", replace(job, recompute=True)),
-        (f"--batch-size {half.batch} with twice --accumulate: the same step in smaller parts", half),
+        ("--clip 0: gradients are not kept until their norm is known", replace(job, clip=False)),
+        ("--recompute block: activations are recomputed in the backward pass", replace(job, recompute=True)),
+        (f"--batch-size {half.batch} and twice --accumulate: the same step in smaller microbatches", half),
         ("onfoot finetune (LoRA, rank 16): the weights stay frozen", replace(job, lora=16)),
-        ("onfoot finetune --quantized: and in 8 bits", replace(job, lora=16, quantized=True, recompute=True)),
+        (
+            "onfoot finetune --quantized: frozen weights in 8 bits",
+            replace(job, lora=16, quantized=True, recompute=True),
+        ),
     ]
     peak = plan(job).peak
     planned = [(text, plan(way).peak) for text, way in ways if way != job]

@@ -1,8 +1,8 @@
-"""Finite differences through the whole network: what the loss does when one array inside it is moved.
+"""Finite differences through the complete network: the loss when one array inside it is perturbed.
 
-An activation is moved in place the moment the forward pass notes it, before anything is computed from it; the rest of
-the network then runs on. A parameter is moved in the model's dict. The scores of a head are moved by an attention pair
-that adds to them before softmax.
+An activation is perturbed in place when the forward pass reports it to `note`, before anything is computed from it. A
+parameter is perturbed in the model's dict. The scores of a head are perturbed by an attention forward that adds to
+them before softmax.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from onfoot.models.model import Model
 from onfoot.ops.attention import softmax, visible
 
 TOLERANCE = 1e-6
-SMALLEST = 1e-4  # derivatives below it are compared absolutely, to SMALLEST × TOLERANCE
+SMALLEST = 1e-4  # smaller derivatives are compared with the absolute tolerance SMALLEST × TOLERANCE
 
 Move = Callable[[np.ndarray], np.ndarray]
 
 
 def itself(direction: np.ndarray) -> np.ndarray:
-    """The plain move: along the direction."""
+    """The default perturbation: the direction unchanged."""
     return direction
 
 
 class Check(NamedTuple):
-    """A gradient's derivative along a direction, by the formula and by a finite difference."""
+    """A directional derivative of the loss, by the gradient's formula and by a finite difference."""
 
     formula: float
     difference: float
@@ -47,9 +47,9 @@ class Check(NamedTuple):
 
 
 def derivative(f: Callable[[float], float]) -> float:
-    """f'(0) by central differences of fourth order: the largest step that a ten times smaller one confirms.
+    """f'(0) by fourth-order central differences, with the largest step that a ten times smaller one confirms.
 
-    A large step has the least rounding; a kink of ReLU inside it shows as disagreement, and asks for a smaller one.
+    A large step has the least rounding error. If it crosses a kink of ReLU, the two differ and a smaller one is tried.
     """
     coarse = math.nan
     for h in (1e-3, 1e-4, 1e-5, 1e-6):
@@ -71,7 +71,7 @@ class Probe:
         self.rng = np.random.default_rng(seed)
 
     def activation(self, gradient: np.ndarray, moves: dict[str, Move]) -> Check:
-        """Checks a gradient by moving noted activations, each by its own linear map of one direction."""
+        """Checks a gradient by perturbing activations, each by its own linear map of one random direction."""
 
         def loss(direction: np.ndarray, eps: float) -> float:
             def note(noted: str, value: np.ndarray) -> None:
@@ -83,15 +83,15 @@ class Probe:
         return self._check(gradient, loss)
 
     def scores(self, gradient: np.ndarray, block: int, head: int, move: Move = itself) -> Check:
-        """Checks a gradient (T, T) by moving the scores of one head just before the mask and softmax."""
+        """Checks a gradient (T, T) by perturbing the scores of one head before the mask and softmax."""
 
         def loss(direction: np.ndarray, eps: float) -> float:
-            return self._loss(self._moved_scores(block, head, eps * move(direction)), None)
+            return self._loss(self._perturbed_scores(block, head, eps * move(direction)), None)
 
         return self._check(gradient, loss)
 
     def parameter(self, gradient: np.ndarray, name: str, where: Any = ...) -> Check:
-        """Checks the gradient of (a part of) a parameter through `model.loss`."""
+        """Checks the gradient of a parameter, or of the part `where` of it, through `model.loss`."""
         params, original = self.model.params, self.model.params[name]
 
         def loss(direction: np.ndarray, eps: float) -> float:
@@ -111,13 +111,13 @@ class Probe:
 
     def _loss(self, engine: Engine, note: Any) -> float:
         model = self.model
-        run = model.new_run(keep_saved=False, note=note, engine=engine)
+        run = model.new_run(keep_saved=False, on_activation=note, engine=engine)
         layout = gpt2.Layout(np.arange(self.tokens.shape[1]))
         a11, _ = gpt2.features_forward(run, model.config, self.tokens, layout)
         a12, _ = gpt2.head_forward(run, model.config, a11)
         return float(engine.cross_entropy_forward(a12, self.targets, self.divisor)[0])
 
-    def _moved_scores(self, block: int, head: int, by: np.ndarray) -> Engine:
+    def _perturbed_scores(self, block: int, head: int, by: np.ndarray) -> Engine:
         """The model's engine, with an attention that adds `by` (T, T) to the scores of one head of one block."""
         engine, calls = self.model.engine, itertools.count()
 

@@ -1,7 +1,7 @@
 """The three tables of the paper for any configuration: formulas, shapes and parameter counts, as plain data.
 
-Table 1 is one attention head, Table 2 the network, Table 3 the gradient of every parameter; beside them stand the
-counts of LoRA. Where the paper misprints a formula (the mask, the error signal below a LoRA layer) the correct one is
+Table 1 is one attention head, Table 2 the network, Table 3 the gradient of every parameter; the parameter counts of
+LoRA are added. Where the paper misprints a formula (the mask, the error signal below a LoRA layer) the correct one is
 given. In the formulas `~` broadcasts over tokens, `∘` multiplies elementwise, `⊖` takes the dot product of each row,
 `ᵗ` transposes, ā is a normalised a, σ its standard deviation, and `mean` runs over the features of a token.
 """
@@ -27,7 +27,7 @@ class Formula(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One step of Table 1 or 2: forward, shape, backward. `parameters` are those that the step itself owns."""
+    """One step of Table 1 or 2: forward, shape, backward. `parameters` is the number that the step itself has."""
 
     layer: str
     forward: Formula
@@ -63,7 +63,7 @@ class LoraRow:
     n_out: int
     r: int
     copies: int  # how many such layers the network has
-    frozen: int  # parameters of the layer it stands beside
+    frozen: int  # parameters of its base layer
 
     @property
     def down(self) -> int:
@@ -80,7 +80,7 @@ class LoraRow:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many parameters there are, for this configuration and for each way of making the logits."""
+    """The number of parameters, for this configuration and for each kind of LM head."""
 
     total: int
     block: int
@@ -88,8 +88,8 @@ class Counts:
     untied_with_bias: int
     untied: int
     tied: int
-    logits: int  # FC_logits on its own: weight, and bias where there is one
-    dead_per_block: int  # the keys' biases: counted, and without effect
+    logits: int  # FC_logits alone: weight, and bias if any
+    dead_per_block: int  # the keys' biases: counted, but without effect
 
     @property
     def dead(self) -> int:
@@ -108,7 +108,7 @@ ACTIVATION_TEXTS = {
 
 
 def formulas(config: GPT2Config) -> dict[str, Formula]:
-    """The formula of every a, Δ and ∂ of the network, by symbol; inside a head the index h is left out."""
+    """The formula of every a, Δ and ∂ of the network, by symbol; inside a head the index h is omitted."""
     _, g, g_prime = ACTIVATION_TEXTS[config.activation_function]
     tied, masked = config.tie_word_embeddings, "causal" if config.causal else "scaled"
     bias = " + ~b_11" if config.lm_head_bias else ""
@@ -192,7 +192,7 @@ def _norm_forward(out: str, i: int) -> dict[str, tuple[str, str]]:
 
 
 def norm_backward(i: str, delta: str) -> str:
-    """What LNᵇ_i stands for: the error signal through layer norm i."""
+    """The formula of LNᵇ_i, the backward pass of layer norm i."""
     return f"LNᵇ_{i}({delta}) = [x − mean x − ā_{i} ∘ mean(ā_{i} ∘ x)] / σ_{i},  x = {delta} ∘ ~w_{i}"
 
 
@@ -208,7 +208,7 @@ NOTHING = Formula("")
 
 
 def table_1(config: GPT2Config) -> list[Row]:
-    """One head of self-attention, from a_2 down to a_3^h and from Δ_3^h up to its part of Δ_2."""
+    """One head of self-attention: from a_2 to a_3^h, and from Δ_3^h back to its part of Δ_2."""
     f = formulas(config)
     d_rho, d_h, square = f"n_T × {config.key_width}", f"n_T × {config.value_width}", "n_T × n_T"
     owned = {row.symbol: math.prod(row.shape) for row in table_3(config) if row.copies == config.n_head}
@@ -228,7 +228,7 @@ def table_1(config: GPT2Config) -> list[Row]:
 
 
 def table_2(config: GPT2Config) -> list[Row]:
-    """The network, from the tokens down to the probabilities and up again; block rows stand for each block."""
+    """The network, from the tokens to the probabilities and back; block rows stand for every block."""
     f = formulas(config)
     d, inner = f"n_T × {config.n_embd}", f"n_T × {config.inner_width}"
     heads, vocab = f"n_T × {config.n_head * config.value_width}", f"n_T × {config.vocab_size}"
@@ -260,7 +260,7 @@ def table_2(config: GPT2Config) -> list[Row]:
 
 
 def table_3(config: GPT2Config) -> list[ParameterRow]:
-    """Every parameter with its gradient, in the order of the forward pass; read upwards it is the backward pass."""
+    """Every parameter with its gradient, in the order of the forward pass; bottom to top is the backward pass."""
     f = formulas(config)
     network, block = shapes(config), block_shapes(config)
     d, widths = config.n_embd, {"q": config.key_width, "k": config.key_width, "v": config.value_width}
@@ -290,13 +290,13 @@ def table_3(config: GPT2Config) -> list[ParameterRow]:
         name = f"transformer.ln_f.{kind}"
         rows.append(ParameterRow("LayerNorm final", symbol, name, network[name], f[f"∂{symbol}"]))
     for symbol, name in (("w_11", f"{HEAD}.weight"), ("b_11", f"{HEAD}.bias")):
-        if name in network:  # the file holds the weight as (vocabulary, width), the paper as (width, vocabulary)
+        if name in network:  # stored as (vocabulary, width), in the paper (width, vocabulary)
             rows.append(ParameterRow("FC logits", symbol, name, network[name][::-1], f[f"∂{symbol}"]))
     return rows
 
 
 def counts(config: GPT2Config) -> Counts:
-    """The parameters of the network, of a block, and of the network with its logits made in each of three ways."""
+    """The number of parameters of the network, of a block, and of the network with each of three LM heads."""
     untied = replace(config, tie_word_embeddings=False, lm_head_bias=False)
     with_bias, tied = replace(untied, lm_head_bias=True), replace(untied, tie_word_embeddings=True)
     head = {name: shape for name, shape in shapes(untied).items() if name.startswith(HEAD)}
@@ -314,9 +314,9 @@ def counts(config: GPT2Config) -> Counts:
 
 
 def lora_rows(config: GPT2Config, r: int) -> list[LoraRow]:
-    """A LoRA layer of rank r beside every linear layer; queries, keys and values have one each, as in the paper."""
+    """LoRA layers of rank r on every linear layer; queries, keys and values have one each, as in the paper."""
     if r < 1:
-        raise ValueError(f"r={r}: the rank of LoRA is a whole number of at least 1")
+        raise ValueError(f"r must be >= 1, got {r}")
     linear = linear_shapes(config)
     heads, d, n = config.n_head, config.n_embd, config.n_layer
     layers = {
@@ -332,6 +332,6 @@ def lora_rows(config: GPT2Config, r: int) -> list[LoraRow]:
 
 
 def lora_total(rows: list[LoraRow]) -> tuple[int, int]:
-    """(one block, the whole network): the logits' LoRA layer is counted once, not once a block."""
+    """(one block, the whole network): the logits' LoRA layer is counted once, not once per block."""
     block = sum(row.count for row in rows if row.layer != "FC logits")
     return block, sum(row.copies * row.count for row in rows)

@@ -1,4 +1,4 @@
-"""Text of files and models on a terminal: what would steer it is made visible."""
+"""Escapes control characters in text from files and models before it is printed to a terminal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 import sys
 from typing import IO
 
-# Control characters but for tabs and line ends, marks that change the direction of writing, halves of characters.
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters except tab and newline, bidirectional marks and line separators, lone surrogates.
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """The text with what would steer a terminal made visible: ESC is \\x1b, a mark that turns a line round \\u202e."""
-    return STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
+    """The text with control characters escaped: ESC becomes \\x1b, a right-to-left override \\u202e."""
+    return UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def for_terminal(text: str, stream: IO[str] | None = None) -> str:
-    """Text of a model as it may go to a stream: into a pipe or a file as it is, to a terminal without control codes."""
+    """The text to write to a stream (default: stdout): escaped for a terminal, unchanged for a pipe or a file."""
     return printable(text) if (stream or sys.stdout).isatty() else text

@@ -1,7 +1,7 @@
-"""The number of threads that a process computes with, set after the libraries are loaded.
+"""Sets the number of compute threads of a process after its libraries are loaded.
 
-The variables of the environment would be too late then: OpenBLAS reads them when NumPy is imported. So it is told by
-its own function; libraries that are loaded later do read the variables.
+By then environment variables are too late for OpenBLAS, which reads them when NumPy is imported, so its own function is
+called. Libraries that are loaded later do read the variables.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def cores() -> set[int]:
 
 
 def set_threads(n: int) -> None:
-    """Lets this process compute with n threads: the kernels, NumPy's BLAS, and PyTorch where it is loaded.
+    """Sets the number of threads of the kernels, of NumPy's BLAS, and of PyTorch if it is loaded.
 
-    On a machine that others use too, fewer threads than cores are often faster: a thread that waits for another that
-    has no core waits for nothing. The kernels never run on more threads than there are cores.
+    On a shared machine, fewer threads than cores are often faster: threads wait for each other, also for one that has
+    no core. The kernels never use more threads than there are cores.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"threads={n!r}: a whole number of at least 1 is needed")
+        raise ValueError(f"threads must be an integer >= 1, got {n!r}")
     threadpool_limits(n, user_api="blas")
     for name in VARIABLES:
-        os.environ[name] = str(n)  # for what is loaded later, and for processes that are started
+        os.environ[name] = str(n)  # for libraries loaded later, and for child processes
     if "onfoot.recording.pool" in sys.modules:
         sys.modules["onfoot.recording.pool"].set_threads(n)
     if "torch" in sys.modules:
@@ -39,9 +39,9 @@ def set_threads(n: int) -> None:
 
 
 def limit(n: int) -> int:
-    """The same, unless the user has set another number in the environment; returns the number that holds."""
-    asked = [os.environ[name] for name in VARIABLES if os.environ.get(name)]
-    if asked:
-        return int(asked[0]) if asked[0].isdecimal() else n
+    """Sets n threads unless the environment sets another number; returns the number in effect."""
+    requested = [os.environ[name] for name in VARIABLES if os.environ.get(name)]
+    if requested:
+        return int(requested[0]) if requested[0].isdecimal() else n
     set_threads(n)
     return n

@@ -12,7 +12,7 @@ def test_ratios_are_against_ours_and_above_one_where_we_are_faster() -> None:
     job = JOBS["full-4x256"]
     results = [Result("onfoot", 2.0, 1_000_000), Result("eager", 3.0, 4_000_000)]
     ours, peer = rows(job, results, 100.0, 10.0)
-    assert ours[1:3] == ("onfoot", "2,000.0 ms a step") and ours[-2:] == ("", "")
+    assert ours[1:3] == ("onfoot", "2,000.0 ms per step") and ours[-2:] == ("", "")
     assert peer[-2:] == ("1.50 ×", "0.25 ×")
 
 
@@ -28,5 +28,5 @@ def test_the_share_of_the_limit_counts_products_and_bytes() -> None:
 def test_jobs_that_grow_are_found_by_their_sizes_and_others_are_refused() -> None:
     job = find("grow-3x2x64")
     assert (job.config.n_layer, job.batch, job.tokens) == (3, 2, 64)
-    with pytest.raises(ValueError, match="unknown job 'grow'; known are full-4x256"):
+    with pytest.raises(ValueError, match="unknown job 'grow'; choose from full-4x256"):
         find("grow")

@@ -38,7 +38,7 @@ def test_the_best_time_and_the_least_memory_of_all_rounds_count(monkeypatch: pyt
 
 def test_generation_is_told_in_tokens_and_shares_of_the_bandwidth() -> None:
     job = JOBS["generate-int8"]
-    assert job.unit == "tokens/s" and JOBS["full-4x256"].unit == "ms a step"
+    assert job.unit == "tokens/s" and JOBS["full-4x256"].unit == "ms per step"
     result = Result("onfoot-int8", 0.5, 3_500_000)
     assert result.rate(job) == 64 / 0.5 and result.rate(replace(job, batch=3)) == 3 * 64 / 0.5
     assert share(job, result, 1.0, 20.0) == pytest.approx(64 * WEIGHTS * (1 + 2 / 32) / 0.5 / 20e9)

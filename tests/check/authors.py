@@ -21,7 +21,7 @@ def t(x: Any) -> Any:
 
 
 class Author:
-    """Somebody who writes a backward pass, with habits."""
+    """An author of a backward pass, with random choices."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng, self.habit = rng, int(rng.integers(2**31))
@@ -46,7 +46,7 @@ class Author:
         return a[..., :half] @ b[..., :half, :] + a[..., half:] @ b[..., half:, :]
 
     def array(self, x: Any) -> Any:
-        """An argument as this author likes it."""
+        """An argument in this author's kind of array."""
         if not hasattr(x, "shape"):
             return x
         x = np.asarray(x)
@@ -387,7 +387,7 @@ MAKERS: dict[str, Callable[[Author], Function]] = {
 
 
 def random_right(layer: str, rng: np.random.Generator) -> Function:
-    """A right implementation of a layer, as nobody has written it before."""
+    """A random correct implementation of a layer."""
     author = Author(rng)
     function = MAKERS[layer](author)
     kind, wrap = author.one_of("numpy", "torch"), author.one_of(tuple, list)

@@ -1,4 +1,4 @@
-"""Mistakes that are not in the catalogue, a few in every layer: real wrong formulas, each plausible to somebody."""
+"""Mistakes that are not in the catalogue, a few per layer: plausible wrong formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right implementations, each in its own way: loops, einsum, autograd, chunks, other orders, float32 inside."""
+"""Correct implementations, each in its own way: loops, einsum, autograd, chunks, other orders, float32 inside."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def right(layer: str) -> Callable[[Function], Function]:
 
 
 def in_float32(function: Function) -> Function:
-    """The same, computed in float32 and returned in the dtype that was given."""
+    """The same, computed in float32 and returned in the input dtype."""
 
     @functools.wraps(function)
     def single(*arguments: Any, **options: Any) -> Any:
@@ -137,7 +137,7 @@ def head_by_autograd(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, causal=True, rotary=
 
 @right("head")
 def head_with_a_dead_bias(a, w_q, b_q, w_k, b_k, w_v, b_v, dout):
-    """The gradient of b_k as it is known to be: exactly 0."""
+    """With the exact gradient of b_k: 0."""
     *before, _, dw_v, db_v = head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout)
     return *before, torch.zeros_like(b_k), dw_v, db_v
 

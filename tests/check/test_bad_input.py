@@ -1,4 +1,4 @@
-"""What is wrong with a function besides its numbers is reported as such."""
+"""Problems other than wrong values are reported by kind."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def reshaping(q, k, v, dout):
 
 
 def remembering(q, k, v, dout):
-    """Adds to what it returned before, as gradients that are not set to 0 do."""
+    """Adds to the previous result, like gradients that are not zeroed."""
     found = right(q, k, v, dout)
     key = q.tobytes()
     remembered[key] = (
@@ -129,41 +129,41 @@ def too_few_arguments(q, k, v):
 
 REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
     raising: ("raises", "it raises RuntimeError: no backward today (test_bad_input.py, line "),
-    two_of_three: ("count", "it returns 2 values; 3 expected: dq, dk, dv"),
-    one_array: ("count", "it returns one array of float64; 3 expected: dq, dk, dv"),
-    nothing: ("count", "it returns None; 3 expected"),
-    a_dict: ("count", "it returns a value of type dict; 3 expected"),
-    with_none: ("type", "dk is None; an array of floating-point numbers is expected"),
+    two_of_three: ("count", "it returns 2 values; expected 3: dq, dk, dv"),
+    one_array: ("count", "it returns an array of float64; expected 3: dq, dk, dv"),
+    nothing: ("count", "it returns None; expected 3"),
+    a_dict: ("count", "it returns a value of type dict; expected 3"),
+    with_none: ("type", "dk is None; expected a floating-point array"),
     with_text: ("type", "dv is a value of type str"),
-    integers: ("type", "dq is one array of int64"),
-    complex_numbers: ("type", "dq is one array of complex128"),
+    integers: ("type", "dq is an array of int64"),
+    complex_numbers: ("type", "dq is an array of complex128"),
     flattened: ("shape", "dv has shape (5, "),
     nan: ("nan", "dk: 20 of 560 entries are nan or infinite"),
     infinite: ("nan", "dv: "),
-    mutating: ("mutates", "it changes its argument q in place"),
+    mutating: ("mutates", "it modifies its argument q in place"),
     random: ("random", "dv: a second call with the same inputs differs by "),
     leaving: ("raises", "it raises SystemExit: 0"),
-    reshaping: ("mutates", "it changes its argument q in place"),
+    reshaping: ("mutates", "it modifies its argument q in place"),
     remembering: ("random", "dq: a second call with the same inputs differs by 5.0e-01"),
-    a_generator: ("count", "it returns a value of type generator; 3 expected"),
-    one_stack: ("count", "it returns a value of type list; 3 expected"),
-    objects: ("type", "dv is one array of object"),
+    a_generator: ("count", "it returns a value of type generator; expected 3"),
+    one_stack: ("count", "it returns a value of type list; expected 3"),
+    objects: ("type", "dv is an array of object"),
     too_few_arguments: ("raises", "takes 3 positional arguments but 4 were given"),
 }
 
 
 @pytest.mark.parametrize("function", REPORTED, ids=lambda f: f.__name__)
-def test_a_function_that_misbehaves_is_reported_as_such(function: Callable[..., Any]) -> None:
+def test_each_kind_of_problem_is_reported(function: Callable[..., Any]) -> None:
     kind, message = REPORTED[function]
     report = attention(function, arrays="numpy")
     text = " ".join(str(report).split())
     assert not report.passed
     assert kinds(report) == {kind}
     assert f"{kind}: " in text and message in text
-    assert "(q, k, v, dout) → dq, dk, dv" in text  # what was expected stands above
+    assert "(q, k, v, dout) → dq, dk, dv" in text  # the contract is shown above
 
 
-def test_a_mask_of_zero_times_infinity_is_hinted_at() -> None:
+def test_a_mask_with_zero_times_infinity_gets_a_hint() -> None:
     def backward(q, k, v, dout):
         mask = np.tril(np.ones((q.shape[-2], k.shape[-2])))
         scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]) + (1 - mask) * -np.inf
@@ -176,7 +176,7 @@ def test_a_mask_of_zero_times_infinity_is_hinted_at() -> None:
     report = attention(backward)
     assert kinds(report) == {"nan"}
     assert "0 · inf is nan" in str(report)
-    assert report.diagnosis is not None and report.diagnosis.findings == []  # nan fits everything: no name is given
+    assert report.diagnosis is not None and report.diagnosis.findings == []  # nan has too many causes: no diagnosis
 
 
 def test_a_function_that_raises_in_one_case_only_is_judged_by_the_others() -> None:
@@ -199,7 +199,7 @@ def test_inputs_are_fresh_in_every_call() -> None:
 
     report = linear(backward)
     assert kinds(report) == {"mutates"}
-    assert report.wrong == []  # the numbers are right: a call does not see what the one before did
+    assert report.wrong == []  # the values are correct: every call gets fresh copies
 
 
 def test_lists_and_tuples_and_plain_numbers_are_read() -> None:
@@ -210,7 +210,7 @@ def test_lists_and_tuples_and_plain_numbers_are_read() -> None:
     assert linear(backward, dtypes="float64").passed
 
 
-def test_none_in_the_place_of_what_has_no_gradient_is_passed_over() -> None:
+def test_none_for_an_input_without_gradient_is_ignored() -> None:
     def backward(ids, weight, dout):
         dweight = np.zeros_like(weight)
         np.add.at(dweight, ids, dout)
@@ -253,16 +253,16 @@ def test_what_the_function_prints_does_not_reach_the_report(capsys: pytest.Captu
 BAD_CALLS = {
     "no option nonsense": lambda: attention(right, nonsense=1),
     "unknown dtype 'float8'": lambda: attention(right, dtypes=["float8"]),
-    "no dtype": lambda: attention(right, dtypes=[]),
-    "arrays='jax'": lambda: attention(right, arrays="jax"),
-    "cannot be called": lambda: attention("right"),
+    "dtypes is empty": lambda: attention(right, dtypes=[]),
+    "arrays must be one of auto, numpy, torch, got 'jax'": lambda: attention(right, arrays="jax"),
+    "backward must be a function": lambda: attention("right"),
     "there is nothing to check": lambda: gradients(np.sum, np.sum, [3, "x"]),
-    "argument 1 is not an array": lambda: gradients(np.sum, np.sum, [np.ones(2), 3], wrt=[1]),
+    "argument 1 is not a floating-point array": lambda: gradients(np.sum, np.sum, [np.ones(2), 3], wrt=[1]),
     "2 names for 1 gradients": lambda: gradients(np.sum, np.sum, [np.ones(2)], names=["a", "b"]),
 }
 
 
 @pytest.mark.parametrize("message", BAD_CALLS)
-def test_a_call_that_makes_no_sense_is_refused(message: str) -> None:
+def test_invalid_arguments_raise(message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BAD_CALLS[message]()

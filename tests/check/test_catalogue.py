@@ -1,4 +1,4 @@
-"""The catalogue itself: right where it should be, different everywhere else, and in step with the pages."""
+"""The catalogue itself: every mistake changes a gradient, no two are equal, and all match the docs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onfoot.check import CATALOGUE, LAYERS, gradients
 from onfoot.check.candidate import Candidate, Evidence
 from onfoot.check.equations import EQUATIONS
 from onfoot.check.layer import Layer, Mistake
-from onfoot.check.mistakes import mistakes_of, shows
+from onfoot.check.mistakes import has_effect, mistakes_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FORMS = [(layer, {}) for layer in LAYERS] + [
@@ -27,7 +27,7 @@ FORMS = [(layer, {}) for layer in LAYERS] + [
 
 
 def results(layer: Layer, options: dict, mistake: Mistake | None, seed: int) -> list:
-    """A mistake's gradients in every case; None where it cannot be run."""
+    """A mistake's gradients in every case; None if it raises."""
     cases = layer.cases(np.random.default_rng(seed), **options)
     evidence = Evidence(layer, options, cases, [], [], "float64")
     values = (0.01,) if mistake is not None and mistake.parameter else ()
@@ -113,9 +113,9 @@ def test_no_two_mistakes_of_a_layer_are_the_same(name: str, options: dict) -> No
 
 
 @pytest.mark.parametrize("mistake", CATALOGUE, ids=lambda m: f"{m.layer}-{m.name}")
-def test_a_mistake_is_wrong_and_says_what_it_is(mistake: Mistake) -> None:
+def test_a_mistake_changes_a_gradient_and_is_described(mistake: Mistake) -> None:
     layer = LAYERS[mistake.layer]
-    assert shows(mistake, layer, layer.with_options(mistake.needs))
+    assert has_effect(mistake, layer, layer.with_options(mistake.needs))
     for text in (mistake.name, mistake.explains, mistake.fix):
         assert text and text == text.strip()
     assert mistake.explains.endswith(".") and not mistake.fix.endswith(".")
@@ -159,18 +159,18 @@ def test_every_erratum_that_is_a_wrong_gradient_is_in_the_catalogue() -> None:
 FROM_REAL_PROJECTS = {
     ("layer_norm", "γ outside the means"),
     ("softmax_cross_entropy", "a mean loss whose gradient is not divided"),
-    ("softmax_cross_entropy", "a mean loss whose gradient is divided by the batch alone"),
+    ("softmax_cross_entropy", "a mean loss whose gradient is divided by the batch size only"),
     ("adamw", "1 − β₁ in the second moment"),
-    ("attention", "the mask as a product before softmax"),
+    ("attention", "the mask multiplied into the scores"),
     ("attention", "the mask after softmax"),
     ("multi_head", "heads split without a transpose"),
     ("attention", "row sums broadcast along the wrong axis"),
     ("linear", "dx without the transpose of the weight"),
     ("attention", "dv without the transpose of ρ"),
     ("linear", "dbias summed over features"),
-    ("layer_norm", "the sums of dx over tokens"),
-    ("tied_embedding", "the embedding's path alone"),
-    ("tied_embedding", "the logits' path alone"),
+    ("layer_norm", "the means in dx over tokens"),
+    ("tied_embedding", "only the gradient through the embedding"),
+    ("tied_embedding", "only the gradient through the logits"),
     ("lora", "the frozen path missing from dx"),
     ("lora", "α in place of α/r"),
     ("linear", "update before propagation"),

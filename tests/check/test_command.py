@@ -96,38 +96,38 @@ def test_options_of_the_layer_and_of_the_check(here: Path) -> None:
     assert "the mask aligned with the first key" in strict.stdout
 
 
-MEANINGLESS = {
+INVALID = {
     "right_attention:attention_backward": "Give --layer with one of attention, head,",
-    "right_attention:attention_backward --layer convolution": "unknown layer 'convolution'; known are attention,",
-    "right_attention:backwards --layer attention": "has no 'backwards'; it has t, attention_backward",
+    "right_attention:attention_backward --layer convolution": "unknown layer 'convolution'; choose from attention,",
+    "right_attention:backwards --layer attention": "has no 'backwards'; it defines t, attention_backward",
     "right_attention.py:t.x --layer attention": "has no 't.x'",
     "nowhere.py --layer attention": "nowhere.py: no such file",
     "nowhere:f --layer attention": "cannot import nowhere: ModuleNotFoundError",
     "broken:f --layer attention": "cannot import broken: ModuleNotFoundError: No module named 'nothing_of_this_name'",
     "unfinished.py:f --layer attention": "cannot import unfinished.py: SyntaxError",
-    "two.py --layer attention": "which function of two.py? It has a, b; give two.py:NAME",
-    "two.py:value --layer attention": "'value' of two.py is no function but int",
-    "right_attention:t --layer attention --form erf": "the layer attention has no option form; it has causal",
-    "right_attention:t --layer gelu --form exact": "form='exact': tanh or erf is needed",
-    "right_attention:t --layer block --n-head 0": "n_head=0: a number above 0 is needed",
-    "right_attention:t --layer atention": "unknown layer 'atention' (is attention meant?); known are",
-    "right_attention:t --layer attention --seed -1": "seed=-1: a number from 0 on is needed",
-    "two.py:C --layer attention": "'C' of two.py is a class; give a function, or a method of an object",
+    "two.py --layer attention": "cannot choose a function in two.py: it defines a, b; pass two.py:NAME",
+    "two.py:value --layer attention": "'value' in two.py must be a function, got int",
+    "right_attention:t --layer attention --form erf": "layer attention has no option form; its options are causal",
+    "right_attention:t --layer gelu --form exact": "form must be tanh or erf, got 'exact'",
+    "right_attention:t --layer block --n-head 0": "n_head must be > 0, got 0",
+    "right_attention:t --layer atention": "unknown layer 'atention' (did you mean attention?); choose from",
+    "right_attention:t --layer attention --seed -1": "seed must be >= 0, got -1",
+    "two.py:C --layer attention": "'C' in two.py is a class; pass a function, or a method of an instance",
     "right_attention:t --layer attention --dtype float16": "Invalid value for '--dtype'",
-    "attention": "attention is a layer: give a function and --layer attention",
-    "--layer gelu --no-causal": "the layer gelu has no option causal",
-    "--strict": "--strict is for a function",
-    "--layer gelu --seed 4": "--seed is for a function",
-    "--no-causal": "--causal is for a layer",
+    "attention": "attention is a layer, not a function; give a function and --layer attention",
+    "--layer gelu --no-causal": "layer gelu has no option causal",
+    "--strict": "--strict needs a function",
+    "--layer gelu --seed 4": "--seed needs a function",
+    "--no-causal": "--causal needs a layer",
 }
 
 
-@pytest.mark.parametrize("command", MEANINGLESS)
-def test_a_call_that_makes_no_sense_ends_with_status_2(here: Path, command: str) -> None:
+@pytest.mark.parametrize("command", INVALID)
+def test_invalid_arguments_exit_with_status_2(here: Path, command: str) -> None:
     result = run(*command.split())
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert MEANINGLESS[command] in " ".join(result.stderr.split())
+    assert INVALID[command] in " ".join(result.stderr.split())
 
 
 def test_a_layer_without_a_function_shows_its_contract_and_known_mistakes() -> None:
@@ -140,18 +140,18 @@ def test_a_layer_without_a_function_shows_its_contract_and_known_mistakes() -> N
     assert json.loads(run("--layer", "rope", "--json").stdout)["options"] == {"theta": 10000.0}
 
 
-def test_help_says_what_is_expected() -> None:
+def test_help_shows_the_contract() -> None:
     text = " ".join(run("--help").stdout.replace("│", "").split())
     for layer in LAYERS:
         assert layer in text
-    assert "(batch, heads, tokens, width)" in text
+    assert "(batch, heads, tokens, head_dim)" in text
     assert "Exit status: 0" in text
 
 
 # The installation
 
 
-def test_a_spoilt_backward_pass_of_an_engine_is_found() -> None:
+def test_a_wrong_backward_pass_of_an_engine_is_found() -> None:
     table = {**OPS, "gelu_tanh_backward": OPS["gelu_erf_backward"]}
     engine = Engine("numpy", table, get_engine("numpy")._asarray)
     result = check_op(engine, "gelu_tanh", examples()["gelu_tanh"])
@@ -203,11 +203,11 @@ def test_an_engine_that_is_added_to_the_table_is_checked(monkeypatch: pytest.Mon
     assert {r.op: r.ok for r in report.results} == {"linear": False, "new": True, "relu": False}
     json.dumps(report.to_dict(), allow_nan=False)
     text = " ".join(str(report).split())
-    assert "✗ linear on third:" in text and "these are 2 times the right ones" in text
+    assert "✗ linear on third:" in text and "these are 2 times the correct values" in text
     assert "no float32 here" in text
     assert "new on third: not checked; no example" in text
     assert "fourth: not checked; fourth is not installed" in text
-    assert "✗ 2 of 2 are wrong" in text
+    assert "✗ 2 of 2 checks failed" in text
 
 
 def test_a_wrong_op_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Every catalogued mistake, planted in an otherwise right implementation, is named; nothing else is."""
+"""Every catalogued mistake, planted in an otherwise correct implementation, is named; nothing else is."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from onfoot.check import CATALOGUE, attention
 from onfoot.check.diagnose import Diagnosis
 from onfoot.check.known import check_layer
 from onfoot.check.layers import LAYERS
-from onfoot.check.mistakes import touched
+from onfoot.check.mistakes import replaced_pieces
 
 Array = np.ndarray
 ROUNDING = 1e-9
 
 
 def diagnosis(layer: str, function: Callable[..., Any], seed: int, **options: Any) -> Diagnosis:
-    """In float64 alone unless asked for: names are looked for in the most exact dtype."""
+    """The diagnosis, in float64 only by default: that is the dtype it is based on."""
     report = check_layer(LAYERS[layer], function, seed=seed, **{"dtypes": ["float64"], **options})
     assert report.diagnosis is not None, f"nothing was found wrong\n{report}"
     return report.diagnosis
@@ -62,7 +62,7 @@ def test_a_mistake_is_named_in_float32_alone(name: str) -> None:
     assert found.candidates[0][0] == [name] and found.complete
 
 
-def test_attention_that_is_not_causal_is_told_from_a_mask_that_is_missing() -> None:
+def test_non_causal_attention_is_distinguished_from_a_missing_mask() -> None:
     backward = PLANTED["attention", "no mask"]
     assert diagnosis("attention", backward, seed=3).candidates[0][0] == ["no mask"]
     assert attention(backward, causal=False, seed=3).passed
@@ -74,7 +74,7 @@ def test_the_smallest_mistake_is_far_above_what_rounding_is_allowed() -> None:
         assert max(m.error / m.allowed for o in report.outcomes for m in o.measured if o.dtype == dtype) > factor
 
 
-# Products of two
+# Two mistakes at once
 
 
 def both(layer: str, *names: str) -> tuple[str, set[str]]:
@@ -132,8 +132,8 @@ def test_two_mistakes_at_once_are_both_named(function: Callable[..., Any]) -> No
 
 
 def pairs_of(layer: str) -> list[tuple[str, str]]:
-    """Planted mistakes that can be made together: they spoil different things, and exchange different pieces."""
-    pieces = {m.name: touched(m) for m in CATALOGUE if m.layer == layer}
+    """Planted mistakes that can be combined: they change different arguments and replace different pieces."""
+    pieces = {m.name: replaced_pieces(m) for m in CATALOGUE if m.layer == layer}
     spoils = {name: set(changes) for (one, name), (_, changes) in PLANTED_CHANGES.items() if one == layer}
     return [
         (a, b) for a, b in itertools.combinations(spoils, 2) if not spoils[a] & spoils[b] and not pieces[a] & pieces[b]
@@ -141,7 +141,7 @@ def pairs_of(layer: str) -> list[tuple[str, str]]:
 
 
 def check_pair(layer: str, a: str, b: str, seed: int) -> None:
-    """Both are named; or one alone, where it hides the other or is known to be the same as both."""
+    """Both are named, or only one if it hides the other or equals both together."""
     function, changes = PLANTED_CHANGES[layer, a]
     together = spoilt(function, {**changes, **PLANTED_CHANGES[layer, b][1]})
     found = diagnosis(layer, together, seed=seed)
@@ -194,10 +194,10 @@ CHANGES: dict[str, tuple[Callable[..., Any], list[str]]] = {
         lambda q, dq, dk, dv: (dq, dk, -q.shape[1] * dv),
         ["dv has the wrong sign and is H = 4 times too large"],
     ),
-    "a number": (lambda q, dq, dk, dv: (0.3 * dq, dk, dv), ["dq is 0.3 times the right one, in every case"]),
+    "a number": (lambda q, dq, dk, dv: (0.3 * dq, dk, dv), ["dq is 0.3 times the correct gradient in every case"]),
     "exchanged": (
         lambda q, dq, dk, dv: (dk, dq, dv),
-        ["dk stands in the place of dq", "dq stands in the place of dk"],
+        ["dk is returned in place of dq", "dq is returned in place of dk"],
     ),
     "zero": (lambda q, dq, dk, dv: (dq, dk, 0 * dv), ["dv is 0 everywhere"]),
 }
@@ -230,7 +230,7 @@ def test_a_mistake_in_one_gradient_alone_is_named_there() -> None:
     assert [(f.name, f.gradients) for f in found.findings] == [("the sum missing from the gradient of softmax", ["dq"])]
 
 
-def test_what_is_explained_is_named_and_what_is_not_is_said() -> None:
+def test_explained_gradients_are_named_and_unexplained_ones_listed() -> None:
     def backward(q, k, v, dout):
         dq, dk, dv = right_attention(q, k, v, dout)
         return np.sqrt(q.shape[-1]) * dq, np.sqrt(q.shape[-1]) * dk, np.tanh(dv)
@@ -240,7 +240,7 @@ def test_what_is_explained_is_named_and_what_is_not_is_said() -> None:
     assert found.unexplained == ["dv"] and not found.complete
 
 
-def test_where_numbers_cannot_tell_mistakes_apart_all_are_said() -> None:
+def test_all_mistakes_that_fit_equally_well_are_listed() -> None:
     def backward(q, k, v, dout):
         dq, dk, _ = right_attention(q, k, v, dout)
         _, _, dv = all_heads(q, k, v, dout, True, forward_scale=0)
@@ -252,7 +252,7 @@ def test_where_numbers_cannot_tell_mistakes_apart_all_are_said() -> None:
     assert found.unexplained == ["dq", "dk"]
 
 
-# Mistakes that nobody has catalogued
+# Mistakes outside the catalogue
 
 
 LONG = ("block", "another activation")  # 12 wrong gradients, and 70 mistakes in pairs

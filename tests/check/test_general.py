@@ -44,7 +44,7 @@ def test_the_wrong_argument_the_entries_and_the_factor_are_named() -> None:
     report = check(spoilt(change))
     assert report.wrong == ["dx", "dbias"]
     assert "15 of 60 entries are wrong; along axis 1: index 0" in report.where["dx"]
-    assert "these are 2 times the right ones" in report.where["dx"]
+    assert "these are 2 times the correct values" in report.where["dx"]
     assert report.where["dbias"].startswith("every entry is wrong")
     assert "wrong sign" in report.where["dbias"]
 
@@ -67,10 +67,10 @@ def test_an_argument_left_out_is_zero() -> None:
     assert "these are 0" in report.where["dweight"]
 
 
-def test_a_large_argument_is_looked_at_in_samples() -> None:
+def test_a_large_argument_is_sampled() -> None:
     x = np.random.default_rng(0).standard_normal((30, 30))
     report = gradients(np.tanh, lambda x, dout: dout * (1 - np.tanh(x)), [x])
-    assert report.where["argument 0"].startswith("of 400 entries looked at, ")
+    assert report.where["argument 0"].startswith("of 400 entries sampled, ")
 
 
 def test_integers_and_settings_are_passed_on() -> None:
@@ -152,7 +152,7 @@ def test_at_a_kink_a_value_outside_is_not() -> None:
     assert "along axis 0: indices 1, 3" in report.where["argument 0"]
 
 
-# What is wrong besides numbers
+# Problems other than wrong values
 
 
 def test_a_forward_pass_that_cannot_be_differentiated_is_reported() -> None:
@@ -169,7 +169,7 @@ def test_a_forward_pass_that_cannot_be_differentiated_is_reported() -> None:
     assert problem(lambda x: x + np.random.default_rng().random()) == "random"
 
 
-def test_a_backward_pass_that_misbehaves_is_reported() -> None:
+def test_problems_of_a_backward_pass_are_reported() -> None:
     def problem(backward):
         (found,) = gradients(np.sin, backward, [X]).problems
         return found.kind
@@ -191,7 +191,7 @@ def test_a_backward_pass_that_misbehaves_is_reported() -> None:
     assert problem(lambda x, dout: dout * np.cos(x) * (1 + 1e-14 * next(calls))) == "random"
 
 
-# For tests of one's own
+# For users' own tests
 
 
 def test_assert_gradients_is_silent_or_shows_the_report() -> None:
@@ -200,7 +200,7 @@ def test_assert_gradients_is_silent_or_shows_the_report() -> None:
         assert_gradients(np.sin, lambda x, dout: dout * np.sin(x), [X])
     with pytest.raises(AssertionError, match="γ missing from dx"):
         assert_gradients(lambda x, w, b, dout: ln_without_gamma(x, w, b, dout), layer="layer_norm")
-    with pytest.raises(ValueError, match="give either layer"):
+    with pytest.raises(ValueError, match="pass either layer"):
         assert_gradients(np.sin)
 
 
@@ -212,6 +212,6 @@ def ln_without_gamma(x, weight, bias, dout):
 def test_the_report_shows_both_sides_of_the_agreement() -> None:
     text = str(check(ops.layer_norm_backward))
     assert "⟨v, Jᵗu⟩ yours" in text and "⟨u, J v⟩ numeric" in text
-    assert text.endswith("✓ passes: the backward pass agrees with differences of the forward pass")
+    assert text.endswith("✓ passes: the backward pass agrees with finite differences of the forward pass")
     as_dict = check(spoilt(lambda dx, dweight, dbias: (dx, dweight, 2 * dbias))).to_dict()
     assert as_dict["wrong"] == ["dbias"] and not as_dict["passed"]

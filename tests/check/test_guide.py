@@ -1,4 +1,4 @@
-"""The guide shows what the program says: its versions of a file are run one after the other, its examples too."""
+"""The guide shows the real output: its versions of a file and its examples are run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = [code for code in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))
-def test_a_step_of_the_guide_ends_as_it_says(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_the_guide_has_the_output_shown(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, console = STEPS[step]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_attention.py").write_text(code, encoding="utf-8")

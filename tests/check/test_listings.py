@@ -98,7 +98,7 @@ def test_an_update_in_place_is_reported_as_such() -> None:
         return found
 
     report = multi_head(backward, causal=False, seed=4)
-    assert "mutates: it changes its argument w_q in place" in str(report)
+    assert "mutates: it modifies its argument w_q in place" in str(report)
     assert report.diagnosis is not None
     assert {f.name for f in report.diagnosis.findings} == {MEAN, VALUES, UPDATE}
 

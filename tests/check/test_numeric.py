@@ -1,4 +1,4 @@
-"""The checker's own arithmetic: derivatives, budgets, factors and places, on functions whose answers are known."""
+"""The checker's own arithmetic: derivatives, budgets, factors and patterns, on functions with known results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onfoot.check.numeric import derivative
     ("function", "right"),
     [(math.sin, 1.0), (math.exp, 1.0), (lambda x: 1 / (2 + x), -0.25), (lambda x: x**3 + 5 * x, 5.0), (math.cos, 0.0)],
 )
-def test_derivatives_are_exact_to_what_they_say(function: object, right: float) -> None:
+def test_derivatives_are_within_their_error_estimate(function: object, right: float) -> None:
     found = derivative(function, 1e-16)  # type: ignore[arg-type]
     assert abs(found.value - right) <= max(found.error, 1e-13) <= 1e-9 and not found.has_kink
     assert found.agrees(right, 1e-9) and not found.agrees(right + 1e-6, 1e-9)
@@ -50,7 +50,7 @@ def test_a_kink_has_two_sides_and_everything_between_agrees() -> None:
         assert found.agrees(value, 1e-6) == agrees, value
 
 
-def test_norms_pass_over_what_is_not_finite_and_do_not_overflow() -> None:
+def test_norms_ignore_non_finite_entries_and_do_not_overflow() -> None:
     assert norm(np.array([3.0, np.nan, 4.0, np.inf])) == pytest.approx(5)
     assert norm(np.array([3e300, 4e300])) == pytest.approx(5e300)
     assert norm(np.zeros(3)) == norm(np.zeros(0)) == 0
@@ -99,7 +99,7 @@ def test_factors_are_recognised_by_name_in_every_case() -> None:
     assert candidates({"n": 1.0})["n/(n − 1)"] == math.inf
 
 
-def test_places_are_said_in_words() -> None:
+def test_wrong_entries_are_described() -> None:
     wrong = np.zeros((4, 5), dtype=bool)
     wrong[:, -1] = True
     assert pattern(wrong) == "4 of 20 entries are wrong; along axis 1: the last index"
@@ -122,12 +122,12 @@ def test_places_are_said_in_words() -> None:
     square = np.triu(np.ones((4, 4)), 1) > 0
     assert pattern(square).endswith("; all above the diagonal")
     assert pattern(square.T).endswith("; all below the diagonal")
-    assert pattern(np.eye(4) > 0).endswith("; the diagonal alone")
+    assert pattern(np.eye(4) > 0).endswith("; only the diagonal")
 
 
 def test_a_factor_is_named_only_where_all_wrong_entries_share_it() -> None:
     right, wrong = np.array([1.0, 2.0, 4.0]), np.ones(3, dtype=bool)
-    assert _ratio(3 * right, right, wrong) == "; these are 3 times the right ones"
+    assert _ratio(3 * right, right, wrong) == "; these are 3 times the correct values"
     assert _ratio(-right, right, wrong) == "; these have the wrong sign"
     assert _ratio(0 * right, right, wrong) == "; these are 0"
     assert _ratio(np.array([2.0, 6.0, 4.0]), right, wrong) == ""

@@ -1,4 +1,4 @@
-"""`onfoot check`: what is asked for is what is checked."""
+"""`onfoot check`: the options select what is checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gelu_backward(x, dout):
 @pytest.mark.parametrize(
     ("dtype", "checked"), [("float64", ["float64"]), ("float32", ["float32"]), ("both", ["float32", "float64"])]
 )
-def test_a_dtype_that_is_asked_for_is_the_one_that_is_checked(tmp_path: Path, dtype: str, checked: list[str]) -> None:
+def test_the_requested_dtype_is_checked(tmp_path: Path, dtype: str, checked: list[str]) -> None:
     (tmp_path / "mine.py").write_text(GELU)
     typed = ["check", f"{tmp_path}/mine.py:gelu_backward", "--layer", "gelu", "--dtype", dtype, "--seed", "3", "--json"]
     result = CliRunner().invoke(app, typed)

@@ -1,4 +1,4 @@
-"""Right implementations pass, however they are written, in NumPy, in PyTorch and in float32."""
+"""Correct implementations pass, however they are written, in NumPy, in PyTorch and in float32."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_over_200_random_right_implementations_there_is_no_false_alarm(layer: st
         assert report.passed, str(report)
 
 
-def test_those_are_more_than_200() -> None:
+def test_there_are_more_than_200_random_implementations() -> None:
     assert set(MAKERS) == set(LAYERS)
     assert ROUNDS * len(LAYERS) > 200
 
 
 @pytest.mark.parametrize("layer", ["attention", "multi_head"])
-def test_attention_that_is_not_causal_passes_as_such(layer: str) -> None:
+def test_non_causal_attention_passes_with_causal_false(layer: str) -> None:
     for function in RIGHT[layer]:
         report = check_layer(LAYERS[layer], function, causal=False, seed=77)
         assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_a_single_dtype_can_be_asked_for(dtype: str) -> None:
+def test_a_single_dtype_can_be_requested(dtype: str) -> None:
     report = check_layer(LAYERS["attention"], RIGHT["attention"][0], dtypes=[dtype])
     assert report.passed
     assert {o.dtype for o in report.outcomes} == {dtype}
@@ -61,8 +61,8 @@ def test_a_mistake_no_larger_than_float32s_rounding_is_not_taken_for_it() -> Non
     assert not check_layer(LAYERS["layer_norm"], backward).passed
 
 
-def test_float32_inside_is_seen_and_said() -> None:
+def test_float32_inside_gives_a_warning() -> None:
     inside = next(f for f in RIGHT["attention"] if f.__name__ == "by_autograd_in_float32")
     report = check_layer(LAYERS["attention"], inside, arrays="torch")
     assert report.passed
-    assert "only as exact as float32" in report.warnings[0]
+    assert "only as accurate as float32" in report.warnings[0]

@@ -1,4 +1,4 @@
-"""What `onfoot info` prints, for the tests."""
+"""Runs `onfoot info` and reads its output, for the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def info(*arguments: Any) -> str:
 
 
 def row(output: str, name: str) -> str:
-    """What stands beside a name."""
+    """The value in the row with this name."""
     found = re.search(rf"^{re.escape(name)} {{2,}}(.*)$", output, flags=re.MULTILINE)
     assert found, f"no row {name!r} in\n{output}"
     return found[1].strip()

@@ -1,4 +1,4 @@
-"""The frame of the command line: help, version, errors, and output that survives a pipe."""
+"""The command line itself: help, version, errors, and output to a pipe."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import onfoot
 from onfoot.cli import app
 
 BAD_INPUT = {
-    "table --preset gpt3": "unknown preset 'gpt3'; known are gpt2,",
+    "table --preset gpt3": "unknown preset 'gpt3'; choose from gpt2,",
     "table --n-embd 10 --n-head 3": "n_embd=10 is not divisible by n_head=3",
-    "table --lora-r 0": "r=0",
+    "table --lora-r 0": "r must be >= 1, got 0",
     "table --preset gpt2 --lm-head-bias": "tied logits have no bias",
     "walk --n-embd 9": "n_embd=9 is not divisible by n_head=2",
-    "walk --n-head 0": "n_head=0",
+    "walk --n-head 0": "n_head must be an integer >= 1, got 0",
     "walk --activation tanh": "unknown activation_function 'tanh'",
     "walk --tokens 3,99": "token id 99 is outside 0 ... 9",
     "walk --tokens=-1,3": "token id -1 is outside 0 ... 9",
-    "walk --tokens 3,x": "token 'x' is not a whole number",
+    "walk --tokens 3,x": "token 'x' is not an integer",
     "walk --tokens ,": "no tokens",
     "walk --tokens 3": "1 token has no target",
     "walk --tokens 1,2,3,4,5,6,7,8,9": "a sequence of 9 tokens exceeds n_positions=8",
     "attribute": "give either --tokens",
     "attribute --tokens 1,2 --text ab": "give either --tokens",
     "attribute --tokens 1,300": "token id 300 is outside 0 ... 255",
-    "attribute --text a": "1 token: at least 2",
-    "attribute --text ab --vocab-size 300": "needs vocab_size=256, not 300",
-    "attribute --text ab --top -1": "n_swaps=-1",
+    "attribute --text a": "at least 2 tokens are needed to have a target, got 1",
+    "attribute --text ab --vocab-size 300": "needs vocab_size=256, got 300",
+    "attribute --text ab --top -1": "n_swaps must be >= 0, got -1",
     "attribute --tokens 1,2 --preset nothing": "unknown preset 'nothing'",
 }
 
 
 def as_module(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`python -m onfoot`, its output piped."""
+    """The result of `python -m onfoot` with its output in a pipe."""
     env = {**os.environ, "PYTHONUTF8": "1", **environment}
     return subprocess.run(
         [sys.executable, "-m", "onfoot", *arguments], capture_output=True, env=env, encoding="utf-8", timeout=60
@@ -90,7 +90,7 @@ def test_python_m_onfoot_is_the_same_program() -> None:
     assert piped.stdout == CliRunner().invoke(app, ["table", "--preset", "paper"]).stdout
 
 
-def test_a_pipe_gets_whole_lines_without_colours_however_narrow_the_terminal() -> None:
+def test_a_pipe_gets_unwrapped_lines_without_colours_however_narrow_the_terminal() -> None:
     for arguments in (["table"], ["walk"], ["attribute", "--text", "on foot"]):
         out = as_module(*arguments, COLUMNS="40", TERM="xterm-256color").stdout
         assert "\x1b" not in out
@@ -100,7 +100,7 @@ def test_a_pipe_gets_whole_lines_without_colours_however_narrow_the_terminal() -
     assert not [line for line in table.splitlines() if line != line.rstrip()]
 
 
-def test_a_narrow_terminal_gets_whole_numbers_and_both_passes() -> None:
+def test_a_narrow_terminal_shows_complete_numbers_and_both_passes() -> None:
     out = CliRunner().invoke(app, ["table", "--table", "2"], env={"FORCE_COLOR": "1", "COLUMNS": "80"}).stdout
     assert "\x1b" in out
     assert "38,597,376" in out
@@ -108,14 +108,14 @@ def test_a_narrow_terminal_gets_whole_numbers_and_both_passes() -> None:
     assert "↑ Δ_4 = Δ_5" in out
 
 
-def test_a_reader_that_stops_early_is_no_error() -> None:
+def test_a_reader_that_stops_early_is_not_an_error() -> None:
     command = f"{sys.executable} -m onfoot walk | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, encoding="utf-8", timeout=60)
     assert result.stdout.startswith("1 block")
     assert result.stderr == ""
 
 
-def test_formulas_reach_a_pipe_whose_encoding_knows_no_greek() -> None:
+def test_formulas_reach_a_pipe_with_an_ascii_encoding() -> None:
     out = as_module("table", "--table", "1", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert out.returncode == 0
     assert "Δ_raw = Δ_scaled / √d_ρ" in out.stdout

@@ -88,14 +88,14 @@ def test_a_last_token_without_target_does_nothing(model: Model) -> None:
     assert {swap.actual for swap in result.swaps if swap.position == len(TEXT) - 1} == {0.0}
 
 
-def test_targets_of_ones_own_are_kept(model: Model) -> None:
+def test_explicit_targets_are_used(model: Model) -> None:
     targets = [-100, -100, -100, -100, -100, 2]
     result = attribute(model, TEXT, targets)
     assert result.loss == model.loss(np.array([TEXT]), np.array([targets]))
     assert result.contributions[-1] != 0
 
 
-def test_a_batch_is_refused(model: Model) -> None:
+def test_a_batch_is_rejected(model: Model) -> None:
     with pytest.raises(ValueError, match="shape"):
         attribute(model, [TEXT, TEXT])
 

@@ -52,10 +52,10 @@ def test_the_sheet_holds_the_numbers_of_the_loss_and_of_every_token() -> None:
     assert bars == expected and max(map(len, bars)) == 24 and "+" in "".join(bars) and "−" in "".join(bars)
 
 
-def test_swaps_are_shown_with_what_they_promise_and_what_they_do() -> None:
+def test_swaps_are_shown_with_their_predicted_and_actual_change() -> None:
     ids = np.array([[3, 1, 4, 1, 5]])
     typed = ["--tokens", "3 1 4 1 5", "--vocab-size", 10, "--n-layer", 1, "--top", 4]
-    found = rows(run(*typed), "The best swaps")
+    found = rows(run(*typed), "Best swaps")
     assert len(found) == 4
     data = json.loads(run(*typed, "--format", "json"))
     model = onfoot.create(
@@ -85,6 +85,6 @@ def test_a_loaded_models_numbers_are_its_own(tmp_path: Path) -> None:
     assert [cells[1:4] for cells in found] == [
         [str(i), repr(c), f"{x:+.6f}"] for i, c, x in zip(ids, "a b", result.contributions, strict=True)
     ]
-    assert [cells[-2:] for cells in rows(output, "The best swaps")] == [
+    assert [cells[-2:] for cells in rows(output, "Best swaps")] == [
         [f"{swap.predicted:+.6f}", f"{swap.actual:+.6f}"] for swap in result.swaps
     ]

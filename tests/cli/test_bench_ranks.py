@@ -1,4 +1,4 @@
-"""`onfoot bench --ranks`: steps over ranks measured, shown and written; and what it refuses."""
+"""`onfoot bench --ranks`: results are measured, printed and written; invalid arguments are rejected."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ def test_each_number_of_ranks_is_measured_with_and_without_sharding(
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out.json").read_text())
     assert [(r["ranks"], r["shard"]) for r in found] == [(1, False), (3, False), (3, True)]
-    assert {r["tokens"] for r in found} == {3 * 8}  # a row for each rank, and the same step for all
+    assert {r["tokens"] for r in found} == {3 * 8}  # one row per rank, and the same batch for every count
     assert found[0]["hidden"] is None and all(r["hidden"] <= 1 and r["memory_mb"] > 10 for r in found[1:])
     assert {"during: waiting", "after: waiting", "sums", "update"} <= set(found[1]["seconds"])
-    assert "memory a rank" in result.output and result.output.count("sharded") >= 1
+    assert "memory per rank" in result.output and result.output.count("sharded") >= 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ranks", "two"], '--ranks two: numbers of ranks are needed, such as "1,2,4"'),
-        (["--ranks", "1,0"], "--ranks 1,0: numbers of ranks are needed"),
-        (["--ranks", ","], "--ranks ,: numbers of ranks are needed"),
-        (["--ranks", "1", "--rounds", "0"], "--rounds 0: at least 1"),
-        (["--ranks", "1", "full-4x256", "--threads", "1"], "--ranks and --threads, JOBS do not go together"),
+        (["--ranks", "two"], '--ranks must be positive integers such as "1,2,4", got two'),
+        (["--ranks", "1,0"], '--ranks must be positive integers such as "1,2,4", got 1,0'),
+        (["--ranks", ","], '--ranks must be positive integers such as "1,2,4", got ,'),
+        (["--ranks", "1", "--rounds", "0"], "--rounds must be >= 1, got 0"),
+        (["--ranks", "1", "full-4x256", "--threads", "1"], "--ranks cannot be used with --threads, JOBS"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_rejected(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 2 and message in result.output.replace("\n", " ")
 
 
-def test_without_mpi4py_one_rank_is_measured_and_several_say_what_to_install(tmp_path: Path) -> None:
+def test_without_mpi4py_one_rank_is_measured_and_several_name_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     code = (
@@ -63,6 +63,6 @@ def test_without_mpi4py_one_rank_is_measured_and_several_say_what_to_install(tmp
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )
-    assert result.returncode == 2 and "tokens a step" in result.stdout, result.stderr
+    assert result.returncode == 2 and "tokens per step" in result.stdout, result.stderr
     assert 'mpi4py is not installed; install mpi4py and MPICH with pip install "onfoot[mpi]"' in result.stderr
     assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""The sheet of `onfoot bench --ranks`: its speeds, shares and waits, from measurements that are written down."""
+"""The table of `onfoot bench --ranks`: speeds, fractions and waits computed from fixed measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_speed_is_tokens_over_the_whole_step_and_beside_the_first_row() -> None:
     sheet = bench_ranks.sheet([ALONE, TWO])
     assert "5,000 parameters" in sheet.title and "1,200 tokens" in sheet.title
     assert sheet.rows == [
-        ("1", "on every rank", "250 ms", "50 ms", "4,000", "1.00×", "–", "–", "–", "150 MB"),
+        ("1", "replicated", "250 ms", "50 ms", "4,000", "1.00×", "–", "–", "–", "150 MB"),
         ("2", "sharded", "110 ms", "40 ms", "8,000", "2.00×", "8.0", "2.0", "75%", "1,100 MB"),
     ]
 

@@ -1,4 +1,4 @@
-"""What the frame of the command line does with errors: one line each, and nothing where a reader has gone."""
+"""Errors on the command line: one line each, and nothing if the reader has closed the pipe."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str
     ],
     ids=repr,
 )
-def test_what_users_can_mend_is_one_line_and_status_2(
-    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_errors_are_one_line_with_status_2(error: Exception, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert raising(error, monkeypatch) == (2, line)
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    status, said = raising(BrokenPipeError(errno.EPIPE, "Broken pipe"), monkeypatch)
-    assert status == 1 and said == ""
+def test_a_closed_pipe_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, stderr = raising(BrokenPipeError(errno.EPIPE, "Broken pipe"), monkeypatch)
+    assert status == 1 and stderr == ""

@@ -1,4 +1,4 @@
-"""`onfoot explore --export`: the page is that of the text or the ids, and its size is said in megabytes."""
+"""`onfoot explore --export`: the page has the given text or ids, and its size is printed in megabytes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ids_are_run_as_ids_and_the_size_is_in_megabytes(folder: Path, tmp_path: Path) -> None:
-    data, said = export(tmp_path / "page.html", str(folder), "--tokens", "1 2 3 2")
+    data, output = export(tmp_path / "page.html", str(folder), "--tokens", "1 2 3 2")
     assert data["opening"] == {"kind": "ids", "value": "1 2 3 2", "ids_only": True}
     assert [token["id"] for token in data["document"]["tokens"]] == [1, 2, 3, 2]
     model = onfoot.load(folder, "float64")
     assert data["document"]["loss"] == pytest.approx(model.loss(np.array([[1, 2, 3, 2]])), rel=1e-12)
-    assert f"{(tmp_path / 'page.html').stat().st_size / 1e6:.1f} MB" in said.replace("\n", " ")
+    assert f"{(tmp_path / 'page.html').stat().st_size / 1e6:.1f} MB" in output.replace("\n", " ")
 
 
 def test_the_default_opens_with_its_own_text() -> None:

@@ -1,4 +1,4 @@
-"""`onfoot generate`: every option reaches the sampler, and what is printed is exactly the text, piece by piece."""
+"""`onfoot generate`: every option reaches the sampler, and exactly the generated text is printed as it is generated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(*arguments: Any, status: int = 0, text: str | None = None) -> str:
 
 
 def lively(config: onfoot.GPT2Config = CONFIG) -> Model:
-    """A model with a sharp, uneven distribution over printable letters, so that every setting makes a difference."""
+    """A model with a peaked distribution over printable letters, so that every setting changes the text."""
     model = onfoot.create(config)
     rng = np.random.default_rng(3)
     for name, value in model.params.items():
@@ -41,7 +41,7 @@ def lively(config: onfoot.GPT2Config = CONFIG) -> Model:
     others = np.setdiff1d(np.arange(config.vocab_size), printable)
     model.params["transformer.ln_f.bias"][0] = 9
     table[:, 0] = 0
-    table[others, 0] = -9  # never said
+    table[others, 0] = -9  # never generated
     return model
 
 
@@ -49,7 +49,7 @@ def lively(config: onfoot.GPT2Config = CONFIG) -> Model:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("generate") / "model"
     model = lively()
-    model.tokenizer = Tokenizer(BYTES.backend, BYTES.end, None, TEMPLATE)
+    model.tokenizer = Tokenizer(BYTES.backend, BYTES.eos, None, TEMPLATE)
     model.save(path)
     return path
 
@@ -74,12 +74,12 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_every_setting_reaches_the_sampler_for_one_prompt_and_for_two(folder: Path, settings: dict[str, Any]) -> None:
     typed = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
-    said = run(folder, "--prompt", PROMPT, "--max-new-tokens", 30, *typed)
+    output = run(folder, "--prompt", PROMPT, "--max-new-tokens", 30, *typed)
     (one,) = expected(folder, PROMPT, max_new_tokens=30, **settings)
-    assert said == one + "\n"
+    assert output == one + "\n"
     without = {name: value for name, value in settings.items() if name == "temperature"}
     same = expected(folder, PROMPT, max_new_tokens=30, **without) == [one]
-    assert same == (settings == without)  # every setting matters for this model: without it the text is another
+    assert same == (settings == without)  # every setting changes the text of this model
     two = run(folder, "--prompt", PROMPT, "--prompt", "And", "--max-new-tokens", 30, *typed)
     first, second = expected(folder, PROMPT, "And", max_new_tokens=30, **settings)
     assert two == f"--- 1 ---\n{first}\n--- 2 ---\n{second}\n"
@@ -102,7 +102,7 @@ def test_without_a_number_the_context_is_filled_or_200_tokens_come(folder: Path)
     assert len(run(folder, "--prompt", PROMPT, "--temperature", 0)) == 48 + 1
     assert len(run(folder, "--prompt", "x" * 48, "--slide", "--temperature", 0)) == 48 + 200 + 1
     full = run(folder, "--prompt", "x" * 48, status=2)
-    assert "48 tokens and 1 new ones exceed n_positions=48" in full
+    assert "48 tokens plus 1 new tokens exceeds n_positions=48" in full
 
 
 def test_many_positions_still_give_200_tokens(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_many_positions_still_give_200_tokens(tmp_path: Path) -> None:
     assert len(run(tmp_path, "--prompt", PROMPT, "--chat")) == 200 + 1
 
 
-def test_without_a_prompt_a_document_begins(folder: Path) -> None:
+def test_without_a_prompt_a_new_document_starts(folder: Path) -> None:
     model = onfoot.load(folder)
     out = model.generate([[256]], 12, 0.8)[0]
     assert run(folder, "--max-new-tokens", 12) == BYTES.decode(out.tolist()) + "\n"
 
 
-def test_the_end_token_ends_the_text_and_is_not_written(tmp_path: Path) -> None:
+def test_the_eos_token_ends_the_text_and_is_not_printed(tmp_path: Path) -> None:
     model = lively()
     model.tokenizer = BYTES
     model.params["transformer.wte.weight"][256, 0] = 9
@@ -127,7 +127,7 @@ def test_the_end_token_ends_the_text_and_is_not_written(tmp_path: Path) -> None:
     assert run(tmp_path, "--prompt", PROMPT, "--temperature", 0, "--max-new-tokens", 9) == PROMPT + "\n"
 
 
-def test_nothing_is_written_behind_the_end_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_printed_after_the_eos_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [*BYTES.encode("yes"), 256, *BYTES.encode("no")])
     assert run(folder, "--prompt", "x", "--max-new-tokens", 6) == "xyes\n"
 
@@ -139,7 +139,7 @@ def test_ids_go_in_and_out_where_there_is_no_tokenizer(tmp_path: Path) -> None:
     assert run(tmp_path, "--tokens", "3 1 4", "--max-new-tokens", 5) == " ".join(map(str, out)) + "\n"
 
 
-def test_characters_of_several_bytes_are_written_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_multi_byte_characters_are_printed_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "é→𝄞"
     ids = BYTES.encode(text)
     pieces: list[str] = []
@@ -161,7 +161,7 @@ def test_a_character_that_is_never_finished_is_written_in_the_end(
     assert run(folder, "--prompt", "x", "--max-new-tokens", 4) == "xaé\ufffd\n"
 
 
-def test_a_stop_text_may_lie_across_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_text_may_span_several_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, BYTES.encode("one two three"))
     assert run(folder, "--prompt", "x", "--stop", "zz", "--stop", "two", "--max-new-tokens", 13) == "xone two\n"
 
@@ -192,7 +192,7 @@ def test_the_end_of_a_turn_ends_an_answer(folder: Path, monkeypatch: pytest.Monk
     assert run(folder, "--chat", "--prompt", "x") == "yes\n"
 
 
-def test_8_bits_and_adapters_are_taken_into_account(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_changes_the_text(folder: Path, tmp_path: Path) -> None:
     model = lively(onfoot.GPT2Config(vocab_size=257, n_positions=48, n_embd=32, n_layer=1, n_head=2))
     model.tokenizer = BYTES
     model.save(tmp_path / "base")
@@ -207,7 +207,7 @@ def test_8_bits_and_adapters_are_taken_into_account(folder: Path, tmp_path: Path
     assert run(tmp_path / "base", *typed) != tuned + "\n"
 
 
-def test_quantised_weights_are_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_is_passed_to_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     load = onfoot.load
 

@@ -57,12 +57,12 @@ def test_info_opens_gguf_files(file: Path) -> None:
     assert row(output, "file").replace("\n", "") == str(file)
     assert row(output, "architecture") == "llama"
     assert row(output, "parameters") == f"{n:,}"
-    assert row(output, "blocks") == "3" and row(output, "width") == "96"
-    assert row(output, "heads") == "6 of 16, 2 of keys and values"
+    assert row(output, "blocks") == "3" and row(output, "hidden size") == "96"
+    assert row(output, "heads") == "6 of size 16, 2 key/value heads"
     assert row(output, "positions") == "4,096" and row(output, "vocabulary") == "300"
-    assert row(output, "tensors") == f"{len(reader.tensors)}, F32, Q4_0, Q8_0, {n:,} numbers"
-    assert row(output, "tokenizer") == "4 tokens, end '<end>'"
-    assert "160, swiglu" in output
+    assert row(output, "tensors") == f"{len(reader.tensors)}, F32, Q4_0, Q8_0, {n:,} elements"
+    assert row(output, "tokenizer") == "4 tokens, eos '<end>'"
+    assert row(output, "MLP hidden size") == "160, swiglu"
     listed = info(file, "--tensors")
     for tensor in reader.tensors:
         shape = " × ".join(str(d) for d in reversed(tensor.shape.tolist()))
@@ -83,7 +83,7 @@ def test_the_kv_cache_is_as_large_as_the_one_that_generation_makes(file: Path, t
     per_token = cache.n_numbers // 10
     for where in (file, tmp_path / "folder"):
         shown = row(info(where), "KV cache")
-        assert shown.startswith(f"{per_token:,} numbers per token")
+        assert shown.startswith(f"{per_token:,} elements per token")
         assert f"{4 * per_token * 4096 / 2**20:,.1f} MiB" in shown
 
 

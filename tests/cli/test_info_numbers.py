@@ -38,16 +38,16 @@ def test_the_numbers_of_a_model_are_those_of_its_files(folder: Path) -> None:
     n = sum(t.size for t in tensors.values())
     assert row(output, "parameters") == f"{n:,}"
     assert row(output, "blocks") == "3"
-    assert row(output, "width") == "24"
-    assert row(output, "heads") == "4 of 5"
+    assert row(output, "hidden size") == "24"
+    assert row(output, "heads") == "4 of size 5"
     assert row(output, "positions") == "51,234"
     assert row(output, "vocabulary") == "300"
-    assert row(output, "tensors") == f"{len(tensors)}, F32, {n:,} numbers"
+    assert row(output, "tensors") == f"{len(tensors)}, F32, {n:,} elements"
     assert row(output, "tokenizer").startswith("257 tokens")
-    assert "37, gelu_new" in output
+    assert row(output, "MLP hidden size") == "37, gelu_new"
     per_token = 3 * 4 * (7 + 5)
     mebibytes = f"{per_token * 51234 * 4 / 2**20:,.1f} MiB"
-    assert row(output, "KV cache").startswith(f"{per_token:,} numbers") and mebibytes in row(output, "KV cache")
+    assert row(output, "KV cache").startswith(f"{per_token:,} elements") and mebibytes in row(output, "KV cache")
 
 
 def test_tensors_are_listed_with_their_shapes(folder: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_numbers_of_a_run_are_those_of_its_log(tmp_path: Path) -> None:
     lines = [r for r in lines if not ("loss" in r and r["step"] in (1, 6))]  # the last that is logged is 5
     log.write_text("".join(json.dumps(r) + "\n" for r in lines))
     output = info(run_folder)
-    assert row(output, "validation loss") == "2.7500, best 1.2500 at 4"
+    assert row(output, "validation loss") == "2.7500, best 1.2500 at step 4"
     assert row(output, "steps") == "5 of 6" and f"--resume {run_folder}" in output.replace("\n", "")
 
 
@@ -116,8 +116,8 @@ def test_memory_is_shown_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
         output, planned = info("gpt2", "--memory", *typed), plan(job)
         assert f"{job.batch} × {job.tokens} tokens" in output
         numbers = {
-            "weights": planned.weights, "AdamW's running means": planned.moments,
-            "activations and working memory": planned.arena, "gradients at the peak": planned.gradients,
+            "weights": planned.weights, "AdamW moments": planned.moments,
+            "activations and workspace": planned.arena, "gradients at the peak": planned.gradients,
             "Python and the kernels": planned.program, "peak": planned.peak,
         }  # fmt: skip
         for name, size in numbers.items():
@@ -126,7 +126,7 @@ def test_memory_is_shown_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(app, ["info", "gpt2", "--memory", "--batch-size", "0"]).exit_code == 2
 
 
-def test_what_does_not_fit_is_said_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_reported_with_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(onfoot.preset("gpt2"), 12, 1024)
     peak = plan(job).peak
     sizes = sorted(size for _, size in advice(job, peak))

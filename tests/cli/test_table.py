@@ -53,7 +53,7 @@ def test_the_papers_numbers_come_out(name: str, output: str) -> None:
         assert stated in text, stated
 
 
-def test_the_papers_numbers_come_out_for_programs() -> None:
+def test_the_papers_numbers_are_in_the_json() -> None:
     one, twelve, tied = (run_json("--preset", name) for name in ("paper", "paper-12", "gpt2"))
     assert one["counts"]["block"] == 7_087_872
     assert one["counts"]["total"] == 85_120_849
@@ -160,14 +160,14 @@ def test_one_table_can_be_asked_for(which: str) -> None:
     assert [key for key in run_json("--table", which) if key.startswith("table_")] == [f"table_{which}"]
 
 
-def test_markdown_has_one_cell_a_column() -> None:
+def test_markdown_has_one_cell_per_column() -> None:
     lines = run("--format", "markdown", "--table", "1").splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 2 + len(tables.table_1(PRESETS["gpt2"])) + 2
     assert {line.count("|") for line in rows} == {8}
 
 
-def test_every_equation_id_of_the_tables_stands_at_a_line_of_the_code() -> None:
+def test_every_equation_id_of_the_tables_is_on_a_line_of_the_code() -> None:
     source = Path(onfoot.__file__).parent
     in_code: set[str] = set()
     for folder in ("ops", "models"):

@@ -74,7 +74,7 @@ def test_one_block_all_blocks_and_the_network(options: list[str], total: int, th
     for name, n in (("untied, with a logits bias", BIASED), ("untied", UNTIED), ("tied", TIED)):
         assert f"{n:,}" in cells(output.replace("  ← this one", ""), name)
     assert f"{percent(1 - TIED / BIASED)} fewer" in output
-    assert cells(output, "b_k, without effect on the loss")[1:] == [f"{N * H * DR}", f"{N} × {H * DR}"]
+    assert cells(output, "b_k (no effect on the loss)")[1:] == [f"{N * H * DR}", f"{N} × {H * DR}"]
 
 
 def test_every_parameter_has_its_shape_and_count() -> None:
@@ -108,7 +108,7 @@ def test_lora_is_counted_layer_by_layer() -> None:
     assert f"{N} × {LORA_BLOCK:,} + {LORA['FC logits']} = {LORA_TOTAL:,}: {percent(1 - LORA_TOTAL / BIASED)}" in sheet
 
 
-def test_programs_get_the_same_numbers() -> None:
+def test_the_json_has_the_same_numbers() -> None:
     data: dict[str, Any] = json.loads(run("--untied", "--lm-head-bias", "--format", "json"))
     assert data["counts"]["total"] == BIASED and data["counts"]["block"] == BLOCK
     assert {row["layer"]: row["count"] for row in data["lora"]["rows"]} == LORA

@@ -1,4 +1,4 @@
-"""What comes out of files and models cannot steer a terminal; into a pipe it goes as it is."""
+"""Control characters from files and models do not reach a terminal; a pipe gets the text unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\x00\x7f\tb\nc[red]d"
 
 
 def at_a_terminal(*command: str, cwd: Path) -> bytes:
-    """What a program writes where its output is a terminal."""
+    """The output of a program that runs in a terminal."""
     here, there = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "PYTHONIOENCODING": "utf-8"}
     process = subprocess.Popen(command, stdout=there, stderr=there, stdin=there, cwd=cwd, env=environment)
@@ -47,7 +47,7 @@ def test_control_characters_are_shown_and_line_ends_stay() -> None:
 
 @pytest.fixture(scope="module")
 def speaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that says ESC after anything."""
+    """A model that always generates ESC."""
     folder = tmp_path_factory.mktemp("model") / "speaks"
     model = onfoot.create(onfoot.GPT2Config(vocab_size=257, n_positions=32, n_embd=8, n_layer=1, n_head=1))
     model.tokenizer = byte_tokenizer()
@@ -71,12 +71,12 @@ def test_generated_control_characters_do_not_reach_a_terminal(speaks: Path) -> N
     assert rb"x\x1b\x1b\x1b" in out
 
 
-def test_a_pipe_gets_the_text_as_it_is(speaks: Path) -> None:
+def test_a_pipe_gets_the_text_unchanged(speaks: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "onfoot", *COMMAND], cwd=speaks, capture_output=True, check=True)
     assert done.stdout == b"x\x1b\x1b\x1b\n"
 
 
-def test_errors_and_tables_show_the_names_of_files_without_steering(tmp_path: Path) -> None:
+def test_errors_and_tables_escape_control_characters_in_file_names(tmp_path: Path) -> None:
     folder = tmp_path / "a\x1b[31m[red]b"
     result = CliRunner().invoke(app, ["info", str(folder)])
     assert result.exit_code == 2 and "\x1b" not in result.output and r"\x1b[31m[red]b" in result.output
@@ -86,7 +86,7 @@ def test_errors_and_tables_show_the_names_of_files_without_steering(tmp_path: Pa
     assert r"a\x1b[31m[red]b" in result.output.replace("\n", "")
 
 
-def test_samples_of_a_training_run_do_not_steer_a_terminal_either() -> None:
+def test_control_characters_in_training_samples_do_not_reach_a_terminal() -> None:
     import io
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""What `onfoot train` says at its end: the loss, its perplexity, the bigram entropy beside it, and where things are."""
+"""The report at the end of `onfoot train`: loss, perplexity, bigram entropy and output files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli import app
-from onfoot.cli.train import finish, next_free, resume_run
+from onfoot.cli.train import next_run_folder, resume_run, train_and_report
 
 SMALL = [
     "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2", "--steps", "4",
@@ -71,38 +71,38 @@ class Ended:
 def test_better_is_below_the_bigram_entropy(
     loss: float, bigram: float | None, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finish(Ended(loss, bigram))  # type: ignore[arg-type]
+    train_and_report(Ended(loss, bigram))  # type: ignore[arg-type]
     output = capsys.readouterr().out
     assert [word for word in words if word not in output] == []
     assert ("bigram" in output) == (bigram is not None)
 
 
-def test_what_trains_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainable_parameters_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     ended: Any = Ended(1.0, None)
     n = ended.model.n_params
     ended.model.add_lora(r=1)
-    finish(ended)
+    train_and_report(ended)
     assert f"{ended.model.n_trainable:,} of {n + ended.model.n_trainable:,} parameters" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_ends_with_the_shells_status() -> None:
     with pytest.raises(typer.Exit) as ended:
-        finish(Ended(1.0, None, interrupted=True))  # type: ignore[arg-type]
+        train_and_report(Ended(1.0, None, interrupted=True))  # type: ignore[arg-type]
     assert ended.value.exit_code == 130
 
 
 def test_a_complete_run_is_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     def resume(run: Path) -> tuple[Any, list[str]]:
-        return Ended(1.0, None), ["a complaint"]
+        return Ended(1.0, None), ["a warning"]
 
     context: Any = SimpleNamespace(params={})
     resume_run(context, Path("runs/x"), resume)
     output = capsys.readouterr().out
-    assert "a complaint" in output and "all 7 steps are done" in output and "resuming" not in output
+    assert "a warning" in output and "all 7 steps are done" in output and "resuming" not in output
 
 
 def test_new_runs_are_numbered_from_one(tmp_path: Path) -> None:
-    assert next_free(tmp_path, "train") == tmp_path / "train-001"
+    assert next_run_folder(tmp_path, "train") == tmp_path / "train-001"
     (tmp_path / "train-001").mkdir()
     (tmp_path / "train-003").mkdir()
-    assert next_free(tmp_path, "train") == tmp_path / "train-002"
+    assert next_run_folder(tmp_path, "train") == tmp_path / "train-002"

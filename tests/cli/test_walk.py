@@ -1,4 +1,4 @@
-"""The walk: its numbers are the model's, its checks pass where the gradients are right and fail where they are not."""
+"""`onfoot walk`: its numbers are the model's; its checks pass for right gradients and fail for wrong ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_sum_is_mean_times_the_number_of_targets(small: dict[str, Any]) -> None:
     np.testing.assert_allclose(values(summed, "Δ_1")[0], 4 * values(small, "Δ_1")[0], rtol=1e-12)
 
 
-def test_forward_comes_down_and_backward_goes_up() -> None:
+def test_steps_are_in_the_order_of_both_passes() -> None:
     data = walk("--n-layer", "2")
     symbols = [(section["block"], step["symbol"]) for section in data["sections"] for step in section["steps"]]
     down = [(0, "a_1"), (0, "a_10"), (1, "a_1"), (1, "a_10"), (None, "a_12"), (None, "L")]
@@ -118,7 +118,7 @@ def test_forward_comes_down_and_backward_goes_up() -> None:
     assert places == sorted(places)
 
 
-def test_the_printed_walk_says_what_it_found() -> None:
+def test_the_printed_walk_shows_formulas_loss_and_verdict() -> None:
     out = CliRunner().invoke(app, ["walk"]).stdout
     assert "Δ_5 = Δ_10 + LNᵇ_5(Δ_6)" in out
     assert "eq NET.1, 40" in out

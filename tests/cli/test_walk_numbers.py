@@ -111,7 +111,7 @@ def test_a_heads_arrays_are_made_of_its_own_columns(data: dict[str, Any]) -> Non
             np.testing.assert_allclose(raw, scaled / math.sqrt(3), rtol=1e-12, atol=1e-18)
 
 
-def test_norms_and_losses_stand_beside_their_rows(data: dict[str, Any]) -> None:
+def test_norms_and_losses_are_margins_of_their_rows(data: dict[str, Any]) -> None:
     for b in range(2):
         for i in (1, 5):
             a = np.array(steps(data, f"a_{i}", b)[0]["value"])
@@ -131,7 +131,7 @@ def test_norms_and_losses_stand_beside_their_rows(data: dict[str, Any]) -> None:
     assert steps(data, "y_gt")[0]["value"] == goals.tolist()
 
 
-def test_blocks_go_down_and_come_up_in_turn(data: dict[str, Any]) -> None:
+def test_blocks_run_forward_and_then_backward_in_reverse(data: dict[str, Any]) -> None:
     order = [(s["direction"], s["block"]) for s in data["sections"] if s["block"] is not None]
     assert list(dict.fromkeys(order)) == [("forward", 0), ("forward", 1), ("backward", 1), ("backward", 0)]
 
@@ -156,7 +156,7 @@ def test_other_seeds_and_sums_give_other_numbers() -> None:
     assert second["loss"] == pytest.approx(small_model(SMALL, 1).loss(np.array([TOKENS])), rel=1e-12)
 
 
-def test_a_matrix_that_just_fits_is_shown_whole_with_its_own_margins() -> None:
+def test_a_matrix_that_just_fits_is_shown_in_full_with_its_margins() -> None:
     from onfoot.cli.matrix import matrix_lines
 
     x = np.arange(1, 145).reshape(12, 12)

@@ -42,7 +42,7 @@ def study(model: Model, tokens: np.ndarray) -> Study:
 
 @contextmanager
 def serving(model: Model, **limits: float) -> Iterator[int]:
-    """The port of a running server, with other limits for its connections."""
+    """The port of a running server, with the given limits for its connections."""
     from onfoot.explore.connections import TimedConnection
     from onfoot.explore.serve import listen, new_server
     from onfoot.explore.server import Explorer
@@ -72,16 +72,16 @@ def port(model: Model) -> Iterator[int]:
 @pytest.fixture
 def impatient(model: Model) -> Iterator[int]:
     """The port of a server that waits for half a second."""
-    with serving(model, patience=0.5) as number:
+    with serving(model, timeout=0.5) as number:
         yield number
 
 
 def chromium() -> str:
-    """Where Chromium is. Without one the browser tests are skipped."""
+    """The path of Chromium. Without it the browser tests are skipped."""
     found = os.environ.get("ONFOOT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if found:
         return found
-    pytest.skip("no Chromium: `make setup-browser` installs Debian's where it may; or set ONFOOT_CHROMIUM to one")
+    pytest.skip("Chromium not found: run `make setup-browser`, or set ONFOOT_CHROMIUM to its path")
 
 
 @pytest.fixture(scope="session")
@@ -97,14 +97,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def context(browser: Any, port: int) -> Any:
-    """Where all tabs open: one that stays open keeps the browser's process warm, and halves the time of the tests."""
+    """The context of all tabs: one tab that stays open keeps the browser process alive, which halves the test time."""
     shared = browser.new_context(viewport={"width": 1280, "height": 900})
     shared.new_page().goto(f"http://127.0.0.1:{port}/icon.svg")
     return shared
 
 
 class Watched:
-    """A page that must leave no error in the console and ask nobody but its server for anything."""
+    """A page that records console errors and requests: there must be no errors, and no requests to other servers."""
 
     def __init__(self, context: Any) -> None:
         self.context, self.page = context, context.new_page()

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/explore.md anew: `python tests/explore/screenshots.py`. Best with Inter installed."""
+"""Updates the screenshots in docs/explore.md: `python tests/explore/screenshots.py`. Install the Inter font first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onfoot.explore.study import Study
 from onfoot.explore.texts import read_text
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
-PICTURES = {  # name -> (address in the page, width, height, colours)
+PICTURES = {  # name -> (URL hash, width, height, colour scheme)
     "explore-map": ("view=map&step=0.5&cell=11,21", 1280, 900, "light"),
     "explore-head": ("view=map&step=0.1.causal&cell=14,12", 1280, 900, "dark"),
     "explore-attention": ("view=attention", 1280, 900, "light"),
@@ -48,13 +48,13 @@ def main() -> None:
 
 
 def _save(png: bytes, path: Path) -> None:
-    """With a palette, at a third of the size: the frequent colours as they are, the others by their nearest."""
+    """Saves with a palette, at a third of the size: frequent colours exactly, the others by the nearest one."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     counted = sorted(picture.getcolors(picture.width * picture.height), reverse=True)
     colours = [colour for _, colour in counted]
     frequent, others = colours[:128], colours[128:] or colours[:1]
     rare = Image.new("RGB", (len(others), 1))
-    rare.putdata(others)  # each colour once, so that a rare one has a say
+    rare.putdata(others)  # each colour once, so that rare ones count as much
     nearest = rare.quantize(128, kmeans=2).getpalette()[: 3 * 128]
     palette = Image.new("P", (1, 1))
     palette.putpalette([x for colour in frequent for x in colour] + nearest)

@@ -1,6 +1,6 @@
-"""The page in a browser: its numbers are the library's, every step can be walked, and nothing is out of reach.
+"""The page in a browser: its numbers are the library's, and every step is reachable by keyboard.
 
-Each test runs on a page that must leave the console empty and ask nobody but its own server.
+Each test runs on a page that must leave the console empty and send requests to its own server only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def number(text: str) -> float:
 
 
 def go(page: Any, step: str, r: int = 0, c: int = 0) -> None:
-    """Opens a step with a cell selected, by its address, and waits for its numbers."""
+    """Opens a step with a cell selected, by URL hash, and waits for its numbers."""
     page.evaluate("address => { location.hash = address; }", f"view=map&step={step}&cell={r},{c}")
     until(page, "document.querySelector('.row[aria-selected=true]').dataset.step === x", step)
     page.wait_for_selector(f'.detail > .pair .explanation[data-r="{r}"][data-c="{c}"]')
@@ -82,7 +82,7 @@ def test_inside_a_head_the_numbers_are_the_librarys(page: Any, model: Model, tok
     assert value_of(page, "1.2.ρ") == float(block.rho[0, 2, 14, 9])
     go(page, "1.2.causal", 3, 9)
     assert value_of(page, "1.2.ρ_causal") == -math.inf and value_of(page, "1.2.Δ_causal") == 0
-    assert "Hidden by the mask" in answer(page, "1.2.ρ_causal").inner_text()
+    assert "Masked: this token comes later" in answer(page, "1.2.ρ_causal").inner_text()
 
 
 def test_parameter_gradients_are_the_librarys(page: Any, model: Model, tokens: np.ndarray) -> None:
@@ -205,7 +205,7 @@ def test_softmaxs_gradient_opens_into_its_two_terms(page: Any, model: Model, tok
     assert terms_of(page, f"0.{h}.Δ_causal") == pytest.approx([float(v) for v in right], rel=1e-10)
 
 
-def test_the_fork_before_attention_has_three_branches_a_head(page: Any, study: Study) -> None:
+def test_the_fork_before_attention_has_three_branches_per_head(page: Any, study: Study) -> None:
     go(page, "1.2", 5, 6)
     terms = terms_of(page, "1.Δ_2")
     names = [f"1.{h}.Δ_{x}" for h in range(4) for x in "vqk"]
@@ -216,8 +216,8 @@ def test_the_fork_before_attention_has_three_branches_a_head(page: Any, study: S
 # --- the other views ---
 
 
-def test_badges_say_how_far_a_finite_difference_is(page: Any, study: Study) -> None:
-    """Those of autograd come when all steps are measured; the exported page has them from the start."""
+def test_badges_show_the_error_against_a_finite_difference(page: Any, study: Study) -> None:
+    """Autograd's badges come after all finite differences; the exported page has them from the start."""
     for step in ("0.3", "1.6", "11"):
         page.locator(f'.row[data-step="{step}"]').click()
         until(page, "document.querySelector('.badge') && !document.querySelector('.badge.waiting')")
@@ -242,7 +242,7 @@ def test_attention_points_out_row_sums_and_causal_zeros(page: Any, study: Study)
     until(page, "document.getElementById('step-name').textContent.includes('block 2, head 2')")
 
 
-def test_the_training_view_says_what_the_library_says(page: Any, model: Model, tokens: np.ndarray) -> None:
+def test_the_training_view_shows_the_librarys_numbers(page: Any, model: Model, tokens: np.ndarray) -> None:
     open_view(page, "Training")
     trace = model.trace(tokens)
     forks = page.locator(".forks tbody tr").evaluate_all(
@@ -334,11 +334,11 @@ def test_another_text_is_run(page: Any, model: Model) -> None:
 
 BAD_TEXTS = [
     ("text", "", "the text is empty"),
-    ("text", "x", "1 token: at least two are needed"),
-    ("text", "the" * 40, "120 tokens, the page takes 64"),
+    ("text", "x", "at least two tokens are needed, an input and its target, got 1"),
+    ("text", "the" * 40, "120 tokens exceed the limit of 64"),
     ("text", "naïve", "the character 'ï' is not in"),
-    ("ids", "1 2 99", "token id 99 is unknown: this model has the ids 0 to 36"),
-    ("ids", "one", "'one' is not a whole number"),
+    ("ids", "1 2 99", "token id must be between 0 and 36, got 99"),
+    ("ids", "one", "'one' is not an integer"),
     ("text", "<img src=x onerror=alert(1)>", "the character '<' is not in"),
 ]
 
@@ -353,7 +353,7 @@ def test_a_bad_text_gives_a_message_on_the_page(page: Any) -> None:
         assert page.locator("#message").is_visible()
         assert page.locator("#message").get_attribute("role") == "alert"
         assert page.locator("#message img").count() == 0
-        assert page.locator("#loss").get_attribute("data-value") == loss  # what was there stays
+        assert page.locator("#loss").get_attribute("data-value") == loss  # the previous run stays
     page.locator("#kind").select_option("text")
     page.locator("#text").fill("the value of the value")
     page.keyboard.press("Enter")
@@ -364,7 +364,7 @@ def test_a_text_that_is_too_long_to_send_gives_a_message_on_the_page(page: Any) 
     page.locator("#text").fill("a" * 70_000)
     page.keyboard.press("Enter")
     page.wait_for_selector("#message:not([hidden])")
-    assert page.locator("#message").inner_text() == "70,000 characters, the page takes 4,000: shorten the text"
+    assert page.locator("#message").inner_text() == "the text has 70,000 characters, the limit is 4,000; shorten it"
     page.locator("#text").fill("a" * 4001)
     page.keyboard.press("Enter")
     until(page, "document.getElementById('message').textContent.startsWith('the text has 4,001 characters')")
@@ -373,10 +373,10 @@ def test_a_text_that_is_too_long_to_send_gives_a_message_on_the_page(page: Any) 
 # --- loading ---
 
 
-def test_the_first_numbers_need_no_question_to_the_server(watched: Any, port: int) -> None:
-    """What makes the page load quickly: little to fetch, and nothing to wait for a second time."""
+def test_the_first_numbers_need_no_request_to_the_server(watched: Any, port: int) -> None:
+    """The page loads quickly because it fetches little and needs no second request."""
     page, held = watched.page, []
-    page.route("**/api/**", lambda route: held.append(route))  # no question is answered
+    page.route("**/api/**", lambda route: held.append(route))  # no request is answered
     watched.open(f"http://127.0.0.1:{port}/")
     page.wait_for_selector(".detail .sum[data-right=true]")
     assert page.locator(".detail > .pair output.value").count() == 2

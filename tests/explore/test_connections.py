@@ -1,4 +1,4 @@
-"""Connections that keep the server waiting: they are closed, and a browser is answered meanwhile."""
+"""Connections that keep the server waiting are closed, and do not keep a browser out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANG = 20  # seconds after which a test gives up
 
 @contextmanager
 def connections(port: int, number: int, sent: bytes) -> Iterator[list[socket.socket]]:
-    """So many connections that have sent this and then say nothing."""
+    """`number` connections that have sent these bytes and then stay silent."""
     with ExitStack() as stack:
         yield [stack.enter_context(connection(port, sent)) for _ in range(number)]
 
@@ -30,7 +30,7 @@ def connection(port: int, sent: bytes) -> socket.socket:
 
 
 def received(connection: socket.socket) -> bytes:
-    """All that comes until the other side closes."""
+    """Everything received until the other side closes."""
     answer = b""
     try:
         while part := connection.recv(1 << 20):
@@ -92,8 +92,8 @@ def test_half_of_a_second_request_has_no_more_time_than_half_of_a_first(impatien
         assert b"HTTP" not in received(opened)
 
 
-def test_an_answer_that_nobody_takes_is_given_up(impatient: int) -> None:
-    """Answers pile up in a connection that asks, and asks again, without reading."""
+def test_a_connection_that_does_not_read_its_response_is_closed(impatient: int) -> None:
+    """Responses pile up in a connection that sends requests without reading."""
     page = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{impatient}\r\n\r\n".encode()
     with socket.socket() as opened:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -116,11 +116,11 @@ def wait_until_closed(opened: socket.socket) -> None:
 
 
 def test_a_request_that_takes_long_to_answer_is_not_hurried(impatient: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock runs while the client owes something, not while we do."""
+    """The timer runs while the server waits for the client, not while the client waits for the server."""
     answer = Explorer.answer
 
     def slow_answer(self: Explorer, asked: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(1.2)  # more than twice the patience
+        time.sleep(1.2)  # more than twice the timeout
         return answer(self, asked)
 
     monkeypatch.setattr(Explorer, "answer", slow_answer)

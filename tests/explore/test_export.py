@@ -31,7 +31,7 @@ def offline(watched: Any, exported: Path) -> Iterator[Any]:
     watched.context.set_offline(False)
 
 
-def test_the_file_stands_alone(exported: Path) -> None:
+def test_the_file_is_self_contained(exported: Path) -> None:
     html = exported.read_text(encoding="utf-8")
     assert len(html) < 8e6
     markup = re.sub(r"<script.*?</script>|<style.*?</style>", "", html, flags=re.DOTALL)
@@ -91,7 +91,7 @@ def test_every_step_and_every_view_works_from_disk(offline: Any) -> None:
 
 
 def test_a_text_of_markup_stays_text(tmp_path: Path, model: Model) -> None:
-    """What a user types is in the page as data: it can end no element and begin none."""
+    """User input is embedded as data: it cannot close or open an element."""
     from onfoot.explore.page import single_page
 
     html = single_page({"opening": {"value": "</script><script>alert(1)</script>"}})
@@ -104,7 +104,7 @@ def test_a_text_of_markup_stays_text(tmp_path: Path, model: Model) -> None:
         (["--text", "a", "--tokens", "1 2"], "give --text or --tokens, not both"),
         (["--text", ""], "the text is empty"),
         (["--text", "9 lives"], "the character '9' is not in"),
-        (["--tokens", "1 2 400"], "token id 400 is unknown"),
+        (["--tokens", "1 2 400"], "token id must be between 0 and 36, got 400"),
         (["/none/such"], "/none/such"),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_model_of_another_kind_is_shown_as_well(tmp_path: Path, watched: Any) 
         page.wait_for_selector(selector)
 
 
-def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starlette", None)
     result = CliRunner().invoke(app, ["explore", "--no-browser"])
     assert result.exit_code == 2 and 'pip install "onfoot[explore]"' in result.stderr
@@ -162,7 +162,7 @@ def test_the_command_serves_the_page_until_it_is_interrupted() -> None:
             running.kill()
 
 
-def test_without_a_text_a_model_of_ones_own_is_refused(tmp_path: Path) -> None:
+def test_a_users_own_model_needs_a_text(tmp_path: Path) -> None:
     onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=9), 0).save(tmp_path)
     again = CliRunner().invoke(app, ["explore", str(tmp_path), "--export", str(tmp_path / "page.html")])
-    assert again.exit_code == 2 and "say what to run" in again.stderr
+    assert again.exit_code == 2 and "no input; give --text" in again.stderr

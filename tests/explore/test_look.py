@@ -1,4 +1,4 @@
-"""The page fits every screen, can be read by everyone, and is reached without a mouse."""
+"""The page fits every screen, has enough contrast, and works without a mouse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_text_colour_has_the_contrast_of_aa_on_every_ground() -> None:
         assert contrast(palette["backward"], palette["back-tint"]) >= 4.5
 
 
-def test_motion_is_left_to_those_who_want_it() -> None:
+def test_animations_respect_prefers_reduced_motion() -> None:
     moving = [m.start() for m in re.finditer(r"transition|animation|(?<!over)scroll-behavior", style())]
     allowed = style().index("prefers-reduced-motion: no-preference")
     assert moving and all(place > allowed for place in moving)
@@ -102,7 +102,7 @@ def test_everything_that_can_be_used_has_a_name_and_can_be_reached(page: Any) ->
     assert page.locator(".row[tabindex='0']").count() == 1  # one stop for the whole map, arrows inside it
 
 
-def test_tabs_are_walked_with_arrows(page: Any) -> None:
+def test_arrow_keys_move_between_tabs(page: Any) -> None:
     page.locator("#tab-map").focus()
     for name in ("attention", "training", "step", "mistakes", "map"):
         page.keyboard.press("ArrowRight")

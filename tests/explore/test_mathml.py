@@ -1,4 +1,4 @@
-"""Formulas as MathML: what a text says is what the elements say."""
+"""Formulas as MathML: the elements have the same content as the text."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_every_formula_of_the_tables_and_of_the_page_becomes_well_formed_mathml(
             assert not (element.text and "_" in element.text), text
 
 
-def test_letters_that_few_fonts_have_slanted_stand_upright(study: Study) -> None:
-    """Else a machine without a mathematical font shows boxes in place of Δ, ρ and ∂."""
+def test_non_latin_letters_are_upright(study: Study) -> None:
+    """Otherwise a machine without a mathematical font shows boxes instead of Δ, ρ and ∂."""
     letters = [element for text in study.document["math"] for element in read(text).iter("mi")]
     others = [element for element in letters if not (element.text or "").isascii()]
     assert {element.text for element in others} >= {"Δ", "ρ", "∂", "σ"}

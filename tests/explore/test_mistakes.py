@@ -1,4 +1,4 @@
-"""The mistake mode: right pieces give the network's own gradients, wrong ones are shown and found."""
+"""The Mistakes view: correct pieces give the network's gradients, wrong ones are shown and diagnosed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plain() -> Study:
     ids=["tied", "untied", "not causal"],
 )
 def test_the_pieces_of_the_checker_make_up_the_networks_backward_pass(changes: dict[str, object]) -> None:
-    m = Study(small_model(replace(PLAIN, **changes), 0), TOKENS).material  # type: ignore[arg-type]
+    m = Study(small_model(replace(PLAIN, **changes), 0), TOKENS).context  # type: ignore[arg-type]
     backward = mistakes.Backward(m, mistakes.network_pieces())
     rows = list(mistakes._rows(m, backward))
     assert set(backward.grads) == set(m.params)
@@ -35,13 +35,13 @@ def test_the_pieces_of_the_checker_make_up_the_networks_backward_pass(changes: d
     assert max(row["error"] for row in rows) < 1e-12
 
 
-def test_every_mistake_is_shown_or_said_to_be_invisible(plain: Study) -> None:
-    for mistake in mistakes.possible(plain.material):
+def test_every_mistake_has_an_error_or_a_problem_for_every_gradient(plain: Study) -> None:
+    for mistake in mistakes.possible(plain.context):
         try:
-            backward = mistakes.Backward(plain.material, mistakes.network_pieces(mistake))
+            backward = mistakes.Backward(plain.context, mistakes.network_pieces(mistake))
         except (ValueError, IndexError):
             continue  # shapes that do not fit
-        rows = list(mistakes._rows(plain.material, backward))
+        rows = list(mistakes._rows(plain.context, backward))
         assert len(rows) == len(plain.model.params) + 19, mistake.name
         assert all(row["problem"] or row["error"] >= 0 for row in rows), mistake.name
 
@@ -52,11 +52,11 @@ def test_every_mistake_is_shown_or_said_to_be_invisible(plain: Study) -> None:
         ("attention: the mean in place of the weighted sum", ("Δ_scaled", 1), {"Δ_12", "Δ_11", "Δ_3"}),
         ("layer_norm: γ outside the means", ("Δ_10", 1), {"Δ_12", "Δ_11"}),
         ("gelu: tanh-GELU with erf's derivative", ("Δ_7", 1), {"Δ_10", "Δ_8"}),
-        ("block: the skip beside attention missing", ("Δ_10", 0), {"Δ_12", "Δ_2"}),
-        ("tied_embedding: the logits' path alone", ("transformer.wte.weight", None), {"Δ_12", "Δ_1"}),
+        ("block: the skip connection around attention missing", ("Δ_10", 0), {"Δ_12", "Δ_2"}),
+        ("tied_embedding: only the gradient through the logits", ("transformer.wte.weight", None), {"Δ_12", "Δ_1"}),
     ],
 )
-def test_a_mistake_shows_where_it_stands_and_below(
+def test_a_mistake_shows_where_it_occurs_and_below(
     plain: Study, key: str, first: tuple[str, int | None], right_before: set[str]
 ) -> None:
     found = plain.mistake(key)
@@ -75,7 +75,7 @@ def test_a_mistake_that_one_sequence_cannot_show_is_still_diagnosed(plain: Study
     assert found["diagnosis"]["found"] and found["diagnosis"]["wrong"] == ["dweight"]
 
 
-def test_shapes_that_do_not_fit_are_said_to_be_so(plain: Study) -> None:
+def test_shape_mismatches_are_reported(plain: Study) -> None:
     found = plain.mistake("attention: dk transposed")
     assert found["runs"] is False and "must match" in found["message"]
     as_matrix = plain.mistake("layer_norm: dweight as a diagonal matrix")
@@ -84,16 +84,16 @@ def test_shapes_that_do_not_fit_are_said_to_be_so(plain: Study) -> None:
 
 
 def test_every_featured_mistake_is_in_the_catalogue(study: Study) -> None:
-    listed = mistakes.catalogue(study.material, featured=True)
+    listed = mistakes.catalogue(study.context, featured=True)
     names = {one["name"] for group in listed["groups"] for one in group["mistakes"]}
     assert names == set(mistakes.FEATURED)
-    everything = mistakes.catalogue(study.material)
+    everything = mistakes.catalogue(study.context)
     assert sum(len(group["mistakes"]) for group in everything["groups"]) > 80
 
 
 def test_networks_that_are_not_plain_gpt2_are_refused() -> None:
     study = Study(small_model(replace(PLAIN, activation_function="relu"), 0), TOKENS)
-    with pytest.raises(ValueError, match="GPT-2's own blocks"):
+    with pytest.raises(ValueError, match="needs GPT-2's blocks"):
         study.mistakes()
-    with pytest.raises(KeyError, match="there is no mistake"):
+    with pytest.raises(KeyError, match="unknown mistake"):
         Study(small_model(PLAIN, 0), TOKENS).mistake("attention: none such")

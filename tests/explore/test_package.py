@@ -1,4 +1,4 @@
-"""What the page needs is in the package, and costs nothing to those who do not open it."""
+"""The page's files are in the package, and it is imported only when used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pytest brings it where Python has none
+    import tomli as tomllib  # pytest depends on it before Python 3.11
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +35,7 @@ def test_exporting_a_page_loads_no_server() -> None:
     assert done.stdout.strip() == "True"
 
 
-def test_every_file_that_is_no_module_is_declared_as_package_data() -> None:
+def test_every_file_that_is_not_a_module_is_declared_as_package_data() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = [
         "/".join(["src", *package.split("."), pattern])

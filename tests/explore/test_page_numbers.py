@@ -1,4 +1,4 @@
-"""Every number that the page and the exported file hold, computed here by other means: PyTorch, or by hand."""
+"""Every number in the page and the exported file, computed independently: with PyTorch or by hand."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from onfoot.explore import page as page_module
 from onfoot.explore import server as server_module
 from onfoot.explore import texts
 from onfoot.explore.describe import describe, encoded, where_parts
-from onfoot.explore.embedding_logits import OTHERS
+from onfoot.explore.embedding_logits import EXTRA_ROWS
 from onfoot.explore.mistakes import apply_mistake, catalogue
 from onfoot.explore.page import export
 from onfoot.explore.proof import differentiated, relative_error
 from onfoot.explore.sources import lines_of
-from onfoot.explore.study import LARGE, LARGEST, Study, check_model, study_key
+from onfoot.explore.study import LARGE, MAX_PARAMS, Study, check_model, study_key
 from onfoot.explore.tensors import Tensor, Tensors
 from onfoot.explore.terms import Factor, dot, product
 from onfoot.models.model import Model
@@ -53,12 +53,12 @@ def logits_of(study: Study) -> torch.Tensor:
     return gpt2_logits(params, CONFIG, torch.tensor(TOKENS))[0]
 
 
-def test_the_head_of_the_page_says_what_the_model_is(own: Study, right: Any) -> None:
+def test_the_header_of_the_page_describes_the_model(own: Study, right: Any) -> None:
     document = own.document
     assert document["loss"] == pytest.approx(right[0], rel=1e-12) and document["targets"] == 4
     n = sum(value.size for value in own.model.params.values())
-    said = {**document["model"]}
-    assert {name: said[name] for name in said if name not in ("autograd", "most_characters")} == {
+    result = {**document["model"]}
+    assert {name: result[name] for name in result if name not in ("autograd", "most_characters")} == {
         "parameters": n, "large": False, "blocks": 2, "heads": 3, "width": 6, "key_width": 4, "value_width": 2,
         "inner_width": 7, "vocabulary": 11, "positions": 13, "tied": True, "causal": True, "activation": "gelu_new",
         "has_tokenizer": False,
@@ -89,12 +89,12 @@ def test_the_first_arrays_are_those_that_the_page_opens_with(own: Study) -> None
     assert list(arrays)[:2] == ["a_1", "Δ_1"]
     for id, text in arrays.items():
         numbers = np.frombuffer(base64.b64decode(text), "<f8")
-        assert np.array_equal(numbers, own.tensors.value(id).ravel())  # all 64 bits of them
+        assert np.array_equal(numbers, own.tensors.value(id).ravel())  # bit for bit
 
 
 def test_forks_have_norms_and_shares_of_both_ways(own: Study) -> None:
     for fork in own.training["forks"]:
-        d = {i: value[0] for i, value in own.material.trace.blocks[fork["block"]].delta.items()}
+        d = {i: value[0] for i, value in own.context.trace.blocks[fork["block"]].delta.items()}
         skip, whole = (d[10], d[5]) if fork["at"] == "Δ_5" else (d[5], d[1])
         through = whole - skip
         length = np.sqrt((whole**2).sum())
@@ -105,8 +105,8 @@ def test_forks_have_norms_and_shares_of_both_ways(own: Study) -> None:
 
 
 def test_the_tied_table_has_norms_and_the_angle_of_its_two_parts(own: Study) -> None:
-    a11, d12 = own.material.trace.a[11][0], own.material.trace.delta[12][0]
-    d1 = own.material.trace.blocks[0].delta[1][0]
+    a11, d12 = own.context.trace.a[11][0], own.context.trace.delta[12][0]
+    d1 = own.context.trace.blocks[0].delta[1][0]
     embedding = np.zeros((11, 6))
     np.add.at(embedding, TOKENS[0], d1)
     logits = d12.T @ a11
@@ -121,7 +121,7 @@ def test_the_tied_table_has_norms_and_the_angle_of_its_two_parts(own: Study) -> 
 
 def test_signals_have_their_norm_at_every_depth(own: Study) -> None:
     norms = own.tensors[own.training["signal_norms"]]
-    trace = own.material.trace
+    trace = own.context.trace
     rows = {"Δ₁₂": trace.delta[12], "Δ₁₁": trace.delta[11], "Δ₁": trace.blocks[0].delta[1]}
     for b in range(2):
         for i, lowered in ((10, "₁₀"), (8, "₈"), (7, "₇"), (6, "₆"), (5, "₅"), (3, "₃"), (2, "₂")):
@@ -159,8 +159,8 @@ def test_eight_swaps_are_shown(own: Study) -> None:
 
 
 def test_steps_of_the_optimizer_are_torchs(own: Study) -> None:
-    lr, n = 1.0, 20  # as large and as many as can be asked for
-    said = own.optimizer(lr, n)
+    lr, n = 1.0, 20  # the largest allowed
+    result = own.optimizer(lr, n)
     leaves = {k: torch.tensor(v.copy(), requires_grad=True) for k, v in own.model.params.items()}
     groups = [
         {"params": [leaf for leaf in leaves.values() if (leaf.ndim > 1) == decays], "weight_decay": 0.1 * decays}
@@ -174,18 +174,18 @@ def test_steps_of_the_optimizer_are_torchs(own: Study) -> None:
         loss.backward()
         losses.append(loss.item())
         theirs.step()
-    assert said["losses"][:2] == pytest.approx(losses[:2], rel=1e-6)
-    assert len(said["losses"]) == n + 1 and (said["lr"], said["steps"]) == (lr, n)
-    assert said["actual"] == said["losses"][-1] - said["losses"][-2]
-    assert (said["betas"], said["eps"], said["weight_decay"]) == ([0.9, 0.95], 1e-8, 0.1)
+    assert result["losses"][:2] == pytest.approx(losses[:2], rel=1e-6)
+    assert len(result["losses"]) == n + 1 and (result["lr"], result["steps"]) == (lr, n)
+    assert result["actual"] == result["losses"][-1] - result["losses"][-2]
+    assert (result["betas"], result["eps"], result["weight_decay"]) == ([0.9, 0.95], 1e-8, 0.1)
 
 
-def test_one_step_is_told_array_by_array(own: Study, right: Any) -> None:
-    said = own.optimizer(2e-3, 1)
+def test_one_step_has_the_right_arrays(own: Study, right: Any) -> None:
+    result = own.optimizer(2e-3, 1)
     squares = sum((gradient**2).sum() for gradient in right[1].values())
-    assert said["gradient_norm"] == pytest.approx(np.sqrt(squares), rel=1e-9)
+    assert result["gradient_norm"] == pytest.approx(np.sqrt(squares), rel=1e-9)
     predicted = 0.0
-    for row in said["parameters"]:
+    for row in result["parameters"]:
         w, gradient = own.model.params[row["name"]], right[1][row["name"]]
         arrays = {key: own.tensors.value(id) for key, id in row["arrays"].items()}
         np.testing.assert_array_equal(arrays["w"], w)
@@ -194,21 +194,21 @@ def test_one_step_is_told_array_by_array(own: Study, right: Any) -> None:
         np.testing.assert_allclose(arrays["v"], 0.05 * gradient**2, rtol=1e-7, atol=1e-18)
         np.testing.assert_allclose(arrays["update"], arrays["new"] - w, rtol=1e-9, atol=1e-16)
         predicted += float((gradient * (arrays["new"] - w)).sum())
-    assert said["predicted"] == pytest.approx(predicted, rel=1e-8)
-    assert said["losses"][0] == pytest.approx(right[0], rel=1e-12)
-    with pytest.raises(ValueError, match="1 to 20"):
+    assert result["predicted"] == pytest.approx(predicted, rel=1e-8)
+    assert result["losses"][0] == pytest.approx(right[0], rel=1e-12)
+    with pytest.raises(ValueError, match="steps must be between 1 and 20, got 21"):
         own.optimizer(1e-3, 21)
 
 
-def test_lora_is_told_with_its_counts_losses_and_matrices(own: Study, right: Any) -> None:
-    said = own.lora
+def test_lora_has_the_right_counts_losses_and_matrices(own: Study, right: Any) -> None:
+    result = own.lora
     shapes = {"attn.c_attn": (6, 2 * 12 + 6), "attn.c_proj": (6, 6), "mlp.c_fc": (6, 7), "mlp.c_proj": (7, 6)}
     n = 2 * sum(2 * (n_in + n_out) for n_in, n_out in shapes.values())
-    assert (said["rank"], said["scale"], said["trainable"]) == (2, 1.0, n)
-    assert said["frozen"] == sum(value.size for value in own.model.params.values())
-    assert said["losses"][0] == pytest.approx(right[0], rel=1e-12) and len(said["losses"]) == 3 + 1
-    assert said["losses"] == sorted(said["losses"], reverse=True)
-    for layer in said["layers"]:
+    assert (result["rank"], result["scale"], result["trainable"]) == (2, 1.0, n)
+    assert result["frozen"] == sum(value.size for value in own.model.params.values())
+    assert result["losses"][0] == pytest.approx(right[0], rel=1e-12) and len(result["losses"]) == 3 + 1
+    assert result["losses"] == sorted(result["losses"], reverse=True)
+    for layer in result["layers"]:
         name = layer["name"].partition(".h.")[2].partition(".")[2]
         n_in, n_out = shapes[name]
         assert len(layer["states"]) == 3
@@ -228,10 +228,10 @@ def test_of_a_large_table_the_texts_rows_and_the_largest_are_shown() -> None:
     study = Study(
         small_model(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=4097), 0), TOKENS
     )
-    gradient = study.material.trace.grads["transformer.wte.weight"]
+    gradient = study.context.trace.grads["transformer.wte.weight"]
     rows = study.tensors["∂w_tok"].rows
     assert rows is not None
-    largest = np.argsort(-np.linalg.norm(gradient, axis=1))[:OTHERS]
+    largest = np.argsort(-np.linalg.norm(gradient, axis=1))[:EXTRA_ROWS]
     assert set(rows.tolist()) == set(largest.tolist()) | set(TOKENS[0].tolist())
     np.testing.assert_array_equal(study.tensors.value("∂w_tok"), gradient[rows])
     whole = Study(
@@ -240,7 +240,7 @@ def test_of_a_large_table_the_texts_rows_and_the_largest_are_shown() -> None:
     assert whole.tensors["∂w_tok"].rows is None
 
 
-def test_notes_and_counts_of_the_ends(own: Study) -> None:
+def test_notes_and_counts_of_embedding_and_logits(own: Study) -> None:
     assert own.tensors["∂w_pos"].note.startswith("rows 0 to 4 of 13;")
     assert own.tensors.value("n") == 4
     logits = logits_of(own)
@@ -254,12 +254,12 @@ def test_norms_have_their_sigma_and_means(own: Study) -> None:
         a = own.tensors.value(x)
         np.testing.assert_allclose(own.tensors.value(f"{b}.σ_{i}"), np.sqrt(a.var(axis=-1) + 1e-5), rtol=1e-12)
         weight = own.model.params[f"transformer.h.{b}.{name}.weight"]
-        signal = own.material.trace.blocks[b].delta[2 if i == 1 else 6][0] * weight
+        signal = own.context.trace.blocks[b].delta[2 if i == 1 else 6][0] * weight
         np.testing.assert_allclose(own.tensors.value(f"{b}.x_{i}"), signal, rtol=1e-12)
         np.testing.assert_allclose(own.tensors.value(f"{b}.mean x_{i}"), signal.mean(axis=-1), rtol=1e-9, atol=1e-16)
 
 
-def test_terms_are_told_to_the_page_with_sign_power_and_shift() -> None:
+def test_terms_are_sent_to_the_page_with_sign_power_and_shift() -> None:
     term = product("x", Factor("a", "rc", -1), Factor("b", "rc", shift=3), sign=-1)
     assert term.to_json() == {
         "label": "x", "sign": -1,
@@ -273,8 +273,8 @@ def test_terms_are_told_to_the_page_with_sign_power_and_shift() -> None:
 def test_arrays_are_described_and_encoded_to_the_last_bit(own: Study) -> None:
     value = np.array([[1 / 3, np.pi, 1e-300]])
     assert np.array_equal(np.frombuffer(base64.b64decode(encoded(value)), "<f8"), value[0])
-    said = describe(own.tensors["0.Δ_7"])
-    assert said["shape"] == [5, 7] and said["axes"] == ["token", "feature"] and said["gradient"] is True
+    result = describe(own.tensors["0.Δ_7"])
+    assert result["shape"] == [5, 7] and result["axes"] == ["token", "feature"] and result["gradient"] is True
     assert "gradient" not in describe(own.tensors["0.a_7"])
     assert where_parts("a = b, c,  d = e") == ["a = b, c", "d = e"]
 
@@ -282,7 +282,7 @@ def test_arrays_are_described_and_encoded_to_the_last_bit(own: Study) -> None:
 def test_an_array_is_added_once() -> None:
     tensors = Tensors()
     tensors.add(Tensor("a", "a", lambda: 1.0, ()))
-    with pytest.raises(ValueError, match="'a' is there already"):
+    with pytest.raises(ValueError, match="array 'a' already exists"):
         tensors.add(Tensor("a", "a", lambda: 2.0, ()))
 
 
@@ -294,8 +294,8 @@ def test_a_wrong_gradient_is_red_where_it_is_wrong_by_a_millionth(own: Study) ->
             return tensor.value * (1 + 1e-6)
 
     off: Any = Off()
-    said = differentiated(tensor, off, 1.0)
-    assert not said["passed"] and said["error"] == pytest.approx(1e-6, rel=1e-3)
+    result = differentiated(tensor, off, 1.0)
+    assert not result["passed"] and result["error"] == pytest.approx(1e-6, rel=1e-3)
     assert relative_error(np.array([3.0]), np.array([1.0]), 0.0) == 2.0
     assert relative_error(np.array([3e-9]), np.array([1e-9]), 1.0) == pytest.approx(2e-9)
 
@@ -312,33 +312,33 @@ def test_studies_of_other_tokens_have_other_keys() -> None:
     assert len(keys) == 25 and all(re.fullmatch("[0-9a-f]{16}", key) for key in keys)
 
 
-def test_limits_are_where_they_are_said_to_be(own: Study, model: Model) -> None:
+def test_limits_are_exact(own: Study, model: Model) -> None:
     class Sized:
         config = CONFIG
 
         def __init__(self, n: int) -> None:
             self.n_params = n
 
-    fits: Any = Sized(LARGEST)
+    fits: Any = Sized(MAX_PARAMS)
     check_model(fits)
-    over: Any = Sized(LARGEST + 1)
-    with pytest.raises(ValueError, match="explore takes up to 200,000,000"):
+    over: Any = Sized(MAX_PARAMS + 1)
+    with pytest.raises(ValueError, match="explore supports up to 200,000,000"):
         check_model(over)
     assert not own.is_large and own.model.n_params < LARGE
     assert texts.read_text(model, "a" * 64).shape == (1, 64)
-    with pytest.raises(ValueError, match="65 tokens, the page takes 64"):
+    with pytest.raises(ValueError, match="65 tokens exceed the limit of 64"):
         texts.read_text(model, "a" * 65)
     with pytest.raises(ValueError, match="4,001 characters"):
         texts.read_text(model, "a" * 4001)
-    with pytest.raises(ValueError, match="4,001 characters of token ids"):
+    with pytest.raises(ValueError, match="the token ids have 4,001 characters"):
         texts.read_ids(model, " " * 4001)
-    with pytest.raises(ValueError, match="14 tokens, the page takes 13"):
+    with pytest.raises(ValueError, match="14 tokens exceed the limit of 13"):
         texts.read_ids(own.model, "1 " * 14)
     longer = onfoot.create(onfoot.GPT2Config(**{**vars(CONFIG), "n_positions": 99}))
     assert texts.read_ids(longer, "1 " * 64).shape == (1, 64)
-    with pytest.raises(ValueError, match="65 tokens, the page takes 64"):
+    with pytest.raises(ValueError, match="65 tokens exceed the limit of 64"):
         texts.read_ids(longer, "1 " * 65)
-    with pytest.raises(ValueError, match="token id 11 is unknown: this model has the ids 0 to 10"):
+    with pytest.raises(ValueError, match="token id must be between 0 and 10, got 11"):
         texts.read_ids(own.model, "1 11")
 
 
@@ -365,23 +365,23 @@ def test_an_exported_page_holds_every_array_and_refuses_to_grow_too_large(monkey
         assert np.array_equal(numbers, tensor.value.ravel(), equal_nan=True), tensor.id
     assert data["document"]["loss"] == study.loss
     size = sum(map(len, data["arrays"].values()))
-    monkeypatch.setattr(page_module, "LARGEST_PAGE", size - 1)
-    with pytest.raises(ValueError, match="the page would be larger than"):
+    monkeypatch.setattr(page_module, "MAX_PAGE_BYTES", size - 1)
+    with pytest.raises(ValueError, match="the page would exceed"):
         export(study, {})
-    monkeypatch.setattr(page_module, "LARGEST_PAGE", size)
+    monkeypatch.setattr(page_module, "MAX_PAGE_BYTES", size)
     export(study, {})
 
 
 def test_an_array_too_large_to_send_is_asked_for_by_line(own: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "LARGEST_ANSWER", 34)
-    with pytest.raises(ValueError, match="35 cells: ask for a row or a column"):
+    monkeypatch.setattr(server_module, "MAX_CELLS", 34)
+    with pytest.raises(ValueError, match="35 cells exceed the limit of 34; request one row or column"):
         server_module._tensor(own, {"id": "0.a_7"})
     row = server_module._tensor(own, {"id": "0.a_7", "row": "4"})
     assert np.array_equal(np.frombuffer(row.body, "<f8"), own.tensors.value("0.a_7")[4])
     for query in ({"row": "-1"}, {"row": "5"}, {"column": "7"}):
-        with pytest.raises(ValueError, match="is outside 0 to"):
+        with pytest.raises(ValueError, match="must be between 0 and"):
             server_module._tensor(own, {"id": "0.a_7", **query})
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(ValueError, match="lr must be between -1e9 and 1e9"):
         server_module._number({"lr": "1e10"}, "lr")
 
 
@@ -420,14 +420,14 @@ def test_four_texts_are_kept_and_the_oldest_goes() -> None:
 def test_a_mistakes_consequences_are_the_losses_after_a_step(model: Model, tokens: np.ndarray) -> None:
     study = Study(model, tokens)
     key = "attention: 1/√d_k missing from the backward pass"
-    said = apply_mistake(study.material, key)
-    grads = study.material.trace.grads
+    result = apply_mistake(study.context, key)
+    grads = study.context.trace.grads
     own = Model(model.config, model.params, "float64", "numpy")
     onfoot.AdamW(own, lr=1e-3).step(grads)
-    assert said["loss_right"] == pytest.approx(own.loss(tokens), rel=1e-12)
-    assert said["loss_wrong"] != said["loss_right"] and abs(said["loss_wrong"] - said["loss_right"]) < 0.1
-    assert 0 < said["cosine"] < 1
-    rows = said["rows"]
+    assert result["loss_right"] == pytest.approx(own.loss(tokens), rel=1e-12)
+    assert result["loss_wrong"] != result["loss_right"] and abs(result["loss_wrong"] - result["loss_right"]) < 0.1
+    assert 0 < result["cosine"] < 1
+    rows = result["rows"]
     wrong = {row["name"] for row in rows if row["wrong"]}
     assert any("c_attn" in name for name in wrong) and "transformer.h.1.mlp.c_fc.weight" not in wrong
     top = [row["name"] for row in rows if row["block"] == 1]  # parameters come right behind the signal that they meet
@@ -437,14 +437,14 @@ def test_a_mistakes_consequences_are_the_losses_after_a_step(model: Model, token
 
 def test_a_small_mistake_is_wrong_as_well(model: Model, tokens: np.ndarray) -> None:
     study = Study(model, tokens)
-    said = apply_mistake(study.material, "layer_norm: unbiased variance")
-    errors = [row["error"] for row in said["rows"] if row["wrong"] and row["error"] is not None]
+    result = apply_mistake(study.context, "layer_norm: unbiased variance")
+    errors = [row["error"] for row in result["rows"] if row["wrong"] and row["error"] is not None]
     assert errors and min(errors) < 0.1
 
 
 def test_the_tied_table_has_its_mistakes_only_where_it_is_tied(own: Study) -> None:
     config = onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=9)
-    tied = {group["name"] for group in catalogue(Study(small_model(config, 0), TOKENS).material)["groups"]}
+    tied = {group["name"] for group in catalogue(Study(small_model(config, 0), TOKENS).context)["groups"]}
     other = onfoot.GPT2Config(**{**vars(config), "tie_word_embeddings": False})
-    untied = {group["name"] for group in catalogue(Study(small_model(other, 0), TOKENS).material)["groups"]}
+    untied = {group["name"] for group in catalogue(Study(small_model(other, 0), TOKENS).context)["groups"]}
     assert tied - untied == {"Tied embedding"}

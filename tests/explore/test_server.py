@@ -1,4 +1,4 @@
-"""The server: this machine only, this page only, its own files only, and messages for what it refuses."""
+"""The server: local only, for its own page only, serves its own files only, and explains what it rejects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onfoot.explore.serve import listen
-from onfoot.explore.server import LARGEST_BODY
+from onfoot.explore.server import MAX_BODY
 from onfoot.explore.study import Study
 
 
@@ -33,7 +33,7 @@ def post(port: int, value: Any, **headers: str) -> tuple[int, dict[str, Any]]:
 
 
 def raw(port: int, request: bytes) -> bytes:
-    """What comes back for bytes that no library would send."""
+    """The response to bytes that no HTTP library would send."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(request)
         answer = b""
@@ -53,7 +53,10 @@ def test_it_listens_on_loopback_only() -> None:
 
 
 def test_a_port_that_is_taken_is_refused_by_name() -> None:
-    with listen(0) as listening, pytest.raises(ValueError, match=r"cannot be had .*; choose another with --port"):
+    with (
+        listen(0) as listening,
+        pytest.raises(ValueError, match=r"cannot bind port \d+: .*; choose another with --port"),
+    ):
         listen(listening.getsockname()[1])
 
 
@@ -126,7 +129,7 @@ def test_other_methods_are_refused(port: int) -> None:
 
 
 def test_large_requests_are_refused(port: int) -> None:
-    assert ask(port, "/api/study", "POST", b"x" * (LARGEST_BODY + 1))[0] == 413
+    assert ask(port, "/api/study", "POST", b"x" * (MAX_BODY + 1))[0] == 413
     head = f"POST /api/study HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
     assert b" 413 " in raw(port, f"{head}Content-Length: 99999999999\r\n\r\n".encode())
     chunk = b"%x\r\n%s\r\n" % (40_000, b"x" * 40_000)
@@ -135,7 +138,7 @@ def test_large_requests_are_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 60_000])
-def test_requests_that_are_no_question_are_refused(port: int, body: bytes) -> None:
+def test_requests_that_are_not_a_json_object_are_refused(port: int, body: bytes) -> None:
     assert ask(port, "/api/study", "POST", body)[0] == 400
 
 
@@ -144,11 +147,11 @@ def test_requests_that_are_no_question_are_refused(port: int, body: bytes) -> No
     [
         ({"text": ""}, "the text is empty"),
         ({"text": "é"}, "the character 'é'"),
-        ({"text": "a" * 65}, "65 tokens, the page takes 64"),
-        ({"ids": "1 400"}, "token id 400 is unknown"),
-        ({"text": 3}, "ask with"),
-        ({"text": "ab", "more": 1}, "ask with"),
-        ({}, "ask with"),
+        ({"text": "a" * 65}, "65 tokens exceed the limit of 64"),
+        ({"ids": "1 400"}, "token id must be between 0 and 36, got 400"),
+        ({"text": 3}, "expected {"),
+        ({"text": "ab", "more": 1}, "expected {"),
+        ({}, "expected {"),
     ],
 )
 def test_bad_texts_are_answered_with_a_message(port: int, asked: dict[str, Any], message: str) -> None:
@@ -172,10 +175,10 @@ def test_arrays_are_sent_as_float64_whole_or_by_line(port: int, study: Study) ->
     assert np.array_equal(numbers("id=0.a_7&column=100"), right[:, 100])
     assert numbers("id=n").tolist() == [21]
     for query, message in {
-        "id=0.a_7&row=22": "row 22 is outside 0 to 21",
-        "id=0.a_7&column=-1": "column -1 is outside",
-        "id=0.a_7&row=x": "row is not a number",
-        "id=0.a_7&row=nan": "out of range",
+        "id=0.a_7&row=22": "row must be between 0 and 21, got 22",
+        "id=0.a_7&column=-1": "column must be between 0 and 127, got -1",
+        "id=0.a_7&row=x": "row must be a number, got 'x'",
+        "id=0.a_7&row=nan": "row must be between -1e9 and 1e9, got nan",
     }.items():
         assert message in json.loads(ask(port, f"/api/study/{key}/tensor?{query}")[2])["refused"]
     assert ask(port, f"/api/study/{key}/tensor?id=none")[0] == 404
@@ -193,18 +196,21 @@ def test_only_the_last_texts_are_kept(port: int) -> None:
 def test_optimizer_steps_are_checked(port: int) -> None:
     key = post(port, {"text": "the name"})[1]["document"]["key"]
     for query, message in {
-        "lr=0&steps=1": "above 0",
-        "lr=1e-3&steps=99": "1 to 20",
-        "lr=x&steps=1": "lr is not a number",
-        "lr=inf&steps=1": "out of range",
+        "lr=0&steps=1": "lr must be > 0 and <= 1.0, got 0.0",
+        "lr=1e-3&steps=99": "steps must be between 1 and 20, got 99",
+        "lr=x&steps=1": "lr must be a number, got 'x'",
+        "lr=inf&steps=1": "lr must be between -1e9 and 1e9, got inf",
     }.items():
         assert message in json.loads(ask(port, f"/api/study/{key}/optimizer?{query}")[2])["refused"]
 
 
-def test_the_proofs_of_several_steps_are_asked_for_together_but_not_of_all(port: int, study: Study) -> None:
+def test_the_proofs_of_at_most_16_steps_can_be_requested_together(port: int, study: Study) -> None:
     key = post(port, {"text": "the value of the value"})[1]["document"]["key"]
     found = json.loads(ask(port, f"/api/study/{key}/proof?step=0.5,1.6")[2])["proofs"]
     assert found == {**study.differences("0.5"), **study.differences("1.6")}
     many = ",".join(["0.5"] * 17)
-    assert "16 at most" in json.loads(ask(port, f"/api/study/{key}/proof?step={many}")[2])["refused"]
+    assert (
+        "at most 16 steps per request, got 17"
+        in json.loads(ask(port, f"/api/study/{key}/proof?step={many}")[2])["refused"]
+    )
     assert ask(port, f"/api/study/{key}/proof?step=0.5,none")[0] == 404

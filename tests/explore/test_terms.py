@@ -1,4 +1,4 @@
-"""Every number on the page is the sum of its terms, and every gradient is proven, in every kind of network."""
+"""Every number on the page is the sum of its terms, and every gradient check passes, for every kind of network."""
 
 from __future__ import annotations
 

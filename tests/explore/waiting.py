@@ -1,4 +1,4 @@
-"""Waiting for a page without a line of script in it: its policy forbids what is evaluated from a string."""
+"""Waits for a condition in the page by polling: its Content-Security-Policy forbids wait_for_function's eval."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ SHOWN = "[...document.querySelectorAll('.detail > .pair .answer')].every(x => x.
 
 
 def until(page: Any, expression: str, arg: Any = None, seconds: float = 30) -> None:
-    """Asks the page until the expression holds; `x` in it is `arg`."""
+    """Polls the page until the expression is true; `x` in it is `arg`."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(f"(x) => {{ return Boolean({expression}); }}", arg):
-        assert time.monotonic() < deadline, f"still not so: {expression}"
+        assert time.monotonic() < deadline, f"timed out waiting for: {expression}"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Safetensors, Hugging Face folders and tokenizers at their edges: the last byte, ties, and what each field means."""
+"""Edge cases of safetensors, Hugging Face folders and tokenizers: the last byte, tied weights, every field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_tensor_file_that_is_one_byte_short_is_truncated_and_a_whole_one_is_not(tmp_path: Path) -> None:
+def test_a_tensor_file_that_is_one_byte_short_is_truncated_and_a_complete_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_tensors(path, {"a": np.arange(5, dtype=np.float32), "b": np.arange(3.0)})
     whole = path.read_bytes()
@@ -43,7 +43,7 @@ def test_a_tensor_file_that_is_one_byte_short_is_truncated_and_a_whole_one_is_no
         TensorFile(path)
 
 
-def test_what_is_written_is_aligned_ordered_and_whole(tmp_path: Path) -> None:
+def test_written_tensors_are_aligned_ordered_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     for n in range(1, 9):  # headers of every length
         arrays = {"x" * n: np.arange(3, dtype=np.int8), "double": np.arange(2.0), "half": np.ones(3, np.float16)}
@@ -142,7 +142,7 @@ def test_the_end_token_is_in_the_generation_configuration(tmp_path: Path) -> Non
     assert (theirs.eos_token_id, theirs.bos_token_id) == (7, 3)
 
 
-def test_a_folder_read_in_8_bits_has_the_codes_of_each_weights_rows(tmp_path: Path) -> None:
+def test_a_folder_loaded_in_8_bits_has_each_weight_quantised_along_its_inputs(tmp_path: Path) -> None:
     config = onfoot.GPT2Config(vocab_size=33, n_positions=16, n_embd=32, n_layer=1, n_head=2, n_inner=64)
     model = onfoot.create(config)
     model.save(tmp_path)
@@ -163,11 +163,11 @@ def test_a_tokenizer_as_large_as_the_model_fits_and_one_larger_does_not(tmp_path
         if fits:
             assert onfoot.load(tmp_path).tokenizer is not None
         else:
-            with pytest.raises(ValueError, match="they do not belong together"):
+            with pytest.raises(ValueError, match="use the model's own tokenizer"):
                 onfoot.load(tmp_path)
 
 
-def test_constants_of_old_files_are_passed_over_and_nothing_else_is(tmp_path: Path) -> None:
+def test_only_constants_of_old_files_are_ignored(tmp_path: Path) -> None:
     onfoot.create(onfoot.GPT2Config(**SIZES)).save(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     path = tmp_path / "model.safetensors"
@@ -178,7 +178,7 @@ def test_constants_of_old_files_are_passed_over_and_nothing_else_is(tmp_path: Pa
         onfoot.load(tmp_path)
 
 
-def test_begin_end_and_template_are_kept_with_a_tokenizer(tmp_path: Path) -> None:
+def test_bos_eos_and_template_are_saved_with_a_tokenizer(tmp_path: Path) -> None:
     backend = byte_tokenizer().backend
     backend.add_special_tokens(["<s>", "</s>"])
     tokenizer = Tokenizer(backend, "</s>", "<s>", "{{ messages }}")
@@ -187,38 +187,38 @@ def test_begin_end_and_template_are_kept_with_a_tokenizer(tmp_path: Path) -> Non
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert (theirs.bos_token, theirs.eos_token, theirs.model_max_length) == ("<s>", "</s>", 77)
     again = Tokenizer.load(tmp_path)
-    assert (again.begin, again.end, again.chat_template) == ("<s>", "</s>", "{{ messages }}")
+    assert (again.bos, again.eos, again.chat_template) == ("<s>", "</s>", "{{ messages }}")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "in the configuration"}))
-    assert Tokenizer.load(tmp_path).chat_template == "{{ messages }}"  # the file of its own comes first
+    assert Tokenizer.load(tmp_path).chat_template == "{{ messages }}"  # chat_template.jinja takes precedence
     (tmp_path / "chat_template.jinja").unlink()
     assert Tokenizer.load(tmp_path).chat_template == "in the configuration"
     special = {"eos_token": {"content": "<s>"}, "bos_token": {"content": "</s>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, **special}))
     again = Tokenizer.load(tmp_path)
-    assert (again.begin, again.end) == ("</s>", "<s>")
-    assert Tokenizer(backend, "<none>", "<none>").end is None
+    assert (again.bos, again.eos) == ("</s>", "<s>")
+    assert Tokenizer(backend, "<none>", "<none>").eos is None
 
 
-def test_without_a_begin_token_the_end_token_begins(tmp_path: Path) -> None:
+def test_without_a_bos_token_the_eos_token_is_used(tmp_path: Path) -> None:
     byte_tokenizer().save(tmp_path, 16)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.bos_token == theirs.eos_token == "<|endoftext|>"
 
 
-def test_a_vocabulary_is_as_large_as_it_was_asked_for() -> None:
+def test_a_bpe_vocabulary_has_the_requested_size() -> None:
     text = " ".join(f"{i * i % 977:x}{i % 89}" for i in range(5000))
     assert bpe_tokenizer(iter([text]), 400).size == 400
     assert bpe_tokenizer(iter([text]), 257).size == 257
-    with pytest.raises(ValueError, match="256 is too small"):
+    with pytest.raises(ValueError, match=r"vocab_size must be >= 257 for BPE .*, got 256"):
         bpe_tokenizer(iter([text]), 256)
 
 
-def test_characters_are_named_where_they_stand() -> None:
+def test_errors_name_the_character_and_its_position() -> None:
     tokenizer = char_tokenizer(["abc"])
-    assert tokenizer.size == 5  # and the unknown and the end token
+    assert tokenizer.size == 5  # including the unknown and the end-of-text token
     with pytest.raises(ValueError, match="the character 'z' is not in"):
         tokenizer.encode("abzq")
-    with pytest.raises(ValueError, match=r"half a character, '\\ud800', at position 2"):
+    with pytest.raises(ValueError, match=r"an unpaired surrogate, '\\ud800', at position 2"):
         byte_tokenizer().encode("ab\ud800")
     assert tokenizer.decode([tokenizer.eos_id or 0, *tokenizer.encode("cab")]) == "cab"

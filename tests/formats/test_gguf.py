@@ -1,4 +1,4 @@
-"""GGUF files: written with the gguf package, read here; the same model as transformers' own GGUF loader reads."""
+"""GGUF files written with the gguf package load as the same model here and in transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TYPES = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"
 
 
 def permuted(weight: np.ndarray, n_head: int) -> np.ndarray:
-    """What llama.cpp's conversion does to the rows of queries and keys."""
+    """The rows of queries and keys as permuted by llama.cpp's conversion."""
     return (
         weight.reshape(n_head, 2, weight.shape[0] // n_head // 2, *weight.shape[1:])
         .swapaxes(1, 2)
@@ -118,7 +118,7 @@ def test_the_permutation_of_queries_and_keys_is_undone() -> None:
 
 
 @pytest.mark.parametrize("type_", BLOCK_BYTES)
-def test_blocks_are_what_the_gguf_package_says(tmp_path: Path, type_: str) -> None:
+def test_dequantised_blocks_equal_the_gguf_packages(tmp_path: Path, type_: str) -> None:
     model = scrambled_llama(CONFIG, 0, "float32")
     path = write_gguf(model, tmp_path / "model.gguf", type_)
     file, reader = GgufFile(path), gguf.GGUFReader(str(path))
@@ -146,9 +146,9 @@ def test_a_base_that_stays_quantised_gives_the_same_losses_and_gradients(tmp_pat
     expected_loss, expected = floats.loss_and_grads(TOKENS)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     for name, grad in grads.items():
-        assert_close(grad, expected[name], 1e-6, name)  # blocks unpack in float32 in one, in float64 in the other
+        assert_close(grad, expected[name], 1e-6, name)  # one dequantises to float32, the other to float64
     assert (blocks.generate(TOKENS, 5, temperature=0) == floats.generate(TOKENS, 5, temperature=0)).all()
-    with pytest.raises(ValueError, match="the weights are quantised and cannot take an adapter in"):
+    with pytest.raises(ValueError, match="cannot merge an adapter into quantised weights"):
         blocks.merge_adapter()
     with pytest.raises(ValueError, match='need the engine "numba" or "numpy"'):
         onfoot.load(path, engine="torch", quantized=True)
@@ -180,12 +180,12 @@ def test_quantising_gives_the_gguf_packages_codes(kind: str) -> None:
     weight[3, :32] = 0
     theirs = dequantize(gguf_quantize(weight, TYPES[kind]), TYPES[kind])
     ours = np.asarray(quantize(weight, kind))
-    assert (ours == theirs).mean() > 0.999  # but for numbers midway between two codes
-    with pytest.raises(ValueError, match="need a multiple of 32"):
+    assert (ours == theirs).mean() > 0.999  # except for numbers midway between two codes
+    with pytest.raises(ValueError, match="its row length a multiple of 32"):
         quantize(weight[:, :40], kind)
 
 
-def test_any_model_can_be_quantised_and_takes_adapters_then() -> None:
+def test_any_model_can_be_quantised_and_then_trained_with_lora() -> None:
     config = onfoot.GPT2Config(vocab_size=40, n_positions=24, n_embd=32, n_layer=2, n_head=2)
     for model in (onfoot.create(config), scrambled_llama(CONFIG, 0, "float32")):
         before = model.logits(TOKENS)
@@ -221,12 +221,13 @@ def test_files_that_are_damaged_or_unknown_are_refused_by_name(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"leave_out": "blk.1.ffn_up.weight"}, r"the tensor blk\.1\.ffn_up\.weight is missing"),
-        ({"extra": {"blk.0.attn_q_norm.weight": np.ones(8, np.float32)}}, "attn_q_norm.weight has no place in a llama"),
-        ({"metadata": {"feed_forward_length": 96}}, r"ffn_gate.weight has shape \(64, 32\); .* asks for \(96, 32\)"),
-        ({"metadata": {"rope.scaling.type": "yarn"}}, "rope scaling 'yarn' is not supported; known are none, linear"),
-        ({"metadata": {"rope.dimension_count": 4}}, "rope.dimension_count=4; only a head's whole width, 8"),
-        ({"metadata": {"expert_count": 8}}, "expert_count=8: experts are not supported"),
+        ({"leave_out": "blk.1.ffn_up.weight"}, r"tensor blk\.1\.ffn_up\.weight is missing"),
+        ({"extra": {"blk.0.attn_q_norm.weight": np.ones(8, np.float32)}},
+         "unexpected tensor blk.0.attn_q_norm.weight for a llama"),
+        ({"metadata": {"feed_forward_length": 96}}, r"ffn_gate.weight has shape \(64, 32\); .* expects \(96, 32\)"),
+        ({"metadata": {"rope.scaling.type": "yarn"}}, "rope scaling 'yarn' is not supported; supported: none, linear"),
+        ({"metadata": {"rope.dimension_count": 4}}, "rope.dimension_count must be the head size 8, got 4"),
+        ({"metadata": {"expert_count": 8}}, "expert_count=8: mixture of experts is not supported"),
         ({"extra": {"rope_freqs.weight": np.array([1, 2, 3, 4], np.float32)}}, "rope scaling in rope_freqs.weight"),
         ({"extra": {"numbers": np.arange(5, dtype=np.int32)}}, "numbers is stored as I32, which is not supported"),
     ],
@@ -246,7 +247,7 @@ def test_unknown_architectures_and_quantisations_are_named(tmp_path: Path) -> No
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match="the architecture 'falcon' is not supported; known are llama, qwen2"):
+    with pytest.raises(ValueError, match="architecture 'falcon' is not supported; supported: llama, qwen2"):
         onfoot.load(tmp_path / "falcon.gguf")
     writer = gguf.GGUFWriter(str(tmp_path / "k.gguf"), "llama")
     writer.add_tensor("x", np.zeros((1, 144), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_K)
@@ -254,7 +255,7 @@ def test_unknown_architectures_and_quantisations_are_named(tmp_path: Path) -> No
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match=r"x is stored as Q4_K, which is not supported; known are F32, .*Q8_0"):
+    with pytest.raises(ValueError, match=r"x is stored as Q4_K, which is not supported; supported: F32, .*Q8_0"):
         onfoot.load(tmp_path / "k.gguf")
 
 
@@ -270,7 +271,7 @@ def test_llama_3s_divisors_are_its_scaling(tmp_path: Path) -> None:
     assert onfoot.load(path).config == config
 
 
-def test_a_model_in_a_package_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_package_is_missing_gives_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from onfoot.formats import gguf_model
 
     monkeypatch.setattr(gguf_model, "find_spec", lambda name: None)
@@ -310,7 +311,7 @@ def metadata_of(pre: str) -> dict[str, Any]:
         ("qwen2", ["It", "'s", " ", "1", "2", "3", "4", "5", " x", "  ", " y"]),
     ],
 )
-def test_a_text_is_cut_as_each_family_cuts_it(pre: str, pieces: list[str], tmp_path: Path) -> None:
+def test_pre_tokenization_follows_each_model_family(pre: str, pieces: list[str], tmp_path: Path) -> None:
     tokenizer = read_tokenizer(metadata_of(pre), tmp_path)
     text = "It's 12345 x   y"
     cut = tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)
@@ -318,20 +319,20 @@ def test_a_text_is_cut_as_each_family_cuts_it(pre: str, pieces: list[str], tmp_p
     assert tokenizer.decode(tokenizer.encode(text + "é日")) == text + "é日"
 
 
-def test_special_tokens_and_the_chat_template_come_along(tmp_path: Path) -> None:
+def test_special_tokens_and_the_chat_template_are_loaded(tmp_path: Path) -> None:
     tokenizer = read_tokenizer(metadata_of("smollm"), tmp_path)
-    assert (tokenizer.begin, tokenizer.end) == ("<|im_start|>", "<|im_end|>")
+    assert (tokenizer.bos, tokenizer.eos) == ("<|im_start|>", "<|im_end|>")
     assert len(tokenizer.encode("<|im_start|><|im_end|>")) == 2
     assert tokenizer.decode(tokenizer.encode("<|im_start|>the fox<|im_end|>")) == "the fox"
     tokenizer.save(tmp_path, 64)
     from onfoot.formats.tokenizer import Tokenizer
 
     again = Tokenizer.load(tmp_path)
-    assert (again.begin, again.end, again.chat_template) == ("<|im_start|>", "<|im_end|>", "{{ messages }}")
+    assert (again.bos, again.eos, again.chat_template) == ("<|im_start|>", "<|im_end|>", "{{ messages }}")
     assert again.encode("the 42 foxes<|im_end|>") == tokenizer.encode("the 42 foxes<|im_end|>")
     for key, value, message in (
-        ("tokenizer.ggml.model", "llama", "the tokenizer 'llama' is not supported, only 'gpt2'"),
-        ("tokenizer.ggml.pre", "tekken", "the pre-tokenizer 'tekken' is not supported"),
+        ("tokenizer.ggml.model", "llama", "tokenizer 'llama' is not supported, only 'gpt2'"),
+        ("tokenizer.ggml.pre", "tekken", "pre-tokenizer 'tekken' is not supported"),
     ):
         with pytest.raises(ValueError, match=message):
             read_tokenizer({**metadata_of("smollm"), key: value}, tmp_path)

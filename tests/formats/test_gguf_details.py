@@ -1,4 +1,4 @@
-"""GGUF byte by byte: alignment, the last byte, every kind of metadata, and what a file's silence means."""
+"""Details of GGUF: alignment, the last byte, every metadata type, and defaults for missing keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(path: Path, arrays: dict[str, np.ndarray], alignment: int | None = Non
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 16, 64, 256, 4096])
-def test_tensors_begin_where_the_alignment_says(tmp_path: Path, alignment: int | None) -> None:
+def test_tensors_start_at_multiples_of_the_alignment(tmp_path: Path, alignment: int | None) -> None:
     rng = np.random.default_rng(0)
     arrays = {f"t{i}": rng.normal(size=n).astype(np.float32) for i, n in enumerate((3, 5, 8, 1, 7))}
     path = write(tmp_path / "x.gguf", arrays, alignment)
@@ -43,8 +43,8 @@ def test_tensors_begin_where_the_alignment_says(tmp_path: Path, alignment: int |
         np.testing.assert_array_equal(file.read(tensor.name), arrays[tensor.name])
 
 
-def test_a_file_that_is_one_byte_short_is_truncated_and_a_whole_one_is_not(tmp_path: Path) -> None:
-    array = np.arange(8, dtype=np.float32)  # 32 bytes: nothing is padded behind it
+def test_a_file_that_is_one_byte_short_is_truncated_and_a_complete_one_is_not(tmp_path: Path) -> None:
+    array = np.arange(8, dtype=np.float32)  # 32 bytes: no padding after it
     path = write(tmp_path / "x.gguf", {"t": array}, name=("add_string", "a text"), numbers=("add_array", [1, 2, 3]))
     whole = path.read_bytes()
     file = GgufFile(path)
@@ -92,12 +92,12 @@ def test_a_shape_is_read_rows_first(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file.read("t"), array)
 
 
-def test_rows_of_blocks_must_be_whole_blocks(tmp_path: Path) -> None:
+def test_quantised_rows_must_be_a_multiple_of_the_block_size(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     name = b"t"
     entry = struct.pack("<Q", 1) + name + struct.pack("<IQQIQ", 2, 16, 2, 8, 0)  # Q8_0 of (2, 16)
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + entry + bytes(200))
-    with pytest.raises(ValueError, match="t has rows of 16 numbers, no multiple of 32"):
+    with pytest.raises(ValueError, match="t has rows of 16 numbers, not a multiple of 32"):
         GgufFile(path)
 
 
@@ -122,7 +122,7 @@ def load(tmp_path: Path, m: Any, **options: Any) -> Any:
     ],
     ids=str,
 )
-def test_a_configuration_comes_back_and_so_do_the_logits(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_configuration_and_logits_survive_a_round_trip(tmp_path: Path, changes: dict[str, Any]) -> None:
     m = model(**changes)
     metadata = {"attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16}
     read = load(tmp_path, m, metadata=metadata if "head_dim" in changes else {})
@@ -150,7 +150,7 @@ def test_llama_3s_two_factors_are_told_apart(tmp_path: Path, factor: float) -> N
 
 
 def bare(tmp_path: Path, leave_out: str) -> Any:
-    """A file without one value of its metadata."""
+    """A file without one of its metadata keys."""
     m = model(num_key_value_heads=4, rope_theta=10000.0)
     writer_values = {
         "context_length": 24, "embedding_length": 32, "block_count": 2, "feed_forward_length": 64,
@@ -178,7 +178,7 @@ def bare(tmp_path: Path, leave_out: str) -> Any:
 
 
 @pytest.mark.parametrize("silent", ["rope.freq_base", "attention.head_count_kv"])
-def test_what_a_file_does_not_say_has_llamas_default(tmp_path: Path, silent: str) -> None:
+def test_missing_metadata_has_llamas_defaults(tmp_path: Path, silent: str) -> None:
     m, path = bare(tmp_path, silent)
     read = onfoot.load(path)
     np.testing.assert_array_equal(read.logits(TOKENS), m.logits(TOKENS))
@@ -188,19 +188,19 @@ def test_what_a_file_does_not_say_has_llamas_default(tmp_path: Path, silent: str
 
 
 @pytest.mark.parametrize("needed", ["context_length", "block_count", "attention.head_count", "feed_forward_length"])
-def test_what_has_no_default_is_asked_for_by_name(tmp_path: Path, needed: str) -> None:
+def test_missing_metadata_without_a_default_is_an_error_that_names_it(tmp_path: Path, needed: str) -> None:
     _, path = bare(tmp_path, needed)
-    with pytest.raises(ValueError, match=f"has no llama.{needed}"):
+    with pytest.raises(ValueError, match=f"has no metadata key llama.{needed}"):
         onfoot.load(path)
 
 
-def test_values_that_another_width_would_need_are_refused(tmp_path: Path) -> None:
+def test_partial_rotation_and_other_value_sizes_are_rejected(tmp_path: Path) -> None:
     for name in ("rope.dimension_count", "attention.value_length"):
-        with pytest.raises(ValueError, match=f"llama.{name}=4; only a head's whole width, 8"):
+        with pytest.raises(ValueError, match=f"llama.{name} must be the head size 8, got 4"):
             load(tmp_path, model(), metadata={name: 4})
 
 
-def test_control_and_user_tokens_are_whole_and_only_control_is_hidden(tmp_path: Path) -> None:
+def test_control_and_user_tokens_are_never_split_and_only_control_tokens_are_hidden(tmp_path: Path) -> None:
     metadata = metadata_of("gpt-2")
     metadata["tokenizer.ggml.token_type"][-2:] = [3, 4]
     tokenizer = read_tokenizer(metadata, tmp_path)
@@ -214,10 +214,10 @@ def test_special_ids_beyond_the_tokens_are_none(tmp_path: Path) -> None:
     metadata = metadata_of("gpt-2")
     n = len(metadata["tokenizer.ggml.tokens"])
     tokenizer = read_tokenizer({**metadata, "tokenizer.ggml.eos_token_id": n}, tmp_path)
-    assert tokenizer.end is None and tokenizer.begin == "<|im_start|>"
+    assert tokenizer.eos is None and tokenizer.bos == "<|im_start|>"
 
 
-def test_llama_takes_whole_words_first_and_qwen_composes_letters(tmp_path: Path) -> None:
+def test_llama_matches_full_words_first_and_qwen_normalizes_unicode(tmp_path: Path) -> None:
     metadata = metadata_of("llama-bpe")
     tokens = metadata["tokenizer.ggml.tokens"]
     index = len(tokens)

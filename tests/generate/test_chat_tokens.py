@@ -1,4 +1,4 @@
-"""A conversation's special tokens: a template gets the tokenizer's own begin and end, wherever the model came from."""
+"""Special tokens in chat: a template gets the tokenizer's bos and eos, for every source of the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small(chat_template: str | None) -> Model:
     return model
 
 
-def test_begin_and_end_are_the_tokenizers() -> None:
+def test_bos_and_eos_are_the_tokenizers() -> None:
     model = small(TEMPLATE)
     assert model.tokenizer is not None
     ids = prompt_ids(model, [USER]).tolist()
@@ -34,7 +34,7 @@ def test_begin_and_end_are_the_tokenizers() -> None:
     assert ends(model) == ((7, 258), [])
 
 
-def test_a_model_out_of_a_file_has_the_files_template(tmp_path: Path) -> None:
+def test_a_model_from_a_gguf_file_has_its_template(tmp_path: Path) -> None:
     model = small(TEMPLATE)
     file = tmp_path / "model.gguf"
     file.touch()

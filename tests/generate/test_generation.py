@@ -1,4 +1,4 @@
-"""Generation: cached and uncached logits agree, and every strategy does what it says."""
+"""Generation: cached and uncached logits agree, and every sampling strategy works as documented."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(config: onfoot.GPT2Config = CONFIG, engine: str = "numpy") -> Model:
 
 @pytest.mark.parametrize("engine", ["numpy", "torch"])
 @pytest.mark.parametrize("pieces", [[11], [1] * 11, [4, 1, 1, 5], [10, 1]], ids=str)
-def test_cached_logits_equal_uncached_ones_whatever_the_pieces(pieces: list[int], engine: str) -> None:
+def test_cached_logits_equal_uncached_ones_for_any_split(pieces: list[int], engine: str) -> None:
     m = model(engine=engine)
     tokens = np.random.default_rng(0).integers(0, 31, (3, 11))
     full = to_numpy(m.logits(tokens))
@@ -46,7 +46,7 @@ def test_cached_logits_equal_uncached_ones_whatever_the_pieces(pieces: list[int]
 
 
 def test_a_step_computes_one_row_of_everything_and_one_row_of_scores() -> None:
-    """Counted where the numbers are computed: what goes into each op, and how many keys a query meets."""
+    """Counts the rows of every op's input and the number of keys per query."""
     m = model()
     rows: list[set[int]] = []
     scores: list[list[tuple[int, int]]] = []
@@ -67,7 +67,7 @@ def test_a_step_computes_one_row_of_everything_and_one_row_of_scores() -> None:
     for pieces in (np.zeros((1, 10), int), *[np.zeros((1, 1), int)] * 14):
         rows.append(set()), scores.append([])
         step(m, pieces, np.zeros(1, int), cache)
-    assert rows == [{10, 1}] + [{1}] * 14  # of a prompt's last token alone there are logits
+    assert rows == [{10, 1}] + [{1}] * 14  # logits are computed for the last token of the prompt only
     assert scores == [[(10, 10)] * 2] + [[(1, held)] * 2 for held in range(11, 25)]  # two blocks
 
 
@@ -126,7 +126,7 @@ def test_samples_follow_the_distribution_and_the_seed() -> None:
     assert (m.generate(prompt, 12, seed=1) != m.generate(prompt, 12, seed=2)).any()
 
 
-def test_a_row_ends_at_a_stop_id_and_the_others_go_on() -> None:
+def test_a_row_ends_at_a_stop_id_and_the_others_continue() -> None:
     m = model()
     free = m.generate([[1, 2, 3], [4, 5]], 10, temperature=9, seed=1)
     (stop, *_) = [token for token in free[0][3:9].tolist() if token not in free[1][2:]]
@@ -143,18 +143,18 @@ def test_the_tokenizers_end_token_ends_a_text_even_if_the_configuration_does_not
     m.tokenizer = tokenizer
     m.params["transformer.wte.weight"][:] = 0
     m.params["transformer.ln_f.bias"][:] = 1
-    m.params["transformer.wte.weight"][tokenizer.eos_id] = 1  # it always says its end token
+    m.params["transformer.wte.weight"][tokenizer.eos_id] = 1  # always generates its end-of-text token
     assert m.generate([[5, 6]], 20, temperature=0)[0].tolist() == [5, 6, tokenizer.eos_id]
 
 
-def test_damaged_weights_do_not_speak() -> None:
+def test_damaged_weights_raise_an_error() -> None:
     m = model()
     m.params["transformer.ln_f.weight"][0] = np.nan
     with pytest.raises(ValueError, match="logits are not finite"):
         m.generate(np.array([[1]]), 1)
 
 
-def test_a_temperature_next_to_nothing_takes_the_likeliest_token() -> None:
+def test_a_tiny_temperature_picks_the_most_likely_token() -> None:
     logits = np.array([1.0, 3.0, 2.0])
     assert probabilities(logits, Sampling(temperature=1e-320)).tolist() == [0, 1, 0]
 
@@ -179,7 +179,7 @@ def test_sliding_goes_beyond_the_context_and_agrees_before_it() -> None:
     beyond = m.generate(prompt, 60, temperature=0, slide=True)
     assert beyond.shape == (1, 65)
     assert (beyond[:, :24] == within).all()
-    # behind the first slide, the context is the last half: tokens 13 ... 24 predict token 25
+    # after the first slide, the context is the last half: tokens 13 ... 24 predict token 25
     assert beyond[0, 25] == np.argmax(m.logits(beyond[:, 13:25])[0, -1])
 
 
@@ -187,18 +187,21 @@ def test_sliding_goes_beyond_the_context_and_agrees_before_it() -> None:
     ("arguments", "message"),
     [
         ({"tokens": np.zeros((1, 25), int)}, "a sequence of 25 tokens exceeds n_positions=24"),
-        ({"max_new_tokens": 30}, "3 tokens and 30 new ones exceed n_positions=24; .* at most 21 new tokens, or slide"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0: at least 1"),
+        (
+            {"max_new_tokens": 30},
+            "3 tokens plus 30 new tokens exceeds n_positions=24; .* at most 21 new tokens, or use slide",
+        ),
+        ({"max_new_tokens": 0}, "max_new_tokens must be >= 1, got 0"),
         ({"tokens": []}, "no prompts|empty"),
         ({"tokens": [[1], []]}, "empty batch|dtype"),
         ({"tokens": [[31]]}, "token id 31 is outside"),
-        ({"tokens": np.array([1, 2, 3])}, r"tokens have shape \(3,\)"),
-        ({"seed": -1}, "seed=-1: 0 or above"),
-        ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"top_k": 0}, "top_k=0"),
-        ({"top_p": 1.5}, "top_p=1.5"),
-        ({"min_p": 2.0}, "min_p=2.0"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0"),
+        ({"tokens": np.array([1, 2, 3])}, r"tokens must have shape \(batch, tokens\), got \(3,\)"),
+        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"temperature": -1.0}, "temperature must be >= 0 .*, got -1.0"),
+        ({"top_k": 0}, "top_k must be >= 1 or None, got 0"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\] or None, got 1.5"),
+        ({"min_p": 2.0}, r"min_p must be in \[0, 1\] or None, got 2.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be > 0 .*, got 0.0"),
         ({"stop": ["x"]}, "stop strings need a tokenizer"),
     ],
     ids=str,
@@ -208,7 +211,7 @@ def test_bad_requests_are_refused(arguments: dict[str, Any], message: str) -> No
         model().generate(**{"tokens": np.array([[1, 2, 3]]), "max_new_tokens": 3, **arguments})
 
 
-def test_a_model_that_sees_the_future_cannot_generate() -> None:
+def test_a_model_without_a_causal_mask_cannot_generate() -> None:
     m = onfoot.create(onfoot.GPT2Config(vocab_size=5, n_positions=4, n_embd=4, n_layer=1, n_head=1, causal=False))
     with pytest.raises(ValueError, match="causal=False"):
         m.generate(np.array([[1]]), 1)

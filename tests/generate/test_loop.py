@@ -1,4 +1,4 @@
-"""The loop token by token, against a loop without a cache, without padding and without rows beside each other."""
+"""The generation loop, compared with a loop without cache, padding and batching."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_ragged_prompts_slide_as_they_would_without_cache_and_padding(
 
 
 def test_the_penalty_does_not_count_the_padding() -> None:
-    """Token 0, which pads, is the likeliest here: it is penalised only where it was said."""
+    """Token 0 is the padding and the most likely token here; it is penalised only after it was generated."""
     m = model(scale=0.05)
     m.params["transformer.ln_f.bias"][:] = 1
     m.params["transformer.wte.weight"][0] = 1
@@ -82,19 +82,19 @@ def test_a_context_of_one_position_slides() -> None:
 def test_a_context_can_be_filled_to_its_end_and_not_beyond() -> None:
     m = model()
     assert m.generate([[1, 2, 3]], 7, 0.0)[0].size == 10
-    with pytest.raises(ValueError, match=r"3 tokens and 8 new ones exceed n_positions=10; .* at most 7 new tokens"):
+    with pytest.raises(ValueError, match=r"3 tokens plus 8 new tokens exceeds n_positions=10; .* at most 7 new tokens"):
         m.generate([[1, 2, 3]], 8, 0.0)
 
 
-def test_every_row_draws_for_itself() -> None:
+def test_every_row_has_its_own_random_generator() -> None:
     m = model(scale=0.1)
     rows = m.generate([[1, 2]] * 3, 8, seed=4)
     assert len({tuple(row.tolist()) for row in rows}) == 3
-    assert (rows[1] != m.generate([[1, 2]], 8, seed=5)[0]).any()  # the next seed is another, not this one's next row
+    assert (rows[1] != m.generate([[1, 2]], 8, seed=5)[0]).any()  # seed + 1 is not the generator of the next row
 
 
 def pieces() -> Tokenizer:
-    """Tokens of several characters: a stop string can lie inside one, or across two."""
+    """A tokenizer with tokens of several characters: a stop string can be inside one or span two."""
     vocab = {text: i for i, text in enumerate(["ab", "cde", "f", "gh", "x"])}
     backend = Backend(models.WordLevel(vocab, unk_token="x"))
     backend.decoder = decoders.Fuse()
@@ -112,7 +112,7 @@ class Script:
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *rows: list[int]) -> Model:
-    """A model all of whose tokens are equally likely, and draws that are written down, row by row."""
+    """A model with equally likely tokens, and predetermined draws per row."""
     m = model(onfoot.GPT2Config(vocab_size=5, n_positions=32, n_embd=4, n_layer=1, n_head=1))
     m.params["transformer.wte.weight"][:] = 0
     m.tokenizer = pieces()
@@ -131,7 +131,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *rows: list[int]) -> Model:
     ],
     ids=str,
 )
-def test_a_stop_string_ends_a_row_wherever_it_lies(monkeypatch: pytest.MonkeyPatch, stop: list[str], text: str) -> None:
+def test_a_stop_string_ends_a_row_at_any_position(monkeypatch: pytest.MonkeyPatch, stop: list[str], text: str) -> None:
     m = scripted(monkeypatch, [0, 1, 2, 3, 1, 4, 0, 0])
     (out,) = m.generate([[2]], 8, stop=stop)
     assert m.tokenizer is not None and m.tokenizer.decode(out[1:].tolist()) == text
@@ -142,7 +142,7 @@ def test_a_stop_string_in_the_prompt_stops_nothing(monkeypatch: pytest.MonkeyPat
     assert m.generate([[1]], 3, stop=["d", "ea"])[0].tolist() == [1, 0, 0, 0]
 
 
-def test_rows_that_are_done_wait_for_the_others_with_their_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_rows_are_padded_with_their_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(tokens: Any) -> Any:
         with monkeypatch.context() as patch:
             return scripted(patch, [3, 0, 0, 0, 0], [0, 2, 1, 3, 0]).generate(tokens, 5, stop_ids=[4, 3])

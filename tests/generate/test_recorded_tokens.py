@@ -1,4 +1,4 @@
-"""Tokens that come one after the other, recorded and replayed, against the formulas on the whole text in float64."""
+"""Recorded and replayed generation steps, compared with the formulas on the full text in float64."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ LLAMA = onfoot.LlamaConfig(
 
 
 def as_numbers(model: Model) -> dict[str, np.ndarray]:
-    """The parameters, written out where they are in blocks."""
+    """The parameters, dequantised if they are quantised."""
     return {name: np.asarray(p) if isinstance(p, Quantized) else p for name, p in model.params.items()}
 
 
 def models(config: Config, kind: str | None = None) -> tuple[Model, Model]:
-    """The same weights, rounded to codes or not, in float32 on the kernels and in float64 on the formulas."""
+    """The same weights, quantised or not, in float32 on the kernels and in float64 on the formulas."""
     ours = onfoot.create(config, 0, engine="numba")
     rng = np.random.default_rng(1)
     for p in ours.params.values():
@@ -54,7 +54,7 @@ def models(config: Config, kind: str | None = None) -> tuple[Model, Model]:
 
 
 def recorded(cache: KVCache) -> bool:
-    """Whether the last token was a replay."""
+    """Whether the last token was replayed."""
     return cache.step is not None and cache.step.replay is not None
 
 
@@ -63,7 +63,7 @@ def no_pad(rows: int) -> np.ndarray:
 
 
 def check(ours: Model, truth: Model, batch: int, pad: np.ndarray | None = None, prompt: int = 5) -> KVCache:
-    """Every token's logits, of sequences that begin at `pad`."""
+    """Checks every token's logits for sequences that start at `pad`."""
     tokens = np.random.default_rng(2).integers(0, 33, (batch, 17))
     pad = no_pad(batch) if pad is None else pad
     cache, place = KVCache(17), 0
@@ -101,18 +101,18 @@ def test_a_tokens_logits_are_those_of_the_whole_text(
     ],
     ids=range(9),
 )
-def test_any_sizes_and_kinds(config: Config, threads: int) -> None:
+def test_any_sizes_and_quantisations(config: Config, threads: int) -> None:
     assert recorded(check(*models(config), 2))
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("prompt", [5, 16])
-def test_sequences_that_begin_later_see_nothing_before(config: Config, prompt: int, threads: int) -> None:
+def test_padded_sequences_do_not_attend_to_the_padding(config: Config, prompt: int, threads: int) -> None:
     assert recorded(check(*models(config), 3, np.array([2, 0, 4]), prompt))
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_companions_act_on_every_token(config: Config, threads: int) -> None:
+def test_lora_layers_act_on_every_token(config: Config, threads: int) -> None:
     ours, truth = models(config)
     rng = np.random.default_rng(3)
     for model in (ours, truth):
@@ -128,7 +128,7 @@ def test_a_cache_of_one_token_and_a_first_token_of_its_own(config: Config, threa
     assert recorded(check(*models(config), 2, prompt=1))
 
 
-def test_the_number_of_threads_may_change_on_the_way(on_threads: Callable[[int], None]) -> None:
+def test_the_number_of_threads_may_change_between_tokens(on_threads: Callable[[int], None]) -> None:
     ours, truth = models(GPT2)
     tokens = np.random.default_rng(2).integers(0, 33, (1, 9))
     cache, seen = KVCache(9), []
@@ -140,7 +140,7 @@ def test_the_number_of_threads_may_change_on_the_way(on_threads: Callable[[int],
         seen.append(cache.step)
         right = truth.logits(tokens[:, :end])[0, -1]
         assert np.linalg.norm(logits[0] - right) <= CLOSE * np.linalg.norm(right)
-    assert len({*map(id, seen)}) == 6  # working memory is for so many threads
+    assert len({*map(id, seen)}) == 6  # working memory depends on the number of threads
 
 
 def test_one_recording_serves_all_tokens(threads: int) -> None:
@@ -154,7 +154,7 @@ def test_one_recording_serves_all_tokens(threads: int) -> None:
     assert recorded(cache) and len(seen) == 1
 
 
-def test_a_model_that_changes_on_the_way_is_recorded_anew(threads: int) -> None:
+def test_a_model_that_changes_between_tokens_is_recorded_again(threads: int) -> None:
     ours, _ = models(GPT2)
     ours.add_lora(r=2)
     rng = np.random.default_rng(3)
@@ -184,7 +184,7 @@ def test_a_model_that_changes_on_the_way_is_recorded_anew(threads: int) -> None:
         before, length = cache.step, cache.length
         logits = step(ours, tokens[:, place : place + 1], no_pad(2), cache)
         assert recorded(cache) and (cache.step is not before) == anew
-        other = KVCache(12)  # the same token call by call, behind the same cache
+        other = KVCache(12)  # the same token call by call, with the same cache
         other.length = length
         other._blocks = held
         double = truth_behind(ours, tokens[:, place : place + 1], other)
@@ -192,7 +192,7 @@ def test_a_model_that_changes_on_the_way_is_recorded_anew(threads: int) -> None:
 
 
 def truth_behind(ours: Model, tokens: np.ndarray, cache: KVCache) -> Any:
-    """The formulas' logits in float64 for one more token behind a cache."""
+    """The formulas' logits in float64 for one more token after those in a cache."""
     truth = Model(ours.config, onfoot.create(ours.config, 0, "float64", "numpy").params, "float64", "numpy")
     if ours.active_adapter is not None:
         truth.add_lora(r=2)
@@ -208,18 +208,18 @@ def test_there_is_no_token_beyond_the_cache() -> None:
     for end in (2, 3):
         step(ours, np.zeros((1, end - cache.length), int), no_pad(1), cache)
     assert recorded(cache)
-    with pytest.raises(IndexError, match="room for 3"):
+    with pytest.raises(IndexError, match="cannot add token 3: the KV cache has capacity 3"):
         step(ours, np.zeros((1, 1), int), no_pad(1), cache)
     assert cache.length == 3
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_what_is_not_on_kernels_goes_call_by_call(config: Config) -> None:
+def test_ops_without_kernels_run_call_by_call(config: Config) -> None:
     ours, truth = models(config)
     assert check(truth, truth, 1).step is None
     double = Model(config, truth.params, "float64", "numba")
     cache = check(double, truth, 1)
-    assert cache.step is not None and not recorded(cache)  # tried, and left at that
+    assert cache.step is not None and not recorded(cache)  # tried once, not recorded
     ours.add_lora(r=2, targets=["c_attn.q"] if config is GPT2 else None)
     assert recorded(check(ours, truth, 1)) == (config is LLAMA)  # a fresh LoRA layer adds 0; those of parts are NumPy's
 
@@ -236,8 +236,8 @@ def test_a_cache_that_numpy_writes_is_not_recorded(config: Config, threads: int)
 
 
 @pytest.mark.parametrize("engine", ["numpy", "numba"])
-def test_a_cache_is_gone_with_its_generation(engine: str) -> None:
-    """Without waiting for Python to collect it: the next generation takes its memory."""
+def test_a_cache_is_freed_with_its_generation(engine: str) -> None:
+    """Freed without waiting for the garbage collector: the next generation reuses the memory."""
     model, kept = onfoot.create(GPT2, engine=engine), []
     gc.disable()
     try:

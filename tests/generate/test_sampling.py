@@ -1,4 +1,4 @@
-"""Sampling at its edges: limits that are included or not, ties, and draws at the very ends of the distribution."""
+"""Edge cases of sampling: inclusive limits, ties, and draws at both ends of the distribution."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_tokens_exactly_as_likely_as_the_limit_are_kept() -> None:
 def test_the_penalty_comes_before_the_temperature(penalty: float, temperature: float) -> None:
     before = LOGITS.copy()
     for _ in range(20):
-        seen = np.random.default_rng(1).integers(0, 12, 30)  # some of them many times: each counts once
+        seen = np.random.default_rng(1).integers(0, 12, 30)  # repeated tokens count once
         scores = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor(seen)[None], torch.tensor(LOGITS)[None])[0]
         settings = Sampling(temperature, repetition_penalty=penalty)
         if temperature == 0:
@@ -55,10 +55,10 @@ def test_the_penalty_comes_before_the_temperature(penalty: float, temperature: f
             draws = [next_token(LOGITS, seen, settings, np.random.default_rng(i)) for i in range(50)]
             below = np.cumsum((scores / temperature).softmax(-1).numpy())
             assert draws == [int((below <= np.random.default_rng(i).random()).sum()) for i in range(50)]
-    assert (before == LOGITS).all()  # the logits are the model's, and stay as they are
+    assert (before == LOGITS).all()  # the model's logits are unchanged
 
 
-def test_penalties_leave_the_logits_they_are_given_alone() -> None:
+def test_penalties_do_not_modify_the_given_logits() -> None:
     logits = LOGITS.copy()
     assert penalise(logits, np.array([0, 1]), 2.0) is not logits and (logits == LOGITS).all()
 
@@ -78,7 +78,7 @@ def test_tokens_of_probability_zero_are_never_drawn() -> None:
     assert next_token(np.array([0.0, 9.0, 5.0]), np.array([0]), Sampling(top_k=2), first) == 1
     last: Any = At(np.nextafter(1.0, 0.0))
     short = 0
-    for seed in range(200):  # where rounding leaves the sum of all probabilities below 1, the draw is beyond it
+    for seed in range(200):  # a draw can exceed the sum of probabilities, which rounding can make less than 1
         logits = np.append(np.random.default_rng(seed).normal(0, 1, 30), -50.0)
         settings = Sampling(top_k=30)
         short += np.cumsum(probabilities(logits, settings))[-1] < last.value
@@ -87,7 +87,7 @@ def test_tokens_of_probability_zero_are_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_one_logit_that_is_no_number_is_refused(wrong: float) -> None:
+def test_one_logit_that_is_not_a_number_is_rejected(wrong: float) -> None:
     logits = LOGITS.copy()
     logits[5] = wrong
     with pytest.raises(ValueError, match="logits are not finite"):
@@ -106,7 +106,8 @@ def test_one_logit_that_is_no_number_is_refused(wrong: float) -> None:
     ],
     ids=str,
 )
-def test_the_limits_themselves_are_allowed_and_what_is_beyond_is_not(good: dict[str, Any], bad: dict[str, Any]) -> None:
+def test_limits_are_inclusive_as_documented(good: dict[str, Any], bad: dict[str, Any]) -> None:
     Sampling(**good)
-    with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
+    [(name, value)] = bad.items()
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
         Sampling(**bad)

@@ -1,4 +1,4 @@
-"""Machine code in a folder of a test's own: that of this process, so that nothing needs to be compiled."""
+"""Machine code of this process in a test's own folder, so that nothing needs to be compiled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from onfoot.kernels import library, manifest, private
 from onfoot.kernels.manifest import Code
 
-# What a child process does instead of compiling and proving: it takes the objects of the folder GIVEN.
+# A child process uses the objects of the folder GIVEN instead of compiling and testing.
 COMPILE = """
 import os, pathlib
 from onfoot.kernels import compiler, manifest
@@ -23,7 +23,7 @@ def compile_all(work):
     return given
 compiler.compile_all, compiler.prove = compile_all, lambda work, built: built
 """
-# A model's loss on the kernels it has, beside NumPy's.
+# A model's loss on its kernels, against NumPy's.
 USE = """
 import numpy as np, onfoot
 config = onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=8, n_positions=4, vocab_size=5)
@@ -43,12 +43,12 @@ def write(folder: Path, code: Code | None = None) -> Path:
 
 
 def in_cache(home: Path, code: Code | None = None) -> Path:
-    """The same, where a process finds it that has `home` as XDG_CACHE_HOME."""
+    """The same in the cache of a process with `home` as XDG_CACHE_HOME."""
     return write(home / "onfoot" / library.folder_name(), code)
 
 
 def python(code: str, home: Path, given: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs code with that cache; with `given`, it takes the objects of that folder instead of compiling."""
+    """Runs code with that cache; with `given`, it uses the objects of that folder instead of compiling."""
     if given is not None:
         code, env = COMPILE + code, {**env, "GIVEN": str(given)}
     return subprocess.run(
@@ -61,6 +61,6 @@ def python(code: str, home: Path, given: Path | None = None, **env: str) -> subp
 
 
 def compilations(given: Path) -> list[str]:
-    """The folders that code was compiled in, in place of which it was taken from `given`."""
+    """The folders for which objects were taken from `given` instead of compiling."""
     log = Path(f"{given}.log")
     return log.read_text().splitlines() if log.exists() else []

@@ -1,4 +1,4 @@
-"""The engine as users meet it: when it takes over, what it says, and that training does not depend on it."""
+"""The engine for users: when it is chosen, what it prints, and that training does not depend on it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_numba_is_not_loaded_by_the_import() -> None:
 
 
 def test_a_process_that_computes_never_loads_numba() -> None:
-    """Numba compiles in a process of its own; here its machine code is loaded without it."""
+    """Numba compiles in a separate process; here its machine code is loaded without it."""
     code = (
         "import sys, onfoot, numpy as np\n"
         "m = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=4, vocab_size=5))\n"
@@ -78,7 +78,7 @@ def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
     return real(name)
 importlib.metadata.version = version
-"""  # as where a package is not installed
+"""  # as if a package were not installed
 
 
 def test_without_numba_numpy_takes_over_with_one_line() -> None:
@@ -89,7 +89,7 @@ def test_without_numba_numpy_takes_over_with_one_line() -> None:
     )
     done = python(code)
     assert done.stdout.split() == ["numpy", "True"], done.stderr
-    assert done.stderr.count("NumPy engine takes over") == 1 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.count("falling back to the slower NumPy engine") == 1 and len(done.stderr.splitlines()) == 1
 
 
 def test_a_kernel_that_does_not_compile_is_left_to_numpy_with_one_line() -> None:
@@ -105,7 +105,10 @@ def test_a_kernel_that_does_not_compile_is_left_to_numpy_with_one_line() -> None
     )
     done = python(code)
     assert done.stdout.split() == ["numba", "True", "True"], done.stderr
-    assert len([line for line in done.stderr.splitlines() if "layer_norm" in line and "NumPy takes over" in line]) == 1
+    assert (
+        len([line for line in done.stderr.splitlines() if "layer_norm" in line and "falling back to NumPy" in line])
+        == 1
+    )
 
 
 def test_a_kernel_without_machine_code_takes_only_its_own_file_with_it(tmp_path: Path) -> None:
@@ -115,13 +118,13 @@ def test_a_kernel_without_machine_code_takes_only_its_own_file_with_it(tmp_path:
     in_cache(tmp_path, code._replace(objects=objects, errors=error))
     own = "[getattr(ours.engine, n) is not getattr(truth.engine, n) for n in ('attention_forward', 'rope_forward')]"
     done = machine_code.python(USE + f"print(*{own}, ours.engine.has('cached_attention'))", tmp_path)
-    assert done.stdout.split() == ["numba", "True", "False", "True", "True"], done.stderr  # one token needs no way back
-    assert "'attention' do not compile here (NotImplementedError: it needs something)" in done.stderr
+    assert done.stdout.split() == ["numba", "True", "False", "True", "True"], done.stderr  # one token: no backward
+    assert "cannot compile the kernels of 'attention' (NotImplementedError: it needs something)" in done.stderr
 
 
 @pytest.mark.parametrize("hidden", ["numba", "llvmlite"])
 def test_an_engine_asked_for_by_name_is_that_engine_or_an_error(hidden: str) -> None:
-    """Only "auto" may be another, and says so."""
+    """Only "auto" may be another engine, and it prints a line."""
     code = HIDE.format(hidden=hidden) + (
         "from onfoot.engine import get_engine\n"
         "try: get_engine('numba')\n"
@@ -130,16 +133,16 @@ def test_an_engine_asked_for_by_name_is_that_engine_or_an_error(hidden: str) -> 
     )
     done = python(code)
     error, reason = done.stdout.splitlines()
-    assert error.startswith('no kernels for the engine "numba" (') and "pip install numba" in error
-    assert error.endswith('; engine="auto" takes NumPy instead') and hidden in error
-    assert reason.startswith("auto: no kernels here (") and hidden in reason
-    assert done.stderr.count("the slower NumPy engine takes over") == 1 == len(done.stderr.splitlines())
+    assert error.startswith('the engine "numba" has no kernels here (') and "pip install numba" in error
+    assert error.endswith('; engine="auto" falls back to NumPy') and hidden in error
+    assert reason.startswith("auto: no kernels available (") and hidden in reason
+    assert done.stderr.count("falling back to the slower NumPy engine") == 1 == len(done.stderr.splitlines())
 
 
 def test_an_engine_says_why_it_is_the_one_it_is() -> None:
     assert get_engine("auto").reason == "auto: kernels for this CPU"
-    assert get_engine("auto", "float64").reason == "auto: the formulas for float64"
-    assert {get_engine(name).reason for name in ("numba", "numpy", "torch")} == {"asked for by name"}
+    assert get_engine("auto", "float64").reason == "auto: NumPy formulas for float64"
+    assert {get_engine(name).reason for name in ("numba", "numpy", "torch")} == {"chosen by name"}
     assert [get_engine(name).name for name in ("numba", "numpy", "torch")] == ["numba", "numpy", "torch"]
 
 
@@ -206,7 +209,7 @@ def test_a_run_that_recomputes_blocks_ends_with_the_same_bits(tmp_path: Path) ->
         pretrain.start(tmp_path / recompute, options).train()
     weights = [(tmp_path / name / "last" / "model.safetensors").read_bytes() for name in ("none", "block")]
     assert weights[0] == weights[1]
-    with pytest.raises(ValueError, match="unknown recompute 'blocks'; known are none, block"):
+    with pytest.raises(ValueError, match="unknown recompute 'blocks'; choose from none, block"):
         TrainOptions(texts=[str(text)], recompute="blocks")
 
 
@@ -222,7 +225,7 @@ def test_eight_bits_leave_the_perplexity_within_one_percent(tmp_path: Path) -> N
     assert floats.tokenizer is not None
     tokens = np.array(floats.tokenizer.encode(text.read_text())[:3200]).reshape(-1, 16)
     before, after = floats.loss(tokens), small.loss(tokens)
-    assert small.quantized and before < 2.2  # nats a byte, from 5.5: it has learned something
+    assert small.quantized and before < 2.2  # nats per byte, from 5.5: it has learned something
     assert abs(np.exp(after - before) - 1) < 0.01
     assert after != before  # something was rounded
 

@@ -1,4 +1,4 @@
-"""Kernels that do several pairs in one, against those pairs in float64."""
+"""Fused kernels, against their pairs in float64."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_heads_cut_from_one_array_have_their_gradients_in_one_array(
 
 
 def test_queries_of_some_tokens_in_an_array_of_all() -> None:
-    """They lie beside the keys of all tokens, but not so many of them."""
+    """They are adjacent in memory to the keys of all tokens, but there are fewer of them."""
     from onfoot.models.layout import split_heads
 
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Every kernel against its pair in `ops`, computed in float64: outputs and gradients, on shapes that fit nothing."""
+"""Every kernel against its pair in `ops`, computed in float64: outputs and gradients, on odd shapes."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_every_kernel_that_replaces_a_pair_is_compared_with_it() -> None:
 
 
 def test_two_thread_counts_give_the_same_sums() -> None:
-    """An entry of a product is the same sum in the same order, however many threads share the work."""
+    """An entry of a product is the same sum in the same order, for any number of threads."""
     rng = np.random.default_rng(0)
     x, weight, bias = normal(rng, 97, 70), normal(rng, 70, 131), normal(rng, 131)
     results, before = [], pool.threads()
@@ -299,7 +299,7 @@ def test_what_kernels_do_not_take_goes_to_the_formulas() -> None:
 
 
 def test_arrays_that_do_not_go_together_are_left_to_the_formulas() -> None:
-    """Which add an axis of 1, or refuse; a kernel would read what is not there."""
+    """The formulas add an axis of 1, or refuse; a kernel would read out of bounds."""
     x = normal(np.random.default_rng(0), 2, 3, 5, 8)
     one = np.ones((5, 1), np.float32)
     assert (TABLE["rope_forward"](x, one, 0 * one)[0] == x).all()

@@ -1,4 +1,4 @@
-"""Kernels and the recording know ops, not networks: a new family needs no line in them."""
+"""Kernels and the recording depend on ops, not on networks: a new family needs no change in them."""
 
 from __future__ import annotations
 

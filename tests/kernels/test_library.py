@@ -1,4 +1,4 @@
-"""Machine code runs only where it is ours and whole; otherwise it is compiled again. No failure outlives its cause."""
+"""Machine code runs only if it is ours and intact; otherwise it is compiled again. No failure is remembered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows has no ow
 
 @pytest.fixture(scope="session")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of objects that a process may take instead of compiling."""
+    """A folder of objects that a process may use instead of compiling."""
     return write(tmp_path_factory.mktemp("given") / "objects")
 
 
@@ -105,8 +105,8 @@ def not_a_folder(home: Path) -> str:
     ("spoil", "said"),
     [
         (other_user, "belongs to another user"),
-        (other_writers, "other users may write to"),
-        (a_link, "is not a folder, or a link to one"),
+        (other_writers, "other users can write to"),
+        (a_link, "is not a folder, or is a symbolic link"),
         (not_a_folder, "exists"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_cache_that_is_not_ours_alone_is_not_read(
     before = sorted(temporary.iterdir())
     done = python(spoil(home) + USE, home, given, TMPDIR=str(temporary))
     assert done.stdout.split() == ["numba", "True"], done.stderr
-    lines = [line for line in done.stderr.splitlines() if "compiled for this process only" in line]
+    lines = [line for line in done.stderr.splitlines() if "compiling them for this process only" in line]
     assert len(lines) == 1 and said in lines[0], done.stderr
     assert sorted(temporary.iterdir()) == before
     assert compilations(given)[-1].startswith(f"{temporary}/onfoot-") and not Path(compilations(given)[-1]).exists()
@@ -138,7 +138,8 @@ def test_a_cache_that_cannot_be_written_is_read_where_it_is_whole(tmp_path: Path
     assert done.stdout.split() == ["numba", "True"] and done.stderr == ""
     done = python(READ_ONLY + USE, tmp_path / "empty", given)
     assert done.stdout.split() == ["numba", "True"]
-    assert "onfoot cannot be written: the kernels are compiled for this process only" in done.stderr
+    home = tmp_path / "empty" / "onfoot"
+    assert f"cannot write to {home}); compiling them for this process only" in done.stderr
     assert [*(tmp_path / "empty" / "onfoot").iterdir()] == []
 
 
@@ -156,7 +157,7 @@ def test_a_folder_or_file_that_others_may_write_to_is_compiled_again(tmp_path: P
     {"folder": folder, "manifest": folder / "manifest", "object": folder / "rope.turn.o"}[spoiled].chmod(0o777)
     done = python(USE, tmp_path, given)
     assert done.stdout.split() == ["numba", "True"], done.stderr
-    assert "is damaged (other users may write to" in done.stderr
+    assert "is damaged (other users can write to" in done.stderr
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -166,7 +167,7 @@ def test_a_link_in_place_of_a_folder_or_an_object_is_not_followed(tmp_path: Path
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     done = python(USE, tmp_path, given)
-    assert "is not a folder, or a link to one" in done.stderr and done.stdout.split() == ["numba", "True"]
+    assert "is not a folder, or is a symbolic link" in done.stderr and done.stdout.split() == ["numba", "True"]
     assert not folder.is_symlink() and (tmp_path / "elsewhere" / "manifest").exists()
     (folder / "rope.turn.o").unlink()
     (folder / "rope.turn.o").symlink_to(tmp_path / "elsewhere" / "rope.turn.o")
@@ -181,7 +182,7 @@ def test_another_users_file_is_refused_whatever_the_name(tmp_path: Path) -> None
     path = tmp_path / "file"
     path.write_bytes(b"x")
     os.chown(path, 12345, -1)
-    with pytest.raises(PermissionError, match=r"belongs to another user \(number 12345\)"):
+    with pytest.raises(PermissionError, match=r"belongs to another user \(uid 12345\)"):
         private.read_own(path)
 
 
@@ -198,7 +199,7 @@ BUILDER = "import sys; from onfoot.kernels import build; build.compiled = {}; sy
     ],
 )
 def test_only_what_a_kernel_cannot_help_is_remembered(tmp_path: Path, error: str, remembered: bool) -> None:
-    """A full disk or an interrupt ends the compiler; a kernel that does not compile is noted."""
+    """A full disk or an interrupt ends the compiler; a kernel that does not compile is recorded."""
     fail = f"lambda kernel: (_ for _ in ()).throw({error})"
     done = python(BUILDER.format(fail, str(tmp_path)), tmp_path, ONFOOT_COMPILING="1")
     assert (done.returncode == 0) == remembered, done.stderr
@@ -209,7 +210,7 @@ def test_only_what_a_kernel_cannot_help_is_remembered(tmp_path: Path, error: str
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("kill -KILL $$", "the compiler was ended by SIGKILL"),
+        ("kill -KILL $$", "the compiler was killed by SIGKILL"),
         ("echo OSError: No space left on device >&2; exit 1", "OSError: No space left on device"),
     ],
 )
@@ -223,7 +224,7 @@ def test_a_compiler_that_is_ended_leaves_nothing_and_the_next_process_tries_agai
     )
     done = python(broken + USE, tmp_path)
     assert done.stdout.split() == ["numpy", "True"], done.stderr
-    assert f"no kernels here ({said}" in done.stderr
+    assert f"no kernels available ({said}" in done.stderr
     assert [path for path in (tmp_path / "onfoot").iterdir() if path.suffix != ".lock"] == []
     assert python(USE, tmp_path, given).stdout.split() == ["numba", "True"]
 
@@ -253,7 +254,7 @@ def test_compiling_runs_nothing_from_the_working_directory(tmp_path: Path, monke
 
 
 def test_the_folders_name_covers_all_that_is_compiled_in() -> None:
-    """Whatever the kernels' sources import from onfoot, directly or not; only the proof is no part of it."""
+    """Everything that the kernels' sources import from onfoot, directly or not, except the self-test."""
     package = library.PACKAGE
     covered = {path.relative_to(package).as_posix() for path in library.sources()}
     seen: set[str] = set()
@@ -303,7 +304,7 @@ def test_what_is_used_stays_young(tmp_path: Path) -> None:
 
 
 def object_that_needs(symbol: str, defines: str) -> bytes:
-    """Machine code that calls a function which is not in it."""
+    """Machine code that calls an undefined function."""
     module = binding.parse_assembly(
         f'declare void @"{symbol}"()\ndefine i32 @"{defines}"() {{ call void @"{symbol}"() ret i32 0 }}'
     )
@@ -321,7 +322,7 @@ def test_a_symbol_that_is_nowhere_costs_one_file_and_not_the_process(tmp_path: P
     in_cache(tmp_path, code._replace(objects={**code.objects, "swiglu.forward": needs}))
     done = python(USE + "print(ours.engine.swiglu_forward is truth.engine.swiglu_forward)", tmp_path)
     assert done.stdout.split() == ["numba", "True", "True"], done.stderr
-    assert "'swiglu' do not compile here (it needs nowhere_at_all, which is not here)" in done.stderr
+    assert "cannot compile the kernels of 'swiglu' (undefined symbol nowhere_at_all)" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="symbols are read from ELF objects")
@@ -336,7 +337,7 @@ def test_the_kernels_need_what_every_machine_has() -> None:
 
 
 def ended_by(number: int) -> Callable[[str, Path], subprocess.Popen[str]]:
-    """Proofs of which the first is ended by a signal while it is at "layer_norm"."""
+    """Self-tests of which the first is killed by a signal while testing "layer_norm"."""
     start, commands = compiler.start, [f"import os; print('layer_norm', flush=True); os.kill(os.getpid(), {number})"]
 
     def start_one(module: str, work: Path) -> subprocess.Popen[str]:
@@ -350,18 +351,18 @@ def ended_by(number: int) -> Callable[[str, Path], subprocess.Popen[str]]:
 
 @posix
 def test_a_proof_that_crashes_refuses_the_file_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one leaves it out, and what builds on it is refused as well."""
+    """The next one skips it, and files that import it are refused as well."""
     monkeypatch.setattr(compiler, "start", ended_by(signal.SIGSEGV))
     folder = write(tmp_path / "work")
     refused = compiler.prove(folder, manifest.read(folder)).refused
-    assert refused == {"layer_norm": "its proof was ended by SIGSEGV", "rms_norm": "layer_norm"}
+    assert refused == {"layer_norm": "its self-test was killed by SIGSEGV", "rms_norm": "layer_norm"}
 
 
 @posix
 def test_a_proof_that_is_killed_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever killed it, the kernels did not."""
+    """A SIGKILL is not the kernels' fault."""
     monkeypatch.setattr(compiler, "start", ended_by(signal.SIGKILL))
     folder = write(tmp_path / "work")
-    with pytest.raises(ImportError, match="its proof was ended by SIGKILL"):
+    with pytest.raises(ImportError, match="its self-test was killed by SIGKILL"):
         compiler.prove(folder, manifest.read(folder))
     assert manifest.read(folder).refused == {}

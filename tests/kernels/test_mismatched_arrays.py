@@ -1,4 +1,4 @@
-"""Arrays that do not go together never reach the loops of a kernel: one line refuses them, and names their shapes."""
+"""Arrays of incompatible shapes never reach the loops of a kernel: a one-line error names their shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def saved(pair: str, *args: Any) -> Any:
 
 
 def cached(**others: np.ndarray) -> Any:
-    """One new token of two sequences behind three in a cache for eight, of which some arrays are others."""
+    """One new token for two sequences after three in a cache for eight, with some arrays replaced."""
     right = {"q": ones(2, 4, 1, 6), "k": ones(2, 2, 1, 6), "v": ones(2, 2, 1, 5)}
     right |= {"keys": ones(2, 2, 8, 6), "values": ones(2, 2, 8, 5), "length": np.array([3])}
     return TABLE["cached_attention"](**right | others)
@@ -159,7 +159,7 @@ def test_an_update_with_an_array_of_another_shape_is_refused_before_anything_is_
     bad = [ones(6) for _ in range(4)]
     bad[which] = ones(6, 6)
     updates = [(*good, 0.0), (*bad, 0.0)]
-    with pytest.raises(ValueError, match=r"for a parameter of shape \(6"):
+    with pytest.raises(ValueError, match=r"the parameter \(6"):
         TABLE["adamw_updates"](updates, 1e-3, (0.9, 0.99), 1e-8, 1, 1.0)
     assert all((x == 1).all() for x in (*good, *bad))
 
@@ -168,7 +168,7 @@ def test_an_update_with_an_array_of_another_shape_is_refused_before_anything_is_
 def test_an_update_of_read_only_memory_is_refused(which: int) -> None:
     arrays = [ones(6) for _ in range(4)]
     arrays[which].flags.writeable = False
-    with pytest.raises(ValueError, match="read-only; put a copy in its place"):
+    with pytest.raises(ValueError, match="read-only; replace it with a copy"):
         updated(*arrays)
     assert all((x == 1).all() for x in arrays)
 
@@ -253,14 +253,14 @@ def test_codes_and_scales_of_other_blocks_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="Q8_0 codes"):
             QuantizedWeight("Q8_0", codes, scale)
-    with pytest.raises(ValueError, match="do not go with scales None"):
+    with pytest.raises(ValueError, match=r"require float16 scales .*, got None"):
         QuantizedWeight("Q4_1", quantize(ones(4, 64), "Q4_1").codes, weight.scale)
 
 
 def test_a_kernel_never_runs_on_more_threads_than_it_has_memory_for(
     monkeypatch: pytest.MonkeyPatch, on_threads: Callable[[int], None]
 ) -> None:
-    """As when another thread of Python's raises their number between the memory and the call."""
+    """As if another Python thread raised their number between the allocation and the call."""
     a, b = np.random.default_rng(0).standard_normal((2, 70, 70)).astype(np.float32)
     real = buffers.scratch
     monkeypatch.setattr("onfoot.kernels.product.scratch", lambda threads, floats: real(1, floats))
@@ -283,6 +283,6 @@ def test_a_cache_that_cannot_be_written_is_not_written() -> None:
 @pytest.mark.parametrize("length", [-1, 8, 1 << 40])
 def test_a_length_beyond_the_cache_is_refused_and_nothing_written(length: int) -> None:
     keys, values = (np.zeros((1, 2, 8, 4), np.float32) for _ in range(2))
-    with pytest.raises(IndexError, match="room for 8"):
+    with pytest.raises(IndexError, match=r"cannot add token .*: the KV cache has capacity 8"):
         cached(keys=keys, values=values, length=np.array([length]))
     assert not keys.any() and not values.any()

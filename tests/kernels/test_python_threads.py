@@ -1,4 +1,4 @@
-"""Several threads of Python's, and processes that are forked off: results are those of one alone."""
+"""Several Python threads, and forked processes: results equal those of a single thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import onfoot
 from onfoot.generate.loop import stream
 from onfoot.generate.sampling import Sampling
-from onfoot.recording.planned import place
+from onfoot.recording.planned import data_address
 from onfoot.recording.recorder import Recorder
 
 pytest.importorskip("numba")
@@ -31,13 +31,13 @@ def test_working_memory_is_a_threads_own() -> None:
     thread.join()
     assert mine is buffers.scratch(2, 100) and not np.shares_memory(mine, others[0])
     with Recorder(2).recording():
-        places = {place(buffers.scratch(2, 100)) for _ in range(2)}
-    assert len(places) == 2 and place(mine) not in places  # a recording's calls have theirs
+        places = {data_address(buffers.scratch(2, 100)) for _ in range(2)}
+    assert len(places) == 2 and data_address(mine) not in places  # a recording's calls have theirs
     assert mine is buffers.scratch(2, 100)
 
 
 def test_a_generation_may_be_continued_by_another_thread() -> None:
-    """Its recording has memory of its own: what the first thread computes meanwhile does not reach it."""
+    """Its recording has its own memory: what the first thread computes meanwhile does not change it."""
     model = onfoot.create(CONFIG, 1, engine="numba")
     right = model.generate(np.arange(3)[None], 20, temperature=0)[0, 3:]
     tokens = stream(model, [np.arange(3)], 20, Sampling(temperature=0))
@@ -106,7 +106,7 @@ def test_a_step_within_a_step_has_the_bits_of_one_alone(threads: int) -> None:
 
 
 def test_memory_is_handed_back_from_several_threads_at_once() -> None:
-    """Places that one thread gives up are taken by others while they are being counted."""
+    """Blocks that one thread frees are taken by others while they are being counted."""
     from onfoot.kernels.buffers import Pool
 
     pool, errors = Pool(), []
@@ -198,6 +198,6 @@ THREADS = """
 
 
 def test_threads_end_before_others_take_their_numbers() -> None:
-    """Two of one number would both work on a kernel, and the next would wait for ever."""
+    """Two threads with the same number would both run a kernel, and the next barrier would wait for ever."""
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "the same", done.stderr

@@ -1,4 +1,4 @@
-"""Kernels prove themselves: what disagrees with its formula on this CPU is refused, and NumPy takes over."""
+"""The kernels' self-test: those that do not match their formula on this CPU are replaced by NumPy."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def test_a_refused_file_is_left_to_numpy_with_one_line(tmp_path: Path) -> None:
     others = ", ".join(map(repr, sorted({*refused} - {"linear"})))
     assert "'logits_loss', 'lora'" in others
     assert done.stderr == (
-        "onfoot: the kernels of 'linear' disagree with their formula on this CPU (linear: dx: 3e-02): NumPy "
-        f"takes over for them and for {others}, which build on them\n"
+        "onfoot: the kernels of 'linear' do not match their formula on this CPU (linear: dx: 3e-02); falling back to "
+        f"NumPy for them and for {others}, which build on them\n"
     )
 
 
 def test_a_formula_that_kernels_do_not_follow_refuses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proof as it runs after compiling, in a package whose formula was changed and whose machine code was not."""
+    """The self-test after compiling, in a package whose formula was changed but whose machine code was not."""
     shutil.copytree(library.PACKAGE, tmp_path / "onfoot", ignore=shutil.ignore_patterns("__pycache__", "static"))
     formula = tmp_path / "onfoot" / "ops" / "layer_norm.py"
     changed = formula.read_text().replace("def layer_norm_backward(", "def layer_norm_backward_of_before(")

@@ -25,7 +25,7 @@ Params = dict[str, torch.Tensor]
 
 
 class Pass:
-    """What one pass of the oracle needs: who may see whom, where tokens stand, and what is dropped."""
+    """What one pass of the oracle needs: the attention mask, positions and dropout patterns."""
 
     def __init__(self, tokens: np.ndarray, segments: np.ndarray | None, dropped: bool) -> None:
         b, t = tokens.shape

@@ -174,16 +174,16 @@ def test_any_of_several_end_tokens_stops_a_text() -> None:
     [
         ({"num_key_value_heads": 4}, "num_attention_heads=6 is not divisible by num_key_value_heads=4"),
         ({"hidden_size": 25}, "hidden_size=25 is not divisible by num_attention_heads=6; .* head_dim"),
-        ({"head_dim": 5}, "a head's width of 5 is odd"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers=0: a whole number"),
-        ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be above 0"),
-        ({"attention_dropout": 1.0}, r"attention_dropout=1.0 is not in \[0, 1\)"),
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported; known are llama, qwen2"),
-        ({"model_type": "qwen2", "attention_bias": True}, "'qwen2' fixes its biases"),
+        ({"head_dim": 5}, "a head size of 5 is odd"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer >= 1, got 0"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps must be > 0, got 0.0"),
+        ({"attention_dropout": 1.0}, r"attention_dropout must be in \[0, 1\), got 1.0"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported; choose from llama, qwen2"),
+        ({"model_type": "qwen2", "attention_bias": True}, "'qwen2' has fixed biases"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not supported"),
-        ({"rope_scaling": {"rope_type": "linear"}}, "rope scaling 'linear' has no factor"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor=0.5, at least 1"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope scaling 'linear' requires a factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor must be >= 1, got 0.5"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor=4.0 must be above 0 and below"),
     ],
     ids=str,
@@ -199,9 +199,9 @@ def test_bad_input_is_refused_as_for_any_model() -> None:
         model.logits(np.zeros((1, 33), int))
     with pytest.raises(ValueError, match="token id 23 is outside"):
         model.loss(np.array([[1, 23]]))
-    with pytest.raises(ValueError, match=r"'model\.norm\.weight' is missing"):
+    with pytest.raises(ValueError, match=r"missing parameter 'model\.norm\.weight'"):
         Model(SMALL, {k: v for k, v in model.params.items() if k != "model.norm.weight"})
-    with pytest.raises(ValueError, match="no layer is called 'c_attn'; there are down_proj, gate_proj"):
+    with pytest.raises(ValueError, match="no layer matches 'c_attn'; choose from down_proj, gate_proj"):
         model.add_lora(r=2, targets=["c_attn"])
 
 

@@ -183,13 +183,13 @@ def test_the_names_of_older_folders_are_understood(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, r"config\.json: hidden_act='gelu' is not supported, only 'silu'"),
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported; known are gpt2, llama, qwen2"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported; supported: gpt2, llama, qwen2"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types .* are not supported"),
         ({"rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.5, "rope_type": "linear", "factor": 1.0}},
          "partial_rotary_factor=0.5 is not supported"),
-        ({"num_key_value_heads": 2}, r"k_proj\.weight has shape \(12, 24\); config.json asks for \(8, 24\)"),
-        ({"num_hidden_layers": 3}, r"the tensor model\.layers\.2\.input_layernorm\.weight is missing"),
+        ({"num_key_value_heads": 2}, r"k_proj\.weight has shape \(12, 24\); config.json expects \(8, 24\)"),
+        ({"num_hidden_layers": 3}, r"tensor model\.layers\.2\.input_layernorm\.weight is missing"),
     ],
     ids=str,
 )  # fmt: skip

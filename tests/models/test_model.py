@@ -1,4 +1,4 @@
-"""The object users hold: initial values, dtypes, traces, segments."""
+"""`Model`: initial values, dtypes, traces, segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A family of its own in some sixty lines, outside of src: attention and MLP beside each other behind one norm.
+"""A new family in some sixty lines, outside of src: attention and MLP in parallel after one norm.
 
 x + attention(norm(x)) + mlp(norm(x)): recorded, planned and replayed like GPT-2 and LLaMA, against autograd.
 """
@@ -229,5 +229,5 @@ def test_one_that_is_not_registered_is_refused() -> None:
         pass
 
     for config in (Unknown(), "gpt2"):
-        with pytest.raises(ValueError, match="a GPT2Config is needed, not"):
+        with pytest.raises(ValueError, match="config must be a GPT2Config or a LlamaConfig, got"):
             onfoot.create(config)

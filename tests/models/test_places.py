@@ -1,4 +1,4 @@
-"""Where things act in a network: each dropout at its own place, each example by itself, adapters from their seeds."""
+"""Each dropout layer has its own pattern, each packed example is independent, adapters depend on their seeds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def noted(m: Model, seed: int) -> dict[str, np.ndarray]:
     from onfoot.models import gpt2
 
     out: dict[str, np.ndarray] = {}
-    run = m.new_run(dropout_seed=seed, note=lambda name, value: out.__setitem__(name, np.array(value)))
+    run = m.new_run(dropout_seed=seed, on_activation=lambda name, value: out.__setitem__(name, np.array(value)))
     gpt2.features_forward(run, m.config, TOKENS, gpt2.Layout(np.arange(TOKENS.shape[1])))
     return out
 
@@ -115,7 +115,7 @@ def test_an_adapter_begins_as_pefts_do_and_from_its_own_seed() -> None:
 def test_a_rank_is_at_most_the_smaller_side() -> None:
     m = model()
     m.add_lora(r=12, targets=["c_fc"], name="all")  # 12 × 48
-    with pytest.raises(ValueError, match=r"r=13: .* is 12 × 48, so its rank can be 1 \.\.\. 12"):
+    with pytest.raises(ValueError, match=r"r must be in 1 \.\.\. 12 for .* \(12 × 48\), got 13"):
         m.add_lora(r=13, targets=["c_fc"], name="more")
 
 

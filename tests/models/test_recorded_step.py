@@ -1,4 +1,4 @@
-"""A step that is recorded and replayed, against the formulas in float64 and against the same step call by call."""
+"""A step that is recorded and replayed, against the formulas in float64 and against the step without a recording."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def batches(vocabulary: int, sequences: int, n: int) -> list[tuple[np.ndarray, n
 
 
 def replays(model: Model) -> list[int]:
-    """Of each recording, how many threads have a list of calls of their own."""
+    """For each recording, the number of lists of calls: one, or one per thread."""
     return [len(entry.replays) for entry in model._steps._kept.values() if entry.replays is not None]
 
 
 def unrecorded(model: Model, tokens: Any, targets: Any = None, **given: Any) -> tuple[float, dict[str, Any]]:
-    """The same step as the model has it, call by call."""
+    """The same step without a recording."""
     run = model.new_run(dropout_seed=given.get("dropout_seed"))
     batch = model._checked(tokens, targets, given.get("divisor"), given.get("segments"))
     return model._unrecorded(run, batch._replace(dropout_seed=given.get("dropout_seed"))), run.gradients.made
@@ -123,7 +123,7 @@ def test_the_loss_alone_is_that_of_the_formulas(family: str, threads: int) -> No
     ours, truth = models(FAMILIES[family])
     for tokens, targets in batches(37, 6, 11):
         assert ours.loss(tokens, targets) == pytest.approx(truth.loss(tokens, targets), rel=CLOSE)
-    assert replays(ours) == [1, 1]  # without a way back, all threads share every call
+    assert replays(ours) == [1, 1]  # without a backward pass, all threads share every call
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_packed_examples_have_positions_of_their_own_in_every_replay(family: str
 
 
 def with_companions(ours: Model, **options: Any) -> tuple[Model, Model]:
-    """Low-rank LoRA layers that already act, beside the same weights of both kinds."""
+    """LoRA layers with an effect, on the same weights in both dtypes."""
     ours.add_lora(r=3, **options)
     rng = np.random.default_rng(4)
     for name in sorted(ours.trainable):
@@ -324,7 +324,7 @@ def test_where_nothing_counts_every_gradient_is_zero(threads: int) -> None:
 
 
 def test_targets_and_tokens_of_every_replay_are_looked_at(threads: int) -> None:
-    """A recording reads them where they lie, and nothing in it would notice."""
+    """A recording reads them at their addresses, and could not notice a change."""
     ours, _ = models()
     tokens = np.zeros((6, 9), np.int64)
     ours.loss_and_grads(tokens, tokens)
@@ -339,7 +339,7 @@ def test_targets_and_tokens_of_every_replay_are_looked_at(threads: int) -> None:
 
 
 def test_who_replays_what(on_threads: Callable[[int], None]) -> None:
-    """A list for each thread where these have as much to do and the model is small; otherwise one list for all."""
+    """One list per thread if their work is balanced and the model is small; otherwise one list for all."""
     on_threads(2)
 
     def lists(model: Model, sequences: int = 4, n: int = 9) -> int:

@@ -58,7 +58,7 @@ def test_it_is_the_model_that_it_should_be(model: Model) -> None:
     assert model.n_params == 134_515_008
     assert (config.n_layer, config.n_embd, config.inner_width, config.n_head, config.n_kv_head) == (30, 576, 1536, 9, 3)
     assert config.rope_theta == 100_000 and config.tie_word_embeddings and config.rms_norm_eps == 1e-5
-    assert model.tokenizer is not None and model.tokenizer.end == "<|im_end|>"
+    assert model.tokenizer is not None and model.tokenizer.eos == "<|im_end|>"
 
 
 def test_weights_tokens_and_the_ranking_of_next_tokens_equal_transformers(model: Model, theirs: Any) -> None:

@@ -1,4 +1,4 @@
-"""RMS norm, RoPE, SwiGLU and grouped-query attention: what their mathematics promises, and what they refuse."""
+"""RMS norm, RoPE, SwiGLU and grouped-query attention: their mathematical properties, and their errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_turning_back_is_the_inverse_and_keeps_lengths(interleaved: bool) -> Non
     y, saved = ops.rope_forward(x, *angles(np.arange(5), frequencies(100.0, 6)), interleaved)
     assert_close(ops.rope_backward(y, saved), x, 1e-14)
     assert_close(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), 1e-14)
-    assert (y[:, 0] == x[:, 0]).all()  # position 0 is not turned
+    assert (y[:, 0] == x[:, 0]).all()  # position 0 is not rotated
 
 
 def test_the_two_layouts_are_a_permutation_of_each_other() -> None:
@@ -77,11 +77,11 @@ def test_llama3_scaling_leaves_fast_pairs_and_slows_slow_ones() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="a width of 5 is odd"):
+    with pytest.raises(ValueError, match=r"width must be even .*, got 5"):
         frequencies(100.0, 5)
-    with pytest.raises(ValueError, match="rope scaling 'yarn' is not supported; known are linear, llama3"):
+    with pytest.raises(ValueError, match="rope scaling 'yarn' is not supported; choose from linear, llama3"):
         frequencies(100.0, 8, SimpleNamespace(rope_type="yarn"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="4 query heads cannot share 3 heads"):
+    with pytest.raises(ValueError, match="must be a multiple of the 3 key/value heads, got 4"):
         ops.grouped_query_forward(normal(1, 4, 2, 2), normal(1, 3, 2, 2), normal(1, 3, 2, 2))
 
 

@@ -441,5 +441,5 @@ def test_dropout_keeps_the_mean_and_refuses_bad_probabilities() -> None:
     assert keep.mean() == pytest.approx(1, abs=0.01)
     assert (keep == 0).mean() == pytest.approx(0.3, abs=0.01)
     assert (keep == dropout_pattern((200, 500), 0.3, seed=3)).all()
-    with pytest.raises(ValueError, match=r"1\.0 is not in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1\.0"):
         dropout_pattern((2,), 1.0, seed=0)

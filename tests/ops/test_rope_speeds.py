@@ -1,4 +1,4 @@
-"""The speeds of RoPE's pairs are those of transformers' LLaMA, scaled and not."""
+"""RoPE's frequencies equal those of transformers' LLaMA, with and without scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step can be asked to do: small models of both families, what trains in them, and batches."""
+"""Configurations of a step: small models of both families, what trains in them, and batches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scrambled_model(config: Any, seed: int = 0, engine: str = "numba", dtype: st
 
 
 def scramble_adapter(model: Model, seed: int = 1) -> None:
-    """An adapter that does something."""
+    """An adapter with an effect: B is not 0."""
     rng = np.random.default_rng(seed)
     for name in sorted(name for name in model.params if ".lora_" in name):
         model.params[name][...] = rng.normal(0, 0.2, model.params[name].shape)
@@ -65,7 +65,7 @@ def quantized(kind: str, **options: Any) -> Callable[[Model], None]:
 
 
 def only(*ends: str) -> Callable[[Model], None]:
-    """Lets only those parameters train whose names contain one of these."""
+    """Makes only the parameters trainable whose names contain one of these."""
 
     def change(model: Model) -> None:
         model.trainable = {name for name in model.trainable if any(end in name for end in ends)}
@@ -83,7 +83,7 @@ def as_it_is(model: Model) -> None:
 
 
 class Policy(NamedTuple):
-    """A model, what is done to it, and what a step is given."""
+    """A model, changes to it, and the inputs of a step."""
 
     family: str
     fields: Mapping[str, Any] = MappingProxyType({})

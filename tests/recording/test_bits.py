@@ -1,4 +1,4 @@
-"""A recorded step gives the very bits of the step without a recording, and the same ones each time."""
+"""A recorded step is bitwise equal to the step without a recording, every time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Result = tuple[float, dict[str, np.ndarray]]
 
 
 def unrecorded(policy: Policy) -> Model:
-    """The same model, whose steps run call by call."""
+    """The same model without recordings."""
     model = policy.model()
     model._steps = None
     return model
@@ -40,13 +40,13 @@ def assert_same_bits(one: Result, other: Result) -> None:
 
 
 def through_take(model: Model, *batch: Any, **options: Any) -> Result:
-    """The same through `take`, which keeps nothing that it is given."""
+    """The same through `on_gradient`, which keeps none of the gradients."""
     taken: dict[str, np.ndarray] = {}
 
     def on_gradient(name: str, grad: np.ndarray) -> None:
         assert name not in taken
         taken[name] = np.array(grad)
-        grad[...] = np.nan  # it is the taker's own
+        grad[...] = np.nan  # the array belongs to the callback
 
     loss, left = model.loss_and_grads(*batch, **options, on_gradient=on_gradient)
     assert left == {}
@@ -90,14 +90,14 @@ BIG_LLAMA = Policy("llama", {"hidden_size": 96, "intermediate_size": 1500, "voca
 def test_gradients_that_are_handed_out_on_the_way_are_the_same(
     policy: Policy, threads: int, on_threads: Callable[[int], None]
 ) -> None:
-    """More than 4 MB of them, so that some leave before the last call: with one sequence, all threads share each."""
+    """More than 4 MB of gradients, so that some are returned before the last call."""
     on_threads(threads)
     model = policy.model()
     tokens, targets, _ = policy.batch(sequences=1)
     expected = model.loss_and_grads(tokens, targets)
     (entry,) = model._steps._kept.values()
     (replay,) = entry.replays
-    assert len(replay._soon) > 1
+    assert len(replay._cuts) > 1
     for _ in range(2):
         assert_same_bits(through_take(model, tokens, targets), expected)
     on_threads(1)
@@ -154,7 +154,7 @@ def test_training_is_the_same_bit_for_bit(name: str, on_threads: Callable[[int],
             64,
             2,
         ),  # one share's inputs are not kept, the other's are
-        ({}, 17, 1, 1),  # of one share a bias' gradient lies beside its weight's, of the other apart
+        ({}, 17, 1, 1),  # in one share a bias' gradient is adjacent to its weight's, in the other not
         ({}, 8, 9, 2),
     ],
 )

@@ -1,4 +1,4 @@
-"""Nothing stale is ever replayed: random walks, interruptions, threads and copies, each beside the formulas."""
+"""No stale recording is ever replayed: random walks, interruptions, threads and copies, against the formulas."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from onfoot.recording.planned import active
 pytest.importorskip("numba")
 Threads = Callable[[int], None]
 GPT2, LLAMA = POLICIES["gpt2"], POLICIES["llama"]
-DEEP = Policy("gpt2", {"n_layer": 6})  # some hundred calls
-LARGE = Policy("gpt2", {"n_embd": 96, "vocab_size": 12000, "n_layer": 1})  # gradients leave before the last call
+DEEP = Policy("gpt2", {"n_layer": 6})  # several hundred calls
+LARGE = Policy("gpt2", {"n_embd": 96, "vocab_size": 12000, "n_layer": 1})  # gradients are returned before the last call
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -41,8 +41,8 @@ def test_a_walk_that_nobody_has_taken_before(fresh: int, on_threads: Threads) ->
 
 
 def without(*names: str) -> Callable[[recorded.Entry, Model], bool]:
-    """Whether a recording fits, with a mistake: some of what it is a recording of is not looked at."""
-    fits = recorded.Entry.fits
+    """`Entry.is_current` with a planted mistake: some fields are not compared."""
+    is_current = recorded.Entry.is_current
 
     def planted(entry: recorded.Entry, model: Model) -> bool:
         now = {
@@ -51,7 +51,7 @@ def without(*names: str) -> Callable[[recorded.Entry, Model], bool]:
             "adapter": recorded._adapter(model),
             "params": list(model.params.values()),
         }
-        return fits(entry._replace(**{name: now[name] for name in names}), model)
+        return is_current(entry._replace(**{name: now[name] for name in names}), model)
 
     return planted
 
@@ -68,7 +68,7 @@ def test_a_recording_that_is_not_looked_at_closely_is_found_out(
     name: str, on_threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert walk(0, 60, on_threads, *PLANTED[name], most=1) > (60, 0)
-    monkeypatch.setattr(recorded.Entry, "fits", without(name))
+    monkeypatch.setattr(recorded.Entry, "is_current", without(name))
     with pytest.raises(AssertionError, match="seed"):
         for seed in range(6):
             walk(seed, 60, on_threads, *PLANTED[name], most=1)
@@ -78,7 +78,7 @@ def test_a_token_behind_a_change_of_the_model_is_not_stale(monkeypatch: pytest.M
     model, name = GPT2.model(), "transformer.h.1.mlp.c_fc.weight"
 
     def logits() -> np.ndarray:
-        """Of a token that comes after the model has changed, behind a cache from before."""
+        """The logits of a token after the model has changed, with a KV cache from before."""
         cache, before = KVCache(8), model.params[name]
         for tokens in ([[1, 2, 3]], [[4]]):
             step(model, np.array(tokens), np.zeros(1, np.int64), cache)
@@ -91,7 +91,7 @@ def test_a_token_behind_a_change_of_the_model_is_not_stale(monkeypatch: pytest.M
     with monkeypatch.context() as unrecorded:
         unrecorded.setattr(recorded, "next_logits", lambda *args: None)
         np.testing.assert_allclose(found, logits(), rtol=1e-5, atol=1e-6)
-    monkeypatch.setattr(recorded.Entry, "fits", without("params"))
+    monkeypatch.setattr(recorded.Entry, "is_current", without("params"))
     assert not np.allclose(found, logits(), rtol=1e-2)
 
 
@@ -106,7 +106,7 @@ def test_a_recording_of_what_does_not_train_any_more_is_found_out(
 
 
 def assert_right(model: Model, policy: Policy, seed: int = 0, sequences: int = 6) -> None:
-    """A step, a loss and some tokens are those of the formulas."""
+    """A step, a loss and some generated tokens equal those of the formulas."""
     exact = policy.model("numpy", "float64")
     for name, value in model.params.items():
         exact.params[name][...] = value
@@ -169,7 +169,7 @@ def test_ctrl_c_between_calls_leaves_a_model_that_works(
 
     for entry in model._steps._kept.values():
         for one in entry.replays:
-            one._together = 4
+            one._chunk = 4
     with monkeypatch.context() as planted:
         planted.setattr(replay, "run_list", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -180,7 +180,7 @@ def test_ctrl_c_between_calls_leaves_a_model_that_works(
 
 @contextlib.contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Ctrl-C at some moment, unless all is done before."""
+    """Ctrl-C after some time, unless the work is done before."""
     previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -274,7 +274,7 @@ def test_threads_that_are_gone_before_their_lists_are_run_are_not_waited_for(
 def test_threads_of_python_get_what_each_would_get_alone(
     threads: int, kept: int, on_threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With room for one recording, each makes the other's go all the time."""
+    """With room for one recording, each thread evicts the other's."""
     monkeypatch.setattr(recorded, "KEPT", kept)
     on_threads(threads)
     model, errors = GPT2.model(), []
@@ -308,15 +308,15 @@ def test_threads_of_python_get_what_each_would_get_alone(
 
 
 def test_a_recording_that_another_thread_drops_meanwhile_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, fits = GPT2.model(), recorded.Entry.fits
+    model, is_current = GPT2.model(), recorded.Entry.is_current
     tokens, targets, _ = GPT2.batch()
     loss, _ = model.loss_and_grads(tokens, targets)
 
     def dropped(entry: recorded.Entry, model: Model) -> bool:
         model._steps._kept.clear()
-        return fits(entry, model)
+        return is_current(entry, model)
 
-    monkeypatch.setattr(recorded.Entry, "fits", dropped)
+    monkeypatch.setattr(recorded.Entry, "is_current", dropped)
     assert model.loss_and_grads(tokens, targets)[0] == loss and len(model._steps) == 0
 
 

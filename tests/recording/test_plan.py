@@ -29,12 +29,12 @@ def buffers(draw: Callable[..., Any]) -> Buffers:
 
 
 def room(size: int) -> int:
-    """The bytes that a buffer takes: whole cache lines, at least one."""
+    """The bytes that a buffer occupies: full cache lines, at least one."""
     return max(-(-size // LINE), 1) * LINE
 
 
 def wrong(given: Buffers, begins: np.ndarray, arena: int) -> list[str]:
-    """What is wrong with a plan: nothing, it is hoped."""
+    """The errors in a plan; empty if it is valid."""
     sizes, first, last = (x.tolist() for x in given)
     rooms, found = [room(size) for size in sizes], []
     for i, begin in enumerate(begins.tolist()):
@@ -59,14 +59,14 @@ def wrong(given: Buffers, begins: np.ndarray, arena: int) -> list[str]:
 @settings(max_examples=150)
 @given(buffers())
 def test_what_is_alive_together_lies_apart(lives: Buffers) -> None:
-    begins, arena = plan.places(*lives)
+    begins, arena = plan.assign_offsets(*lives)
     assert begins.shape == lives[0].shape and wrong(lives, begins, arena) == []
 
 
 @settings(max_examples=50)
 @given(buffers())
 def test_the_same_buffers_have_the_same_places(lives: Buffers) -> None:
-    (begins, arena), (again, other) = plan.places(*lives), plan.places(*(x.copy() for x in lives))
+    (begins, arena), (again, other) = plan.assign_offsets(*lives), plan.assign_offsets(*(x.copy() for x in lives))
     assert arena == other and (begins == again).all()
 
 
@@ -74,7 +74,7 @@ def test_the_same_buffers_have_the_same_places(lives: Buffers) -> None:
 @given(st.lists(sizes_in_bytes, min_size=1, max_size=20))
 def test_buffers_of_one_call_each_share_the_place_of_the_largest(sizes: list[int]) -> None:
     calls = np.arange(len(sizes))
-    begins, arena = plan.places(np.array(sizes), calls, calls)
+    begins, arena = plan.assign_offsets(np.array(sizes), calls, calls)
     assert not begins.any() and arena == max(map(room, sizes))
 
 
@@ -83,35 +83,35 @@ def test_buffers_of_one_call_each_share_the_place_of_the_largest(sizes: list[int
 def test_buffers_that_live_all_along_lie_side_by_side(sizes: list[int]) -> None:
     n = len(sizes)
     lives = np.array(sizes), np.zeros(n, np.int64), np.full(n, 9)
-    begins, arena = plan.places(*lives)
+    begins, arena = plan.assign_offsets(*lives)
     assert arena == sum(map(room, sizes)) and wrong(lives, begins, arena) == []
 
 
 def test_no_buffer_needs_no_memory() -> None:
     none = np.empty(0, np.int64)
-    begins, arena = plan.places(none, none, none)
+    begins, arena = plan.assign_offsets(none, none, none)
     assert begins.shape == (0,) and arena == 0
 
 
 @pytest.mark.parametrize(("size", "arena"), [(0, 64), (1, 64), (64, 64), (65, 128), (1 << 40, 1 << 40)])
 def test_one_buffer_takes_whole_lines(size: int, arena: int) -> None:
-    begins, found = plan.places(np.array([size]), np.array([3]), np.array([7]))
+    begins, found = plan.assign_offsets(np.array([size]), np.array([3]), np.array([7]))
     assert begins.tolist() == [0] and found == arena
 
 
 def test_a_gap_is_filled() -> None:
-    """The middle one ends before the last begins: that one lies in its place."""
+    """The middle one ends before the last starts, which reuses its memory."""
     sizes, first, last = np.array([640, 320, 256, 128]), np.array([0, 0, 0, 5]), np.array([9, 4, 9, 9])
-    begins, arena = plan.places(sizes, first, last)
+    begins, arena = plan.assign_offsets(sizes, first, last)
     assert begins.tolist() == [0, 640, 960, 640] and arena == 1216
 
 
 @pytest.mark.parametrize(
     ("right", "planted", "seen"),
     [
-        ("last[others] >= first[one]", "last[others] > first[one]", "overlap"),  # the last call does not count
-        ("first[others] <= last[one]", "first[others] < last[one]", "overlap"),
-        ("begins[beside] - free[:-1] >= rounded[one]", "begins[beside] - free[:-1] >= 64", "overlap"),  # any gap
+        ("last[others] >= first[buffer]", "last[others] > first[buffer]", "overlap"),  # the last call does not count
+        ("first[others] <= last[buffer]", "first[others] < last[buffer]", "overlap"),
+        ("free[:-1] >= rounded[buffer]", "free[:-1] >= 64", "overlap"),  # any gap
         ("np.maximum.accumulate(", "np.asarray(", "overlap"),
         ("(np.maximum(sizes, 1) + LINE - 1) // LINE * LINE", "sizes", "begins within a line"),
         ("int(ends.max(initial=0))", "int(rounded.max(initial=0))", "not in the arena"),
@@ -129,5 +129,5 @@ def test_a_planted_mistake_is_seen(right: str, planted: str, seen: str) -> None:
         n = int(rng.integers(2, 20))
         calls = np.sort(rng.integers(0, 8, (n, 2)), axis=1)
         lives = rng.integers(0, 700, n), calls[:, 0], calls[:, 1]
-        found += wrong(lives, *space["places"](*lives))
+        found += wrong(lives, *space["assign_offsets"](*lives))
     assert any(seen in one for one in found)

@@ -1,4 +1,4 @@
-"""Arrays of a recording: views of them are made, numbers are neither read nor written."""
+"""Arrays of a recording: views work, values are neither read nor written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from policies import POLICIES, Policy, lora, quantized
 
 from onfoot.engine import get_engine
 from onfoot.models import recorded
-from onfoot.recording.planned import NotRecorded, Planned, active, place
+from onfoot.recording.planned import CannotRecord, RecordedArray, active, data_address
 from onfoot.recording.recorder import Recorder
 
 pytest.importorskip("numba")
@@ -26,14 +26,14 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the system tells 
 
 
 def in_memory(begin: int, end: int) -> int:
-    """How many pages have memory behind them: those that anyone has read or written."""
+    """The number of resident pages: those that were read or written."""
     told = (ctypes.c_ubyte * -(-(end - begin) // mmap.PAGESIZE))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), told) == 0
     return int((np.frombuffer(told, np.uint8) & 1).sum())
 
 
 def touched(recorder: Recorder) -> int:
-    """The pages of a recorder's address space that anyone has read or written."""
+    """The pages of a recorder's address space that were read or written."""
     assert len(recorder._spaces) == 1
     return sum(in_memory(begin, recorder._next + mmap.PAGESIZE) for begin, _, _ in recorder._spaces)
 
@@ -47,7 +47,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 REFUSED: dict[str, Callable[[Any, Any, np.ndarray], Any]] = {
-    # x is (4, 6), ids (4,), both of the recording; plain is (4, 6) with numbers
+    # x is (4, 6), ids (4,), both recorded arrays; plain is (4, 6) with values
     "ufunc": lambda x, ids, plain: np.exp(x),
     "ufunc with numbers": lambda x, ids, plain: plain + x,
     "number": lambda x, ids, plain: 3 * x,
@@ -121,7 +121,7 @@ REFUSED: dict[str, Callable[[Any, Any, np.ndarray], Any]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_numpy_would_compute_is_refused(case: str, recorder: Recorder) -> None:
     x, ids = recorder.empty((4, 6)), recorder.empty((4,), np.int64)
-    with pytest.raises(NotRecorded):
+    with pytest.raises(CannotRecord):
         REFUSED[case](x, ids, np.ones((4, 6), np.float32))
     assert recorder._calls == []
 
@@ -152,15 +152,15 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 def test_views_are_those_of_numpy(case: str, recorder: Recorder) -> None:
     x, same = recorder.empty((2, 3, 4)), np.zeros((2, 3, 4), np.float32)
     made, expected = VIEWS[case](x), VIEWS[case](same)
-    assert type(made) is Planned and made.dtype == expected.dtype
+    assert type(made) is RecordedArray and made.dtype == expected.dtype
     assert (made.shape, made.strides) == (expected.shape, expected.strides)
-    assert place(made) - place(x) == place(expected) - place(same)
+    assert data_address(made) - data_address(x) == data_address(expected) - data_address(same)
     assert recorder._calls == []
 
 
 def test_the_rows_of_an_array_are_views(recorder: Recorder) -> None:
     x = recorder.empty((3, 4))
-    assert [place(row) - place(x) for row in x] == [0, 16, 32]
+    assert [data_address(row) - data_address(x) for row in x] == [0, 16, 32]
 
 
 @on_linux
@@ -171,7 +171,7 @@ def test_no_view_touches_memory_and_a_number_that_is_read_is_seen(recorder: Reco
     assert touched(recorder) == 0
     float(x.view(np.ndarray)[0, 0, 0])
     assert touched(recorder) == 1
-    with pytest.raises(NotRecorded, match="read or written by NumPy"):
+    with pytest.raises(CannotRecord, match="read or written by NumPy"):
         recorder.finish()
 
 
@@ -189,11 +189,11 @@ UNASKED: dict[str, Callable[[Any, Any, np.ndarray], Any]] = {
 @on_linux
 @pytest.mark.parametrize("case", UNASKED)
 def test_what_numpy_reads_unasked_makes_the_recording_void(case: str, recorder: Recorder) -> None:
-    """An array cannot refuse these, but no step is replayed that was recorded with them."""
+    """An array cannot refuse these, but a step recorded with them is not replayed."""
     x, ids = recorder.empty((4, 6)), recorder.empty((4,), np.int64)
     recorder.finish()
     UNASKED[case](x, ids, np.ones((4, 6), np.float32))
-    with pytest.raises(NotRecorded, match="read or written by NumPy"):
+    with pytest.raises(CannotRecord, match="read or written by NumPy"):
         recorder.finish()
 
 
@@ -212,11 +212,11 @@ def test_where_there_is_no_view_a_kernel_copies(case: str, recorder: Recorder) -
     numbers = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     x = recorder.input((2, 3, 4), np.float32, "x")
     made = COPIES[case](x)
-    assert type(made) is Planned and made.flags.c_contiguous and len(recorder._calls) == 1
+    assert type(made) is RecordedArray and made.flags.c_contiguous and len(recorder._calls) == 1
     recorder.event("copied", made)
     replay, found = Replay(recorder.finish()), []
     replay.inputs[0][1][...] = numbers
-    replay.run(lambda event, array: found.append(array), soon=False)
+    replay.run(lambda event, array: found.append(array), as_final=False)
     assert (found[0] == COPIES[case](numbers)).all() and found[0].shape == made.shape
 
 
@@ -229,7 +229,7 @@ def test_numbers_are_filled_in_by_a_kernel(recorder: Recorder) -> None:
     recorder.event("filled", y)
     replay, found = Replay(recorder.finish()), []
     replay.inputs[0][1][...] = np.arange(5)
-    replay.run(lambda event, array: found.append(array), soon=False)
+    replay.run(lambda event, array: found.append(array), as_final=False)
     assert found[0][:, 0].tolist() == [0, 7, 7, 3, 4]
 
 
@@ -255,11 +255,11 @@ def test_a_recorder_hears_the_calls_of_its_own_thread_alone() -> None:
 
 def test_nothing_is_being_recorded_after_an_error() -> None:
     recorder = Recorder(1)
-    for error in (NotRecorded("no"), ValueError("wrong"), KeyboardInterrupt()):
+    for error in (CannotRecord("no"), ValueError("wrong"), KeyboardInterrupt()):
         with pytest.raises(type(error)), recorder.recording():
             raise error
         assert active.recorder is None
-    with recorder.recording(), pytest.raises(NotRecorded, match="another step"), Recorder(1).recording():
+    with recorder.recording(), pytest.raises(CannotRecord, match="another step"), Recorder(1).recording():
         pass
     assert active.recorder is None
 

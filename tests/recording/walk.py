@@ -41,7 +41,7 @@ class Pair:
         self.shapes = [self.a_shape() for _ in range(3)]  # they come back again and again
 
     def both(self, change: Callable[[Model], None]) -> None:
-        """The same change to both; then the exact one has our very numbers."""
+        """Makes the same change to both, then copies our values to the exact one."""
         for model in (self.ours, self.exact):
             change(model)
         for name, value in self.ours.params.items():
@@ -64,7 +64,7 @@ class Pair:
         value = self.ours.params[name] * np.float32(self.rng.uniform(0.8, 1.2))
         before = self.ours.params[name]
         self.ours.params[name] = value
-        before[...] = np.nan  # nobody may read it any more
+        before[...] = np.nan  # it must not be read any more
         self.both(lambda model: None)
 
     def other_arrays_for_all(self) -> None:
@@ -127,7 +127,7 @@ class Pair:
         self.both(freeze)
 
     def thawed_in_place(self) -> None:
-        """The very set is changed, not another one put in its place."""
+        """Changes the set in place, instead of replacing it."""
         if self.ours.trainable:
             name = sorted(self.ours.trainable)[-1]
             self.both(lambda model: model.trainable.discard(name))
@@ -155,7 +155,7 @@ class Pair:
         self.both(change)
 
     def copied(self) -> None:
-        """The walk goes on with a copy; whatever becomes of the first model is none of its business."""
+        """Continues with a copy; changes to the first model must not affect it."""
         first = self.ours
         self.ours = copy.deepcopy(first)
         for value in first.params.values():
@@ -165,7 +165,7 @@ class Pair:
     # What a model computes
 
     def a_shape(self) -> tuple[int, int, float, bool]:
-        """Sequences, tokens, the share of targets that do not count, and whether examples are packed."""
+        """Sequences, tokens, the fraction of ignored targets, and whether examples are packed."""
         rng = self.rng
         ignored = float(rng.choice([0.0, 0.0, 0.05, 0.5, 0.9, 1.0]))
         return int(rng.choice([1, 2, 3, 4, 6])), int(rng.choice([1, 5, 9])), ignored, bool(rng.random() < 0.25)
@@ -248,7 +248,7 @@ def walk(
     computes: Sequence[str] = COMPUTES,
     most: int = 3,
 ) -> tuple[int, int]:
-    """Returns how many steps were made, and how many recordings there are in the end."""
+    """Returns the number of steps, and of recordings at the end."""
     rng = np.random.default_rng(seed)
     pairs = [Pair("gpt2", rng), Pair("llama", rng)]
     told: list[str] = []

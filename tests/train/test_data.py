@@ -1,4 +1,4 @@
-"""Data: every token is a target once an epoch, the order is fixed, and bad files are named."""
+"""Data: every token is a target once per epoch, the order is fixed, and bad files are named."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_text_files_folders_and_jsonl_are_tokenised_into_one_mapped_file(tmp_pat
     assert (corpus.open_tokens(tmp_path / "data") == tokens).all()
 
 
-def test_a_mark_before_the_text_and_upper_case_suffixes_make_no_difference(tmp_path: Path) -> None:
+def test_a_bom_and_upper_case_suffixes_make_no_difference(tmp_path: Path) -> None:
     plain = [write(tmp_path / "a.txt", "text"), write(tmp_path / "b.jsonl", '{"text": "one"}\n{"text": "two"}\n')]
     marked = tmp_path / "marked"
     marked.mkdir()
@@ -86,13 +86,13 @@ def test_a_mark_before_the_text_and_upper_case_suffixes_make_no_difference(tmp_p
 @pytest.mark.parametrize(("name", "what"), [("a.csv", r"a \.csv file"), ("book", "a file without a suffix")])
 def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, name: str, what: str) -> None:
     path = write(tmp_path / name, "x,y")
-    with pytest.raises(ValueError, match=rf"{name} is {what}, and only \.txt or \.jsonl can be read"):
+    with pytest.raises(ValueError, match=rf"{name} is {what}, expected \.txt or \.jsonl"):
         corpus.find_texts([path])
-    with pytest.raises(ValueError, match=r"a\.txt is a \.txt file, and only \.jsonl can be read"):
+    with pytest.raises(ValueError, match=r"a\.txt is a \.txt file, expected \.jsonl"):
         corpus.find_texts([write(tmp_path / "a.txt", "x")], (".jsonl",))
 
 
-def test_long_files_are_read_in_pieces_without_a_seam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_files_are_read_in_pieces_without_losing_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "PIECE", 64)
     for text in ("zeile äöü\n" * 100, "äöü€𝄞" * 700):  # with line ends, and without any
         path = write(tmp_path / "x.txt", text)
@@ -106,8 +106,8 @@ def test_long_files_are_read_in_pieces_without_a_seam(tmp_path: Path, monkeypatc
         ("a.txt", b"", r"a\.txt is empty"),
         ("a.txt", b"good\n\xff bad", r"a\.txt is not valid UTF-8: byte 0xff at position 5"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: not valid JSON"),
-        ("a.jsonl", b'{"txt": "x"}\n', r'a\.jsonl, line 1: no "text" field'),
-        ("a.jsonl", b'["x"]\n', r'a\.jsonl, line 1: no "text" field'),
+        ("a.jsonl", b'{"txt": "x"}\n', r'a\.jsonl, line 1: the field "text" is missing'),
+        ("a.jsonl", b'["x"]\n', r'a\.jsonl, line 1: the field "text" is missing'),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -119,7 +119,7 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
 def test_missing_files_and_empty_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\.txt does not exist"):
         corpus.find_texts([tmp_path / "nothing.txt"])
-    with pytest.raises(ValueError, match=r"holds no \.txt or \.jsonl file"):
+    with pytest.raises(ValueError, match=r"has no \.txt or \.jsonl file"):
         corpus.find_texts([tmp_path])
 
 
@@ -127,7 +127,7 @@ def test_a_truncated_token_file_is_recognised(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "some text")
     corpus.write_tokens(corpus.find_texts([path]), TOKENIZER, tmp_path)
     (tmp_path / "tokens.bin").write_bytes((tmp_path / "tokens.bin").read_bytes()[:-3])
-    with pytest.raises(ValueError, match=r"tokens\.bin has 15 bytes, not those of 9 tokens"):
+    with pytest.raises(ValueError, match=r"tokens\.bin has 15 bytes, which is not 9 uint16 tokens"):
         corpus.open_tokens(tmp_path)
     assert json.loads((tmp_path / "tokens.json").read_text())["tokens"] == 9
 
@@ -142,6 +142,6 @@ def test_the_bigram_entropy_is_that_of_the_pairs() -> None:
     assert corpus.bigram_entropy(np.array(chain), 2) == pytest.approx(expected)
 
 
-def test_python_carries_half_a_megabyte_to_train_on() -> None:
+def test_python_ships_half_a_megabyte_of_training_text() -> None:
     text = corpus.builtin_text().text
     assert text is not None and 300_000 < len(text) < 1_000_000

@@ -1,4 +1,4 @@
-"""Ranks that have drifted apart end the run and say where; an MPI for one thread is used from one thread.
+"""Ranks that are out of sync stop the run and name the element; a single-threaded MPI is used from one thread.
 
 mpiexec starts this file as a program, `test_drift_ranks.py FOLDER`.
 """
@@ -61,7 +61,7 @@ def test_a_bit_that_differs_on_one_rank_ends_the_run_and_is_named(tmp_path: Path
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode != 0
     found = re.search(
-        rf"step 6: the ranks have drifted apart: {re.escape(WEIGHT)}\[3, 5\] is (\S+) on rank 1 on \S+, and (\S+) on "
+        rf"step 6: the ranks are out of sync: {re.escape(WEIGHT)}\[3, 5\] is (\S+) on rank 1 on \S+, but (\S+) on "
         rf"rank 0",
         result.stderr,
     )
@@ -71,7 +71,7 @@ def test_a_bit_that_differs_on_one_rank_ends_the_run_and_is_named(tmp_path: Path
 
 
 class OneThread:
-    """A communicator of one rank that notices who calls it."""
+    """A communicator of one rank that records the threads that call it."""
 
     def __init__(self) -> None:
         self.callers: set[int] = set()
@@ -87,7 +87,7 @@ class OneThread:
         return SimpleNamespace()
 
 
-def test_an_mpi_for_one_thread_is_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_threaded_mpi_is_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     mpi = SimpleNamespace(IN_PLACE=None, Request=SimpleNamespace(Waitall=lambda requests: waited.append(len(requests))))
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
@@ -112,9 +112,7 @@ def test_an_mpi_for_one_thread_is_called_by_one_thread(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("level", "expected"), [(0, False), (1, False), (2, True), (3, True)])
-def test_the_thread_level_that_mpi_provides_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, level: int, expected: bool
-) -> None:
+def test_the_thread_level_of_mpi_is_queried(monkeypatch: pytest.MonkeyPatch, level: int, expected: bool) -> None:
     seen: list[bool] = []
 
     def joined(ranks: World, threaded: bool) -> World:
@@ -126,7 +124,7 @@ def test_the_thread_level_that_mpi_provides_is_asked_for(
     mpi = SimpleNamespace(COMM_WORLD=comm, Query_thread=lambda: level, THREAD_SERIALIZED=2)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
     monkeypatch.setattr(parallel, "launched", lambda: (0, 2))
-    monkeypatch.setattr(parallel, "_joined", joined)
+    monkeypatch.setattr(parallel, "_set_up", joined)
     parallel.world.__wrapped__()
     assert seen == [expected]
 

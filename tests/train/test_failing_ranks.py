@@ -1,4 +1,4 @@
-"""A rank that fails between two things that rank 0 does first: all ranks end with its error, none waits for ever."""
+"""A rank that fails between two `rank0_first` calls: all ranks exit with its error, none waits forever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HANG = 20  # seconds
 
 
 def two_ranks(work: Callable[[World], Any]) -> list[Any]:
-    """What `together(work)` returns or raises on each of two ranks, which speak to each other without MPI."""
+    """What `run_all_or_raise(work)` returns or raises on each of two ranks, which communicate without MPI."""
     meeting, said = threading.Barrier(2), dict[int, Any]()
     ended: list[Any] = [None, None]
 
@@ -23,12 +23,12 @@ def two_ranks(work: Callable[[World], Any]) -> list[Any]:
             super().__init__()
             self.rank, self.size, self.comm, self.writes = rank, 2, True, rank == 0
 
-        def hear(self, value: Any) -> list[Any]:
+        def allgather_json(self, value: Any) -> list[Any]:
             said[self.rank] = value
             meeting.wait(HANG)
-            heard = [said[0], said[1]]
+            values = [said[0], said[1]]
             meeting.wait(HANG)
-            return heard
+            return values
 
     def run(rank: int) -> None:
         try:
@@ -47,7 +47,7 @@ def two_ranks(work: Callable[[World], Any]) -> list[Any]:
 
 
 def stages(failing: int, when: str) -> Callable[[World], str]:
-    """Two things that rank 0 does first, with a rank that fails before, between or in one of them."""
+    """Two `rank0_first` calls, with a rank that fails before, between or in one of them."""
 
     def fail(world: World, now: str) -> None:
         if world.rank == failing and when == now:

@@ -1,4 +1,4 @@
-"""Fine-tuning runs: LoRA and full, resumed, opened by PEFT, and what they refuse."""
+"""Fine-tuning runs: LoRA and full, resumed, opened by PEFT, and rejected options."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_run_learns_and_resumes_to_bit_identical_weights(
     assert all((one[k] == other[k]).all() for k in one)
 
 
-def test_the_options_dropout_acts_whatever_the_model_says(tmp_path: Path, base: Path, data: Path) -> None:
+def test_the_dropout_option_overrides_the_models_configuration(tmp_path: Path, base: Path, data: Path) -> None:
     trainer = finetune.start(tmp_path / "run", options(base, data, dropout=0.3))
     assert trainer.model.config.resid_pdrop == 0.3
     seeds = [trainer.dropout_seed(0), trainer.dropout_seed(1)]
@@ -117,7 +117,7 @@ def test_full_fine_tuning_keeps_the_chat_template(tmp_path: Path, base: Path) ->
 def test_an_adapter_is_not_a_base(tmp_path: Path, base: Path, data: Path) -> None:
     finetune.start(tmp_path / "first", options(base, data)).train()
     for full in (False, True):
-        with pytest.raises(ValueError, match="is an adapter; make it one with its base first: onfoot merge"):
+        with pytest.raises(ValueError, match="is an adapter; merge it into its base model first with: onfoot merge"):
             finetune.start(tmp_path / "second", options(tmp_path / "first", data, full=full))
 
 
@@ -163,7 +163,7 @@ def test_the_gradient_of_a_packed_step_is_the_sum_of_its_examples(tmp_path: Path
 def test_a_run_whose_data_has_changed_is_not_resumed(tmp_path: Path, base: Path, data: Path) -> None:
     finetune.start(tmp_path / "run", options(base, data))
     data.write_text(data.read_text().replace("and one", "plus one"))
-    with pytest.raises(ValueError, match="has changed since the run was begun"):
+    with pytest.raises(ValueError, match="has changed since the run started"):
         finetune.resume(tmp_path / "run")
 
 
@@ -177,9 +177,9 @@ def test_steps_are_counted_from_the_epochs_and_kept_with_the_run(tmp_path: Path,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"r": 0}, "r=0: .* its rank can be 1 ... 16"),
-        ({"r": 17}, "r=17: .* its rank can be 1 ... 16"),
-        ({"targets": "q_proj"}, "no layer is called 'q_proj'"),
+        ({"r": 0}, "r must be in 1 ... 16 for .*, got 0"),
+        ({"r": 17}, "r must be in 1 ... 16 for .*, got 17"),
+        ({"targets": "q_proj"}, "no layer matches 'q_proj'"),
         ({"max_length": 100}, "max_length=100 exceeds n_positions=48"),
         ({"max_length": 8}, "data.jsonl"),
         ({"model": "missing"}, "missing is not a folder"),
@@ -199,16 +199,16 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, base: Path, data: Path) -> None:
     for changes, message in (
         ({"data": []}, "no data"),
-        ({"epochs": 0.0}, "epochs=0.0"),
-        ({"epochs": float("inf"), "steps": 0}, "epochs=inf"),
-        ({"batch_size": 0, "steps": 0}, "batch_size=0"),
-        ({"seed": -1, "steps": 0}, "seed=-1"),
-        ({"validation": 0.0}, "validation=0.0"),
+        ({"epochs": 0.0}, "epochs must be > 0 and <= 1,000,000, got 0.0"),
+        ({"epochs": float("inf"), "steps": 0}, "epochs must be finite, got inf"),
+        ({"batch_size": 0, "steps": 0}, "batch_size must be >= 1, got 0"),
+        ({"seed": -1, "steps": 0}, "seed must be >= 0, got -1"),
+        ({"validation": 0.0}, "validation must be in .*, got 0.0"),
     ):
         with pytest.raises(ValueError, match=message):
             FinetuneOptions(**{"model": str(base), "data": [str(data)], **SMALL, **changes})
     finetune.start(tmp_path / "run", options(base, data))
     from onfoot.train import pretrain
 
-    with pytest.raises(ValueError, match="is a run of onfoot finetune: resume it with that command"):
+    with pytest.raises(ValueError, match="is a run of onfoot finetune; resume it with that command"):
         pretrain.resume(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The invariants that a run can watch: at rounding level where the formulas are right, and not where they are wrong."""
+"""The invariants that --watch measures: at rounding level if the formulas are right, and not if they are wrong."""
 
 from __future__ import annotations
 

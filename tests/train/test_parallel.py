@@ -1,4 +1,4 @@
-"""What data-parallel runs are made of: shares, buckets, gradients as soon as they are final, the rank monitor."""
+"""Parts of data-parallel runs: shares, buckets, gradients emitted when final, the rank monitor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_shares_of_all_ranks_are_all_rows_once(n: int, size: int, most: int)
 
 
 @given(st.lists(st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=8), st.integers(1, 40), sizes)
-def test_every_element_lies_in_one_bucket_and_belongs_to_one_rank(
+def test_every_element_is_in_one_bucket_and_belongs_to_one_rank(
     shapes: list[list[int]], bucket: int, size: int
 ) -> None:
     layout = BucketLayout({str(i): tuple(shape) for i, shape in enumerate(shapes)}, bucket, size)
@@ -97,7 +97,7 @@ FAMILIES: dict[str, Any] = {
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_gradient_is_given_away_once_and_final_in_the_order_of_the_buckets(family: str, adapter: bool) -> None:
+def test_each_gradient_is_emitted_once_when_final_in_the_order_of_the_buckets(family: str, adapter: bool) -> None:
     model = onfoot.Model(FAMILIES[family], scrambled(onfoot.create(FAMILIES[family]).params, 0), "float64")
     if adapter:
         model.add_lora(r=2)
@@ -140,7 +140,7 @@ def test_a_run_without_mpiexec_has_one_rank_and_imports_no_mpi() -> None:
     ],
     ids=str,
 )
-def test_the_launcher_says_who_is_who(
+def test_rank_and_size_come_from_the_launcher(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[int, int]
 ) -> None:
     for name in list(os.environ):
@@ -194,7 +194,7 @@ def test_an_mpi_that_is_not_the_launchers_is_refused(tmp_path: Path) -> None:
         capture_output=True, text=True, env=_environment(tmp_path) | {"PMI_RANK": "0", "PMI_SIZE": "2"},
     )  # fmt: skip
     assert result.returncode == 2 and not (tmp_path / "run").exists()
-    assert "Another MPI) sees 1 rank: it does not belong to the mpiexec" in result.stderr
+    assert "Another MPI) sees 1 rank: it does not match the mpiexec" in result.stderr
 
 
 def _environment(*first: Path) -> dict[str, str]:
@@ -226,12 +226,12 @@ TOKEN = "0123456789abcdef" * 2
 
 
 class RankMonitor:
-    """A rank_monitor, and connections to it as ranks have them."""
+    """A rank monitor, and connections to it like those of ranks."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", rank_monitor.__file__, "127.0.0.1", "3"],
-            env={**os.environ, rank_monitor.SECRET: TOKEN},
+            env={**os.environ, rank_monitor.SECRET_ENV: TOKEN},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -248,7 +248,7 @@ class RankMonitor:
         connection.sendall(json.dumps(what).encode() + b"\n")
 
     def said(self) -> str:
-        """All that it said; waits for its end."""
+        """Its stderr, after it has exited."""
         return self.process.communicate(timeout=20)[1].decode()
 
 
@@ -268,10 +268,10 @@ def test_the_first_rank_to_die_is_named_with_the_last_complete_checkpoint(tmp_pa
     said = watch.said()
     assert f"rank {first} on host-{first} (process {100 + first}) died" in said and said.count("died") == 1
     assert f"the last complete checkpoint is {tmp_path / 'checkpoints' / 'step-0000008'}" in said
-    assert "go on from there with: mpiexec -n 3 onfoot train --resume there" in said
+    assert "resume with: mpiexec -n 3 onfoot train --resume there" in said
 
 
-def test_a_farewell_is_no_death_and_a_failure_is_not_told_twice() -> None:
+def test_a_sign_off_is_not_a_death_and_a_failure_is_not_reported_twice() -> None:
     for failed in (False, True):
         watch = RankMonitor()
         ranks = [watch.connect(rank) for rank in range(2)]
@@ -286,7 +286,7 @@ def test_a_farewell_is_no_death_and_a_failure_is_not_told_twice() -> None:
         assert watch.said() == ""
 
 
-def test_ranks_that_their_launcher_leaves_waiting_are_told_to_end() -> None:
+def test_ranks_that_their_launcher_leaves_running_are_told_to_exit() -> None:
     watch = RankMonitor()
     dead, waiting = watch.connect(0), watch.connect(1)
     dead.close()
@@ -295,7 +295,7 @@ def test_ranks_that_their_launcher_leaves_waiting_are_told_to_end() -> None:
     assert "rank 0 on host-0 (process 100) died" in watch.said()
 
 
-def test_strangers_are_not_listened_to() -> None:
+def test_unauthenticated_clients_are_ignored() -> None:
     watch = RankMonitor()
     rank = watch.connect(0)
     stranger = watch.connect(7, token="guess" * 8)
@@ -307,14 +307,14 @@ def test_strangers_are_not_listened_to() -> None:
     assert watch.said() == ""
 
 
-def test_without_ranks_the_lookout_ends_with_the_process_that_started_it() -> None:
+def test_without_ranks_the_monitor_exits_with_the_process_that_started_it() -> None:
     watch = RankMonitor()
     assert watch.process.stdin is not None
     watch.process.stdin.close()
     assert watch.process.wait(timeout=20) == 0
 
 
-def test_one_rank_has_nobody_to_differ_from_and_raises_its_own_errors() -> None:
+def test_a_single_rank_compares_nothing_and_raises_its_own_errors() -> None:
     alone = World()
     alone.compare({"weights": np.ones(3)}, "step 1")
     with pytest.raises(KeyError), alone.guard(Path("run"), "train"):

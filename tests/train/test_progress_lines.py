@@ -1,4 +1,4 @@
-"""What a run says while it runs, which options it takes, and the invariants that it watches."""
+"""Progress lines of a run, limits of its options, and the invariants that it measures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_durations_are_hours_minutes_and_seconds() -> None:
     ]  # fmt: skip
 
 
-def test_plain_lines_come_now_and_then_and_at_the_end_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_come_every_ten_seconds_and_at_the_end_with_the_remaining_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     out = io.StringIO()
@@ -46,10 +48,10 @@ def test_plain_lines_come_now_and_then_and_at_the_end_with_what_is_left(monkeypa
 def test_limits_themselves_are_allowed() -> None:
     TrainOptions(dropout=0.0, vocab_size=257, n_layer=1, context=1)
     for wrong, message in (
-        ({"dropout": 1.0}, r"dropout=1.0 is not in \[0, 1\)"),
-        ({"vocab_size": 256}, "vocab_size=256: at least 257"),
-        ({"bucket_mb": 0.0}, "bucket_mb=0.0"),
-        ({"validation": 1.0}, "validation=1.0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"vocab_size": 256}, "vocab_size must be >= 257, got 256"),
+        ({"bucket_mb": 0.0}, "bucket_mb must be > 0, got 0.0"),
+        ({"validation": 1.0}, "validation must be in .*, got 1.0"),
     ):
         with pytest.raises(ValueError, match=message):
             TrainOptions(**wrong)
@@ -57,7 +59,7 @@ def test_limits_themselves_are_allowed() -> None:
         FinetuneOptions(data=["x.jsonl"], full=True, quantized=True)
 
 
-def test_options_come_back_and_only_to_their_own_command(tmp_path: Path) -> None:
+def test_options_load_only_for_their_own_command(tmp_path: Path) -> None:
     options = TrainOptions(texts=["a.txt"], lr=0.25, betas=(0.5, 0.75))
     (tmp_path / "run.json").write_text(json.dumps({"command": "train", **asdict(options)}))
     assert TrainOptions.load(tmp_path / "run.json") == options
@@ -65,7 +67,7 @@ def test_options_come_back_and_only_to_their_own_command(tmp_path: Path) -> None
         FinetuneOptions.load(tmp_path / "run.json")
 
 
-def test_invariants_are_the_largest_share_of_what_should_be_nothing() -> None:
+def test_invariants_are_the_largest_relative_sum_that_should_be_zero() -> None:
     assert _share(np.array([0.5, -3.0]), np.array([4.0, 6.0])) == 0.5
     config = onfoot.GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=2, n_head=2)
     model = Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy")
@@ -76,7 +78,7 @@ def test_invariants_are_the_largest_share_of_what_should_be_nothing() -> None:
     assert max(right.values()) < 1e-12
 
 
-def test_a_wrong_second_norm_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_second_norm_is_detected_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from onfoot.models.run import Run
 
     config = onfoot.GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=1, n_head=2)

@@ -1,4 +1,4 @@
-"""The process that watches over the ranks: who may speak to it, how much it reads, and that garbage does not end it."""
+"""The rank monitor: who may connect, how much it reads, and that garbage does not stop it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 class Watch:
-    """A rank_monitor for two ranks."""
+    """A rank monitor for two ranks."""
 
     def __init__(self, patience: float = 20.0) -> None:
         program = (
             "import sys; path = sys.argv[1]; sys.argv = [path, '127.0.0.1', '2']; source = open(path).read(); "
-            f"source = source.replace('PATIENCE = 20.0', 'PATIENCE = {patience}'); "
+            f"source = source.replace('CONNECT_TIMEOUT = 20.0', 'CONNECT_TIMEOUT = {patience}'); "
             "exec(compile(source, path, 'exec'), {'__name__': '__main__', '__file__': path})"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", program, rank_monitor.__file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, rank_monitor.SECRET: TOKEN},
+            env={**os.environ, rank_monitor.SECRET_ENV: TOKEN},
         )  # fmt: skip
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
@@ -50,7 +50,7 @@ class Watch:
         return self.call(TOKEN.encode(), line(rank=number, host=f"host-{number}", pid=100 + number))
 
     def ends_well(self, *ranks: socket.socket) -> str:
-        """All that it said, after the ranks have said farewell."""
+        """Its stderr, after the ranks have signed off."""
         for rank in ranks:
             rank.sendall(line(bye=True, failed=False))
             rank.close()
@@ -79,29 +79,29 @@ def caller() -> rank_monitor.MonitorClient:
     [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", line(token=TOKEN, rank=7), DEEP, b"\n" * 40, b"\xff\x00" * 2048],
     ids=["http", "the secret inside JSON", "deep", "empty lines", "noise"],
 )
-def test_who_does_not_begin_with_the_secret_is_hung_up_on(said: bytes) -> None:
+def test_a_client_that_does_not_send_the_secret_is_disconnected(said: bytes) -> None:
     watch = Watch()
     ranks = [watch.rank(0), watch.rank(1)]
     assert hung_up(watch.call(said))
     assert watch.ends_well(*ranks) == ""
 
 
-def test_nothing_is_parsed_before_the_secret_is_said() -> None:
+def test_nothing_is_parsed_before_the_secret_is_received() -> None:
     stranger = caller()
-    assert stranger.hear(b"{" * 31, TOKEN.encode())  # too short to tell
-    assert not stranger.hear(b"{\n", TOKEN.encode()) and not stranger.trusted
+    assert stranger.receive(b"{" * 31, TOKEN.encode())  # too short to tell
+    assert not stranger.receive(b"{\n", TOKEN.encode()) and not stranger.authenticated
     rank = caller()
     for byte in TOKEN:
-        assert not rank.trusted and rank.hear(byte.encode(), TOKEN.encode())
-    assert rank.trusted and rank.hear(line(rank=3), TOKEN.encode()) and rank.said == {"rank": 3}
+        assert not rank.authenticated and rank.receive(byte.encode(), TOKEN.encode())
+    assert rank.authenticated and rank.receive(line(rank=3), TOKEN.encode()) and rank.fields == {"rank": 3}
 
 
 @pytest.mark.parametrize(
     "said",
-    [b"{\n", b"[]\n", DEEP + b"\n", b"\xff\xfe\n", b"1" * (rank_monitor.LINE + 1)],
+    [b"{\n", b"[]\n", DEEP + b"\n", b"\xff\xfe\n", b"1" * (rank_monitor.MAX_LINE + 1)],
     ids=["half", "a list", "deep", "no text", "long"],
 )
-def test_a_rank_that_talks_nonsense_counts_as_dead_and_the_lookout_says_so(said: bytes) -> None:
+def test_a_rank_that_sends_invalid_data_is_reported_as_dead(said: bytes) -> None:
     watch = Watch()
     other, mad = watch.rank(0), watch.rank(1)
     with suppress(OSError):
@@ -111,24 +111,24 @@ def test_a_rank_that_talks_nonsense_counts_as_dead_and_the_lookout_says_so(said:
     assert watch.process.returncode == 0
 
 
-def test_lines_without_end_are_not_kept() -> None:
+def test_lines_without_end_are_not_buffered() -> None:
     rank = caller()
-    assert rank.hear(TOKEN.encode(), TOKEN.encode())
-    while rank.hear(b"x" * 1000, TOKEN.encode()):
-        assert len(rank.rest) <= rank_monitor.LINE
-    assert len(rank.rest) <= rank_monitor.LINE + 1000
+    assert rank.receive(TOKEN.encode(), TOKEN.encode())
+    while rank.receive(b"x" * 1000, TOKEN.encode()):
+        assert len(rank.rest) <= rank_monitor.MAX_LINE
+    assert len(rank.rest) <= rank_monitor.MAX_LINE + 1000
 
 
-def test_strangers_who_say_nothing_are_few_and_do_not_stay() -> None:
+def test_silent_unauthenticated_clients_are_limited_and_time_out() -> None:
     watch = Watch(patience=1.0)
     ranks = [watch.rank(0)]
-    strangers = [watch.call() for _ in range(rank_monitor.STRANGERS + 40)]
+    strangers = [watch.call() for _ in range(rank_monitor.MAX_UNAUTHENTICATED + 40)]
     ranks.append(watch.rank(1))  # there is room for a rank
     assert all(hung_up(stranger) for stranger in strangers)  # the oldest at once, the others when their time is up
     assert watch.ends_well(*ranks) == ""
 
 
-def test_garbage_from_many_does_not_end_it() -> None:
+def test_garbage_from_many_clients_does_not_stop_the_monitor() -> None:
     watch, rng = Watch(), random.Random(5)
     rank = watch.rank(0)
     for _ in range(200):
@@ -137,7 +137,7 @@ def test_garbage_from_many_does_not_end_it() -> None:
     assert watch.ends_well(rank) == ""
 
 
-def test_what_it_prints_cannot_steer_a_terminal() -> None:
+def test_printed_text_has_no_terminal_control_characters() -> None:
     watch = Watch()
     watch.call(TOKEN.encode(), line(rank="\x1b[31m", host="a\nb", pid={}, run=7, resume=None)).close()
     said = watch.process.communicate(timeout=20)[1].decode()
@@ -152,18 +152,18 @@ def test_the_secret_is_not_in_the_list_of_processes(monkeypatch: pytest.MonkeyPa
         return SimpleNamespace(stdout=io.BytesIO(b"4242\n"))
 
     monkeypatch.setattr(rank_monitor.subprocess, "Popen", popen)
-    where = rank_monitor.start(alone=True, ranks=2)
+    where = rank_monitor.start(one_host=True, ranks=2)
     assert where is not None and where[:2] == ["127.0.0.1", 4242]
     ((command, environment),) = started
-    assert where[2] not in " ".join(command) and environment[rank_monitor.SECRET] == where[2]
-    assert len(where[2]) == rank_monitor.LENGTH
+    assert where[2] not in " ".join(command) and environment[rank_monitor.SECRET_ENV] == where[2]
+    assert len(where[2]) == rank_monitor.SECRET_LENGTH
 
 
 def test_windows_waits_for_stdin_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setattr(rank_monitor.sys, "platform", "win32")
     monkeypatch.setattr(rank_monitor.sys, "stdin", os.fdopen(read))
-    life = rank_monitor._lifeline()
+    life = rank_monitor._parent_exit()
     life.settimeout(0)
     with pytest.raises(BlockingIOError):
         life.recv(1)
@@ -178,15 +178,15 @@ def test_it_works_where_there_is_no_epoll(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(rank_monitor.sys, "stdin", os.fdopen(read))
     watch = rank_monitor.RankMonitor(TOKEN, "127.0.0.1", 1)
     watch.watch(watch.server.fileno())
-    watch.watch(watch.life.fileno())
+    watch.watch(watch.parent.fileno())
     connection = socket.create_connection(watch.server.getsockname(), timeout=20)
     assert watch.ready() == [watch.server.fileno()]
     watch.accept()
     connection.sendall(TOKEN.encode() + line(rank=0))
     deadline = time.monotonic() + 20
-    (one,) = watch.callers.values()
-    while not one.said and time.monotonic() < deadline:
+    (one,) = watch.clients.values()
+    while not one.fields and time.monotonic() < deadline:
         for descriptor in watch.ready():
-            assert watch.read(watch.callers[descriptor])
-    assert one.said == {"rank": 0}
+            assert watch.read(watch.clients[descriptor])
+    assert one.fields == {"rank": 0}
     os.close(write)

@@ -1,4 +1,4 @@
-"""A run's folder: which checkpoints are kept and counted, the lock, links, what is remembered, other systems."""
+"""Run folders: which checkpoints are kept, the lock, links, recorded hashes, other operating systems."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def options(tmp_path: Path, **changes: Any) -> TrainOptions:
 
 
 def stopped(run: Path, at: int, settings: TrainOptions) -> None:
-    """A run that ends before step `at`, as one that was killed."""
+    """A run that stops before step `at`, like one that was killed."""
     trainer = pretrain.start(run, settings)
     stop_before(trainer, at)
 
@@ -66,7 +66,7 @@ def stop_before(trainer: Any, at: int) -> None:
 
 
 def damage(folder: Path) -> None:
-    """One bit of the weights is another."""
+    """Flips one bit of the weights."""
     path = next(folder.glob("*model.safetensors"))
     content = bytearray(path.read_bytes())
     content[-3] ^= 16
@@ -82,13 +82,13 @@ def weights(folder: Path) -> dict[str, bytes]:
 
 
 def linked(run: Path) -> dict[str, str]:
-    """What the links point to: always a sound checkpoint."""
+    """The targets of the links: always valid checkpoints."""
     found = {name: (run / name).resolve() for name in ("last", "best")}
     assert all(validate(path) is None for path in found.values()), found
     return {name: path.name for name, path in found.items()}
 
 
-def test_a_damaged_checkpoint_does_not_take_the_place_of_a_sound_one(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_replace_a_valid_one(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(run, 5, options(tmp_path))  # one checkpoint, of step 4
     shutil.copytree(checkpoint_folder(run, 4), checkpoint_folder(run, 9))
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_sound_one(tmp_path: P
     assert linked(run) == {"last": "step-0000006", "best": "step-0000004"}
 
 
-def test_one_that_was_just_written_stays_whatever_is_damaged(
+def test_a_newly_written_checkpoint_stays_whatever_is_damaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -118,10 +118,10 @@ def test_one_that_was_just_written_stays_whatever_is_damaged(
     trainer.save = damaging  # type: ignore[method-assign]
     trainer.train()
     assert names(run) == [f"damaged-step-000000{n}" for n in (2, 4, 6)] + ["step-0000008"]
-    assert capsys.readouterr().err.count("is corrupted (its checksum differs); it is set aside as damaged-step-") == 3
+    assert capsys.readouterr().err.count("is corrupted (its checksum differs); renamed to damaged-step-") == 3
 
 
-def test_a_damaged_best_is_set_aside_and_another_takes_its_place(tmp_path: Path) -> None:
+def test_a_damaged_best_checkpoint_is_renamed_and_replaced_by_another(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(run, 7, options(tmp_path, lr=0.0))  # it never improves: the first evaluation, after step 4, is the best
     assert linked(run) == {"last": "step-0000006", "best": "step-0000004"}
@@ -166,20 +166,20 @@ def test_an_io_error_in_the_newest_falls_back_to_the_one_before(
     assert "damaged-step-0000006" in names(run) and validate(run / "checkpoints" / "damaged-step-0000006") is None
 
 
-def test_a_run_without_any_sound_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_run_without_any_valid_checkpoint_is_left_unchanged(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(run, 3, options(tmp_path))
     damage(checkpoint_folder(run, 2))
     log = (run / "log.jsonl").read_bytes()
     with pytest.raises(
-        ValueError, match=r"no checkpoint of .* can be used; put one back, .*step-0000002 cannot be used"
+        ValueError, match=r"no checkpoint of .* can be used; restore one, .*step-0000002 cannot be used"
     ):
         pretrain.resume(run)
     assert names(run) == ["step-0000002"] and (run / "log.jsonl").read_bytes() == log
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"model.safetensors": 3}', "null", '{"trainer/state.json": {}}'])
-def test_a_manifest_that_lists_too_little_makes_no_sound_checkpoint(tmp_path: Path, content: str) -> None:
+def test_an_incomplete_manifest_makes_a_checkpoint_invalid(tmp_path: Path, content: str) -> None:
     run = tmp_path / "run"
     stopped(run, 3, options(tmp_path))
     (checkpoint_folder(run, 2) / "trainer" / "manifest.json").write_text(content)
@@ -218,7 +218,9 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
     before = victim.read_bytes()
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(victim)
-    with pytest.raises(ValueError, match=rf"{name} is a link, and what it points to would be overwritten; remove it"):
+    with pytest.raises(
+        ValueError, match=rf"{name} is a symbolic link, and its target would be overwritten; remove the link"
+    ):
         pretrain.resume(run)[0].train()
     assert victim.read_bytes() == before
 
@@ -233,7 +235,7 @@ def test_a_log_and_a_curve_do_not_follow_a_link_that_appears_later(tmp_path: Pat
     assert victim.read_text() == "precious" and not (run / "loss.png").is_symlink()  # the link itself is replaced
     (run / "log.jsonl").unlink()
     (run / "log.jsonl").symlink_to(victim)
-    with pytest.raises(ValueError, match=r"log\.jsonl is a link"):
+    with pytest.raises(ValueError, match=r"log\.jsonl is a symbolic link"):
         Log(run / "log.jsonl").append(step=1)
     assert victim.read_text() == "precious"
 
@@ -244,7 +246,7 @@ def test_a_folder_killed_before_the_run_began_can_be_used_again(tmp_path: Path, 
     run.mkdir()
     for name in left:
         (run / name).mkdir() if name.endswith("/") else (run / name).write_text("")
-    with pytest.raises(ValueError, match=r"is not a run: it has no run\.json"):
+    with pytest.raises(ValueError, match=r"is not a run folder: it has no run\.json"):
         pretrain.resume(run)
     pretrain.start(run, options(tmp_path)).train()
     assert linked(run)["last"] == "step-0000008"
@@ -284,14 +286,14 @@ def test_run_json_that_has_changed_is_refused_until_its_hash_is_removed(tmp_path
     stopped(run, 3, options(tmp_path))
     values = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**values, "lr": 0.5}))
-    with pytest.raises(ValueError, match=r"run\.json has changed since the run was begun .* remove the entry"):
+    with pytest.raises(ValueError, match=r"run\.json has changed since the run started .* remove the entry"):
         pretrain.resume(run)
     del values["sha256"]
     (run / "run.json").write_text(json.dumps({**values, "lr": 0.5}))
     assert pretrain.resume(run)[0].options.lr == 0.5
 
 
-def test_run_json_says_what_the_run_is_computed_with_and_a_change_is_told(tmp_path: Path) -> None:
+def test_run_json_records_the_versions_and_a_change_is_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(run, 3, options(tmp_path, engine="auto", dtype="float64"))
     path = run / "run.json"
@@ -305,36 +307,36 @@ def test_run_json_says_what_the_run_is_computed_with_and_a_change_is_told(tmp_pa
     path.write_text(json.dumps(values))
     (said,) = pretrain.resume(run)[1]
     assert said == (
-        f"this run was begun with numpy 1.0, engine numba, and goes on with numpy {np.__version__}, engine numpy: "
-        f"its last bits may differ"
+        f"this run started with numpy 1.0, engine numba and continues with numpy {np.__version__}, engine numpy: "
+        f"results may differ by rounding"
     )
 
 
-def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_another_text_or_tokenizer(tmp_path: Path) -> None:
     run, settings = tmp_path / "run", options(tmp_path)
     stopped(run, 3, settings)
     path = run / "data" / "tokenizer.json"
     content = path.read_bytes()
     path.write_bytes(content.replace(b'"a"', b'"b"', 1))
-    with pytest.raises(ValueError, match=r"data: tokenizer\.json .*; put back what was there, or begin a new run"):
+    with pytest.raises(ValueError, match=r"data: tokenizer\.json .*; restore the original, or start a new run"):
         pretrain.resume(run)
     path.write_bytes(content)
     shutil.rmtree(run / "data")  # the text is tokenised again: it must be the same
     assert pretrain.resume(run)[0].state.step == 2
     shutil.rmtree(run / "data")
     Path(settings.texts[0]).write_text("a lazy dog jumps over the quick brown fox. " * 60)
-    with pytest.raises(ValueError, match=r"the text of .*run has changed since the run was begun"):
+    with pytest.raises(ValueError, match=r"the text of .*run has changed since the run started"):
         pretrain.resume(run)
 
 
-def test_a_log_that_lacks_lines_is_told_and_no_reason_to_stop(tmp_path: Path) -> None:
+def test_missing_log_lines_are_reported_without_stopping(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(run, 5, options(tmp_path))
     path = run / "log.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + lines[1][:-9] + "\n" + "".join(lines[2:]))
     trainer, said = pretrain.resume(run)
-    assert "log.jsonl, line 2: not a record; it is left out" in said[0] and "lacks 1 of the 4 steps" in said[1]
+    assert "log.jsonl, line 2: not a log record; skipped" in said[0] and "lacks 1 of the 4 steps" in said[1]
     trainer.train()
     assert [r["step"] for r in Log(path).read() if "loss" in r] == [1, 3, 4, 5, 6, 7, 8]
 
@@ -354,7 +356,7 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("quantized", [False, True])
-def test_a_lora_run_goes_on_with_its_own_base_only(tmp_path: Path, base: Path, quantized: bool) -> None:
+def test_a_lora_run_resumes_only_with_its_own_base(tmp_path: Path, base: Path, quantized: bool) -> None:
     lines = [{"prompt": f"{i} and one:", "completion": f" {i + 1}"} for i in range(20)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = {**SMALL, "model": str(base), "data": [str(tmp_path / "data.jsonl")], "r": 2, "quantized": quantized}
@@ -370,7 +372,7 @@ def test_a_lora_run_goes_on_with_its_own_base_only(tmp_path: Path, base: Path, q
     weights = base / "model.safetensors"
     own = weights.read_bytes()
     weights.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=r"the model .*base has changed since the run was begun"):
+    with pytest.raises(ValueError, match=r"the model .*base has changed since the run started"):
         finetune.resume(run)
     weights.write_bytes(own)
     config_file = base / "config.json"
@@ -386,11 +388,11 @@ def test_a_run_from_a_model_that_changed_before_the_first_checkpoint_is_refused(
     settings = options(tmp_path, init=str(base))
     stopped(tmp_path / "run", 1, settings)
     (base / "model.safetensors").write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=r"the model .*base has changed since the run was begun"):
+    with pytest.raises(ValueError, match=r"the model .*base has changed since the run started"):
         pretrain.resume(tmp_path / "run")
 
 
-def test_windows_flushes_files_and_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_flushes_files_but_not_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.sys, "platform", "win32")
     real, opened = os.open, []
 
@@ -429,13 +431,13 @@ def test_a_run_killed_while_its_curve_was_drawn_gets_it_when_it_is_resumed(tmp_p
     assert names(run) == ["step-0000008"]
 
 
-def test_damage_and_changes_are_told_on_the_command_line(tmp_path: Path) -> None:
+def test_damage_and_changes_are_reported_on_the_command_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped(run, 7, options(tmp_path, keep=3))
     damage(checkpoint_folder(run, 6))
     result = CliRunner().invoke(app, ["train", "--resume", str(run)])
     said = " ".join(result.output.split())
-    assert result.exit_code == 0 and "resuming" in said and "it is set aside as damaged-step-0000006" in said
+    assert result.exit_code == 0 and "resuming" in said and "renamed to damaged-step-0000006" in said
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")

@@ -1,4 +1,4 @@
-"""What a step is made of: seeds of microbatches, clipping of large models, large vocabularies, seams of chunks."""
+"""Details of a step: seeds of microbatches, clipping of large models, large vocabularies, chunk boundaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onfoot.models.model import Model
 from onfoot.train import pretrain
 from onfoot.train.log import Log
 from onfoot.train.loop import Trainer
-from onfoot.train.optimizer import TOGETHER, AdamW, clip_scale, global_norm
+from onfoot.train.optimizer import UPDATE_ELEMENTS, AdamW, clip_scale, global_norm
 from onfoot.train.options import TrainOptions
 from onfoot.train.schedule import learning_rate
 from oracles import assert_close, scrambled
@@ -61,7 +61,7 @@ def asked_seeds(one: Trainer, monkeypatch: pytest.MonkeyPatch, steps: int) -> li
     return seen
 
 
-def test_every_microbatch_of_every_step_drops_by_a_seed_of_its_own(
+def test_every_microbatch_of_every_step_has_its_own_dropout_seed(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = asked_seeds(trainer(tmp_path / "a", text), monkeypatch, 4)
@@ -73,7 +73,7 @@ def test_every_microbatch_of_every_step_drops_by_a_seed_of_its_own(
     assert not {*other} & {*seeds}
 
 
-def test_every_rank_drops_by_a_seed_of_its_own(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rank_has_its_own_dropout_seed(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer(tmp_path / "a", text)
     seeds = set()
     for rank in range(4):
@@ -119,10 +119,10 @@ def test_a_step_over_microbatches_is_one_step_of_the_clipped_mean_gradient(tmp_p
 
 
 def test_clipping_reaches_the_parameters_that_are_updated_before_the_last() -> None:
-    """Above 2²⁰ numbers updates do not wait for one another; each is scaled all the same."""
+    """Updates of more than 2²⁰ elements are applied at once; each must be scaled all the same."""
     config = onfoot.GPT2Config(vocab_size=9000, n_positions=16, n_embd=128, n_layer=2, n_head=2)
     model = onfoot.create(config, dtype="float64", engine="numpy")
-    assert model.n_params > TOGETHER + 2 * 12 * 128**2
+    assert model.n_params > UPDATE_ELEMENTS + 2 * 12 * 128**2
     rng = np.random.default_rng(0)
     grads = {name: rng.normal(size=value.shape) for name, value in model.params.items()}
     leaves = {name: torch.tensor(np.array(value), requires_grad=True) for name, value in model.params.items()}
@@ -149,7 +149,7 @@ def test_the_norm_is_that_of_all_gradients_as_one_vector() -> None:
     assert clip_scale(13.0, 6.5) == 0.5 and clip_scale(6.5, 6.5) == clip_scale(1.0, 6.5) == clip_scale(13.0, 0.0) == 1
 
 
-def test_a_rate_given_to_a_step_is_that_steps_rate_alone() -> None:
+def test_a_learning_rate_passed_to_a_step_applies_to_that_step_only() -> None:
     config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
     model = Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy")
     before = {name: value.copy() for name, value in model.params.items()}
@@ -162,7 +162,7 @@ def test_a_rate_given_to_a_step_is_that_steps_rate_alone() -> None:
         assert_close(before[name] - model.params[name], np.full_like(before[name], 1e-3), 1e-6, name)
 
 
-def test_a_restored_optimizer_goes_on_with_its_step_count() -> None:
+def test_a_restored_optimizer_continues_with_its_step_count() -> None:
     config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
     models = [Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy") for _ in range(2)]
     rng = np.random.default_rng(0)
@@ -182,7 +182,7 @@ def test_a_restored_optimizer_goes_on_with_its_step_count() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
-def test_schedules_are_these_numbers(kind: str) -> None:
+def test_schedules_have_these_values(kind: str) -> None:
     rates = [learning_rate(step, 12, 2.0, 4, kind) for step in range(12)]
     assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
     done = [(step - 4) / 8 for step in range(4, 12)]
@@ -196,7 +196,7 @@ def test_schedules_are_these_numbers(kind: str) -> None:
 
 
 class Large:
-    """A tokenizer of so many ids, one per character: those at its end."""
+    """A tokenizer with `size` ids that uses only the last ones."""
 
     def __init__(self, size: int) -> None:
         self.size, self.eos_id = size, size - 1
@@ -209,7 +209,7 @@ class Large:
     ("size", "dtype"),
     [(300, "uint16"), (65_536, "uint16"), (65_537, "uint32"), (131_072, "uint32"), (200_000, "uint32")],
 )
-def test_ids_of_large_vocabularies_are_kept_whole(tmp_path: Path, size: int, dtype: str) -> None:
+def test_ids_of_large_vocabularies_are_not_truncated(tmp_path: Path, size: int, dtype: str) -> None:
     tokenizer: Any = Large(size)
     texts = [Text("a", text="hello"), Text("b", text="world")]
     tokens = write_tokens(texts, tokenizer, tmp_path)
@@ -218,7 +218,7 @@ def test_ids_of_large_vocabularies_are_kept_whole(tmp_path: Path, size: int, dty
     assert tokens.dtype == dtype
     assert json.loads((tmp_path / "tokens.json").read_text())["tokens"] == 12
     (tmp_path / "tokens.bin").write_bytes((tmp_path / "tokens.bin").read_bytes() + b"\0")
-    with pytest.raises(ValueError, match="not those of 12 tokens"):
+    with pytest.raises(ValueError, match="which is not 12 "):
         open_tokens(tmp_path)
 
 
@@ -231,7 +231,7 @@ def test_the_bigram_entropy_counts_the_pairs_at_the_seams(n: int, monkeypatch: p
     assert bigram_entropy(ids, 5) == pytest.approx(right, abs=1e-12)
 
 
-def test_a_share_of_the_examples_is_rounded_to_the_nearest_number() -> None:
+def test_the_number_of_validation_examples_is_rounded_to_nearest() -> None:
     examples: list[Any] = list(range(19))
     for fraction, n in ((0.1, 2), (0.12, 2), (0.14, 3), (0.001, 1), (0.99, 18)):
         train, held_out = split_examples(examples, fraction, 0)
@@ -244,7 +244,7 @@ def test_validation_takes_shuffled_rows_for_the_first_of_a_packing_are_the_longe
     assert [[int(i) for i in batch] for batch in source.validation()] == [[3, 1], [0]]
 
 
-def test_ids_that_are_not_those_of_before_are_refused(tmp_path: Path) -> None:
+def test_changed_token_ids_are_rejected(tmp_path: Path) -> None:
     tokenizer: Any = Large(300)
     write_tokens([Text("a", text="hello")], tokenizer, tmp_path)
     corpus.check_tokens(tmp_path)
@@ -260,7 +260,7 @@ def test_ranks_that_each_have_all_gradients_count_them_once() -> None:
     assert AdamW(onfoot.create(config)).total(np.array([4.0, 4.0])) == 4
 
 
-def test_a_log_is_cut_behind_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:
+def test_a_log_is_truncated_after_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl")
     for step in range(1, 6):
         log.append(step=step, loss=float(step))

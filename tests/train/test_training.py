@@ -1,4 +1,4 @@
-"""Runs: accumulation, checkpoints, kill and resume, and what a run refuses."""
+"""Runs: accumulation, checkpoints, kill and resume, and rejected options."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def logged(run: Path) -> int:
 
 
 def kill_and_resume(tmp_path: Path, text: Path, moments: list[float]) -> None:
-    """Kills a run at each of the moments, a step and a fraction of 10 ms, and lets it go on from there."""
+    """Kills a run at each of the moments, a step and a fraction of 10 ms, and resumes it each time."""
     subprocess.run(command(*arguments(text, tmp_path / "whole")), check=True, capture_output=True, timeout=600)
     for i, moment in enumerate(moments):
         run = tmp_path / f"killed-{i}"
@@ -228,7 +228,7 @@ def test_ten_kills_at_random_moments_all_resume_to_bit_identical_weights(
     kill_and_resume(tmp_path, text, np.random.default_rng(fresh).uniform(0, 40, 10).tolist())
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path, text: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path, text: Path) -> None:
     whole = pretrain.start(tmp_path / "whole", options(text))
     whole.train()
     run = tmp_path / "run"
@@ -239,13 +239,13 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path, te
     assert_same_weights(tmp_path / "whole" / "last", run / "last")
 
 
-def test_a_run_does_not_go_on_with_other_tokens(tmp_path: Path, text: Path) -> None:
+def test_a_run_does_not_resume_with_other_tokens(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     interrupted_run(run, options(text), 4)
     path = run / "data" / "tokens.bin"
     content = path.read_bytes()
     path.write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))  # one token is another; the length stays
-    with pytest.raises(ValueError, match=r"tokens\.bin has changed since the run was begun .* begin a new run"):
+    with pytest.raises(ValueError, match=r"tokens\.bin has changed since the run started .* start a new run"):
         pretrain.resume(run)
     path.write_bytes(content)
     resumed, _ = pretrain.resume(run)
@@ -272,7 +272,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
     if damage != "manifest":
         assert "model.safetensors" in complaints[0]
     resumed, said = pretrain.resume(run)
-    assert said == [f"{complaints[0]}; it is set aside as damaged-{newest.name}"]
+    assert said == [f"{complaints[0]}; renamed to damaged-{newest.name}"]
     assert validate(newest.with_name(f"damaged-{newest.name}")) and (run / "last").resolve() == before.resolve()
     resumed.train()
     assert validate(newest) is None  # written again
@@ -290,7 +290,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_intact(tmp_path: Path, text: 
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing beyond the limit then fails as on a full disk
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-        with pytest.raises(ValueError, match=r"could not be written .*; the ones before it are intact"):
+        with pytest.raises(ValueError, match=r"cannot write the checkpoint .*; earlier checkpoints are intact"):
             resumed.train()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -315,7 +315,7 @@ def test_a_non_finite_loss_names_the_step_and_overwrites_nothing(tmp_path: Path,
         return step(lr)
 
     trainer.step = poisoned  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"step 8: the loss is nan .* nothing was overwritten"):
+    with pytest.raises(ValueError, match=r"step 8: the loss is nan .* no checkpoint was overwritten"):
         trainer.train()
     found, complaints = newest_valid(run)
     assert found is not None and found.name == "step-0000006" and complaints == []
@@ -376,7 +376,7 @@ def test_the_loop_follows_the_schedule(tmp_path: Path, text: Path) -> None:
     assert rates == [learning_rate(s, 12, 2e-3, 2, "linear") for s in range(12)]
 
 
-def test_a_copy_that_followed_the_links_goes_on_with_new_ones(tmp_path: Path, text: Path) -> None:
+def test_a_copy_that_followed_the_links_gets_new_ones(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     interrupted_run(run, options(text), 7)
     shutil.copytree(run, tmp_path / "copy", symlinks=False)
@@ -386,7 +386,9 @@ def test_a_copy_that_followed_the_links_goes_on_with_new_ones(tmp_path: Path, te
     assert (tmp_path / "copy" / "last").resolve().name == "step-0000012"
 
 
-def test_a_run_is_trained_by_one_process_at_a_time_and_who_is_refused_cuts_nothing(tmp_path: Path, text: Path) -> None:
+def test_a_run_is_trained_by_one_process_at_a_time_and_a_rejected_one_truncates_nothing(
+    tmp_path: Path, text: Path
+) -> None:
     trainer = pretrain.start(tmp_path / "run", options(text))
     step, log = trainer.step, tmp_path / "run" / "log.jsonl"
 
@@ -418,7 +420,7 @@ def test_a_model_can_be_trained_further_on_other_text(tmp_path: Path, text: Path
     [
         ({"context": 4000}, "less than one window of 4000"),
         ({"n_embd": 15}, "n_embd=15 is not divisible by n_head=2"),
-        ({"tokenizer": "nope"}, "the tokenizer nope does not exist; known names are byte, char, bpe"),
+        ({"tokenizer": "nope"}, "tokenizer nope does not exist; built-in tokenizers: byte, char, bpe"),
         ({"texts": ["missing.txt"]}, "missing.txt does not exist"),
         ({"init": "missing"}, "missing is not a folder"),
     ],
@@ -446,12 +448,12 @@ def test_a_run_that_cannot_begin_leaves_the_users_own_folder(tmp_path: Path, tex
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "steps=0: at least 1"),
-        ({"lr": -0.1}, "lr=-0.1: at least 0"),
-        ({"validation": 1.0}, "validation=1.0: a share between 0 and 1"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"lr": -0.1}, "lr must be >= 0, got -0.1"),
+        ({"validation": 1.0}, "validation must be in \\(0, 1\\), got 1.0"),
         ({"schedule": "step"}, "unknown schedule 'step'"),
         ({"engine": "gpu"}, "unknown engine 'gpu'"),
-        ({"dropout": 1.0}, r"dropout=1.0 is not in \[0, 1\)"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
     ids=str,
 )
@@ -460,15 +462,15 @@ def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
         TrainOptions(**changes)
 
 
-def test_folders_that_are_taken_or_are_no_runs_are_refused(tmp_path: Path, text: Path) -> None:
+def test_used_folders_and_folders_without_a_run_are_rejected(tmp_path: Path, text: Path) -> None:
     pretrain.start(tmp_path / "run", options(text))
-    with pytest.raises(ValueError, match="holds a run already; resume it with --resume"):
+    with pytest.raises(ValueError, match="already contains a run; resume it with --resume"):
         pretrain.start(tmp_path / "run", options(text))
     with pytest.raises(ValueError, match="is not empty"):
         pretrain.start(tmp_path, options(text))
     with pytest.raises(ValueError, match=r"it has no run\.json"):
         pretrain.resume(tmp_path)
-    with pytest.raises(ValueError, match="has no sound checkpoint yet"):
+    with pytest.raises(ValueError, match="has no valid checkpoint yet"):
         (tmp_path / "run" / "checkpoints").mkdir()
         onfoot.load(tmp_path / "run")
 
@@ -479,5 +481,5 @@ def test_a_context_longer_than_the_model_is_refused(tmp_path: Path, text: Path) 
 
     onfoot_model.tokenizer = byte_tokenizer()
     onfoot_model.save(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"a context of 16 exceeds n_positions=8 of .*; pass --context 8"):
+    with pytest.raises(ValueError, match=r"context=16 exceeds n_positions=8 of .*; pass --context 8"):
         pretrain.start(tmp_path / "run", options(text, init=str(tmp_path / "model")))

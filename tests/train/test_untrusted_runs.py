@@ -1,4 +1,4 @@
-"""A run's own files, and data to train on, may come from elsewhere too: one line names what cannot be read."""
+"""Run files and training data may be untrusted: a one-line error names what cannot be read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def data(tmp_path: Path) -> Path:
      {"tokens": 18.0}, {"tokens": 10**30}, {"tokens": 17}, {"sha256": 5}, {"sha256": None}, {"dtype": "uint32"}],
     ids=str,
 )  # fmt: skip
-def test_a_description_of_tokens_that_is_not_theirs_is_refused(data: Path, changes: dict[str, Any]) -> None:
+def test_a_tokens_json_that_does_not_match_is_rejected(data: Path, changes: dict[str, Any]) -> None:
     path = data / "tokens.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(ValueError, match=r"tokens\.(json|bin)") as caught:
@@ -86,12 +86,12 @@ def test_ids_beyond_the_vocabulary_are_refused_before_they_are_counted(data: Pat
     (data / "tokens.bin").write_bytes(ids.tobytes())
     meta = {**json.loads((data / "tokens.json").read_text()), "dtype": "uint32", "tokens": 3}
     (data / "tokens.json").write_text(json.dumps(meta))
-    with pytest.raises(ValueError, match=r"tokens\.bin has the id 4294967295, and the vocabulary only 257"):
+    with pytest.raises(ValueError, match=r"tokens\.bin has the id 4294967295, but vocab_size is 257"):
         corpus.bigram_entropy(corpus.open_tokens(data), 257)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "b.jsonl"])
-def test_a_pipe_among_the_texts_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_a_pipe_among_the_texts_does_not_block(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ValueError, match=str(tmp_path)):
         corpus.find_texts([tmp_path / name])
@@ -117,7 +117,7 @@ def test_lines_that_make_no_sense_are_named(tmp_path: Path, line: bytes) -> None
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
-def test_half_a_character_in_a_text_to_train_on_is_named(tmp_path: Path) -> None:
+def test_an_unpaired_surrogate_in_a_training_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\\ud800"}\n')
-    with pytest.raises(ValueError, match=r"b\.jsonl, line 2: .*half"):
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 2: .*unpaired"):
         corpus.write_tokens(corpus.find_texts([tmp_path / "b.jsonl"]), byte_tokenizer(), tmp_path / "data")

@@ -1,4 +1,4 @@
-"""A step is all or nothing: what is refused, interrupted or diverges leaves weights and optimizer as they were."""
+"""A step is all or nothing: if rejected, interrupted or diverged, weights and optimizer stay unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHT = "transformer.h.0.mlp.c_fc.weight"
 
 
 def both(model: Model, optimizer: onfoot.AdamW) -> dict[str, np.ndarray]:
-    """All that a step changes."""
+    """Everything that a step changes."""
     return {k: to_numpy(v).copy() for k, v in {**model.params, **optimizer.moments()}.items()}
 
 
@@ -45,7 +45,7 @@ def pair(steps: int = 1, engine: str = "numpy") -> tuple[Model, onfoot.AdamW]:
 
 
 @pytest.mark.parametrize("engine", ["auto", "numpy", "torch"])
-def test_a_refused_batch_is_no_step(engine: str) -> None:
+def test_a_rejected_batch_changes_nothing(engine: str) -> None:
     model, optimizer = pair(engine=engine)
     before = both(model, optimizer)
     with pytest.raises(ValueError, match="99"):
@@ -58,17 +58,17 @@ def test_a_refused_batch_is_no_step(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["auto", "numpy"])
-def test_a_loss_that_is_not_finite_is_no_step(engine: str) -> None:
+def test_a_loss_that_is_not_finite_changes_nothing(engine: str) -> None:
     model, optimizer = pair(engine=engine)
     model.params["transformer.ln_f.weight"][0] = np.nan
     before = both(model, optimizer)
-    with pytest.raises(ValueError, match="the loss is nan: the step is not taken and no weight has changed"):
+    with pytest.raises(ValueError, match="the loss is nan: the step was skipped and no weight has changed"):
         model.train_step(optimizer, TOKENS)
     assert_as_before(model, optimizer, before, 1)
 
 
 class Interrupting:
-    """Calls a function, and interrupts the process at its n-th call, before or after it."""
+    """Wraps a function and interrupts the process just before its n-th call."""
 
     def __init__(self, inner: Any, at: int) -> None:
         self.inner, self.at, self.calls = inner, at, 0
@@ -82,7 +82,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 def test_ctrl_c_between_two_updates_waits_for_the_end_of_the_step(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    monkeypatch.setattr("onfoot.train.optimizer.TOGETHER", 1)  # each parameter at once
+    monkeypatch.setattr("onfoot.train.optimizer.UPDATE_ELEMENTS", 1)  # each parameter at once
     whole, peer = pair(2)
     model, optimizer = pair(1)
     optimizer.model.engine.table["adamw_updates"] = Interrupting(model.engine.adamw_updates, at)
@@ -108,8 +108,8 @@ def test_ctrl_c_before_the_first_update_leaves_everything_as_it_was() -> None:
         assert value.tobytes() == both(peer, others)[name].tobytes(), name
 
 
-def test_a_step_that_broke_off_halfway_is_not_built_upon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onfoot.train.optimizer.TOGETHER", 1)
+def test_after_a_step_that_failed_halfway_the_next_step_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onfoot.train.optimizer.UPDATE_ELEMENTS", 1)
     model, optimizer = pair()
     moments, params = dict(optimizer.moments()), {k: v.copy() for k, v in model.params.items()}
     saved = {k: v.copy() for k, v in moments.items()}
@@ -128,7 +128,7 @@ def test_a_step_that_broke_off_halfway_is_not_built_upon(monkeypatch: pytest.Mon
         model.train_step(optimizer, TOKENS)
     assert optimizer.steps == 1
     for step in (lambda: model.train_step(optimizer, TOKENS), lambda: optimizer.step({})):
-        with pytest.raises(ValueError, match="a step broke off halfway: some weights have changed"):
+        with pytest.raises(ValueError, match="the last step failed halfway: some weights were updated"):
             step()
     for name, value in params.items():
         model.params[name][...] = value
@@ -144,11 +144,11 @@ def gradients(model: Model) -> dict[str, Any]:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "short": (lambda g: g[:-1], rf"gradient of {WEIGHT} has shape \(7, 32\), and {WEIGHT} \(8, 32\)"),
-    "turned": (lambda g: g.T, rf"gradient of {WEIGHT} has shape \(32, 8\), and {WEIGHT} \(8, 32\)"),
+    "short": (lambda g: g[:-1], rf"gradient of {WEIGHT} has shape \(7, 32\), expected \(8, 32\)"),
+    "turned": (lambda g: g.T, rf"gradient of {WEIGHT} has shape \(32, 8\), expected \(8, 32\)"),
     "flat": (lambda g: g.reshape(-1), rf"gradient of {WEIGHT} has shape \(256,\)"),
-    "dtype": (lambda g: g.astype(np.float64), f"gradient of {WEIGHT} is float64, and {WEIGHT} float32"),
-    "whole numbers": (lambda g: g.astype(np.int32), f"gradient of {WEIGHT} is int32"),
+    "dtype": (lambda g: g.astype(np.float64), f"gradient of {WEIGHT} has dtype float64, expected float32"),
+    "whole numbers": (lambda g: g.astype(np.int32), f"gradient of {WEIGHT} has dtype int32"),
     "a list": (lambda g: g.tolist(), f"gradient of {WEIGHT} is a list"),
     "a tensor": (torch.from_numpy, f"gradient of {WEIGHT} is a Tensor"),
 }
@@ -156,20 +156,20 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("engine", ["auto", "numpy"])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_gradient_that_does_not_belong_is_refused_before_anything_changes(wrong: str, engine: str) -> None:
+def test_a_gradient_that_does_not_match_is_rejected_before_anything_changes(wrong: str, engine: str) -> None:
     model, optimizer = pair(engine=engine)
     grads, (change, message) = gradients(model), WRONG[wrong]
     before = both(model, optimizer)
     with pytest.raises(ValueError, match=message):
         optimizer.step({**grads, WEIGHT: change(grads[WEIGHT])})
     assert_as_before(model, optimizer, before, 1)
-    with pytest.raises(ValueError, match="nowhere did not train when this optimizer was made"):
+    with pytest.raises(ValueError, match="nowhere was not trainable when this optimizer was created"):
         optimizer.step({**grads, "nowhere": grads[WEIGHT]})
     assert_as_before(model, optimizer, before, 1)
 
 
 @pytest.mark.parametrize("engine", ["auto", "numpy"])
-def test_a_gradient_may_lie_in_memory_as_it_likes(engine: str) -> None:
+def test_a_gradient_may_have_any_memory_layout(engine: str) -> None:
     model, optimizer = pair(engine=engine)
     peer, others = pair(engine=engine)
     grads = gradients(model)
@@ -188,8 +188,11 @@ def test_a_parameter_that_is_read_only_or_was_replaced_is_refused() -> None:
     frozen.flags.writeable = False
     for value, message in (
         (frozen, f"{WEIGHT} is read-only"),
-        (own[:, :-1].copy(), rf"{WEIGHT} is float32 \(8, 31\), and was float32 \(8, 32\) when this optimizer was made"),
-        (own.astype(np.float64), rf"{WEIGHT} is float64 \(8, 32\), and was float32"),
+        (
+            own[:, :-1].copy(),
+            rf"{WEIGHT} is float32 \(8, 31\), but was float32 \(8, 32\) when this optimizer was created",
+        ),
+        (own.astype(np.float64), rf"{WEIGHT} is float64 \(8, 32\), but was float32"),
     ):
         dict.__setitem__(model.params, WEIGHT, value)
         for step in (lambda: optimizer.step(grads), lambda: model.train_step(optimizer, TOKENS)):
@@ -201,16 +204,17 @@ def test_a_parameter_that_is_read_only_or_was_replaced_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.pop(f"m.{WEIGHT}"), f"the running mean m.{WEIGHT} is missing"),
-        (lambda m: m.update({f"v.{WEIGHT}": m[f"v.{WEIGHT}"][1:]}), r"has shape \(7, 32\), and what trains \(8, 32\)"),
-        (lambda m: m.update({f"v.{WEIGHT}": m[f"v.{WEIGHT}"].astype(np.int32)}), "holds int32"),
-        (lambda m: m.update({"m.other": np.zeros(3, np.float32)}), "m.other of something that does not train"),
+        (lambda m: m.pop(f"m.{WEIGHT}"), f"the moment m.{WEIGHT} is missing"),
+        (
+            lambda m: m.update({f"v.{WEIGHT}": m[f"v.{WEIGHT}"][1:]}),
+            r"has shape \(7, 32\), expected \(8, 32\)",
+        ),
+        (lambda m: m.update({f"v.{WEIGHT}": m[f"v.{WEIGHT}"].astype(np.int32)}), "has dtype int32"),
+        (lambda m: m.update({"m.other": np.zeros(3, np.float32)}), "m.other does not belong to a trainable parameter"),
     ],
     ids=["missing", "shape", "dtype", "unknown"],
 )
-def test_running_means_of_another_model_are_refused_with_the_files_name(
-    tmp_path: Path, change: Any, message: str
-) -> None:
+def test_moments_of_another_model_are_refused_with_the_files_name(tmp_path: Path, change: Any, message: str) -> None:
     model, optimizer = pair()
     moments = {k: np.array(v) for k, v in optimizer.moments().items()}
     change(moments)
@@ -226,7 +230,7 @@ def test_running_means_of_another_model_are_refused_with_the_files_name(
 
 
 def unclipped(tmp_path: Path) -> Any:
-    """A run without clipping, of one microbatch: each parameter is updated as its gradient comes."""
+    """A run without clipping, of one microbatch: each parameter is updated when its gradient is final."""
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     options = TrainOptions(
         texts=[str(tmp_path / "text.txt")], n_layer=1, n_head=1, n_embd=8, context=16, batch_size=2, steps=4, clip=0.0,
@@ -240,7 +244,7 @@ def saved(tmp_path: Path, step: int) -> dict[str, np.ndarray]:
     return {k: np.array(v) for k, v in TensorFile(folder / "model.safetensors").items()}
 
 
-def test_a_diverged_step_without_clipping_leaves_the_weights_of_before(tmp_path: Path) -> None:
+def test_a_diverged_step_without_clipping_leaves_the_weights_unchanged(tmp_path: Path) -> None:
     trainer = unclipped(tmp_path)
     step = trainer.step
 
@@ -250,16 +254,16 @@ def test_a_diverged_step_without_clipping_leaves_the_weights_of_before(tmp_path:
         return step(lr)
 
     trainer.step = poisoned
-    with pytest.raises(ValueError, match=r"step 3: the loss is inf; the run stops here; nothing was overwritten"):
+    with pytest.raises(ValueError, match=r"step 3: the loss is inf; training stopped; no checkpoint was overwritten"):
         trainer.train()
     assert all((trainer.model.params[k] == v).all() for k, v in saved(tmp_path, 2).items())
     assert trainer.optimizer.steps == 2
 
 
-def test_gradients_that_are_not_finite_without_clipping_are_owned_up_to(
+def test_non_finite_gradients_without_clipping_are_reported_with_the_changed_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onfoot.train.optimizer.TOGETHER", 1)
+    monkeypatch.setattr("onfoot.train.optimizer.UPDATE_ELEMENTS", 1)
     trainer = unclipped(tmp_path)
     step, table = trainer.step, trainer.model.engine.table
     backward = table["embedding_backward"]
@@ -270,8 +274,8 @@ def test_gradients_that_are_not_finite_without_clipping_are_owned_up_to(
         return step(lr)
 
     trainer.step = poisoned
-    with pytest.raises(ValueError, match=r"is not finite; .*some weights in memory have had this step already"):
+    with pytest.raises(ValueError, match=r"is not finite; .*some weights in memory were already updated"):
         trainer.train()
     assert trainer.optimizer.steps == 2 and all(np.isfinite(v).all() for v in saved(tmp_path, 2).values())
-    with pytest.raises(ValueError, match="a step broke off halfway"):
+    with pytest.raises(ValueError, match="the last step failed halfway"):
         trainer.optimizer.step({})

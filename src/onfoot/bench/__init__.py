@@ -1,1 +1,1 @@
-"""Benchmarks: onfoot beside PyTorch, torch.compile, transformers and PEFT, in the same run on the same machine."""
+"""Benchmarks: onfoot against PyTorch, torch.compile, transformers and PEFT, in the same run on the same machine."""

@@ -1,4 +1,4 @@
-"""The machine's own limits: how fast it multiplies matrices, how fast it reads memory."""
+"""The machine's limits: matrix product throughput and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 
 try:
     import resource
-except ImportError:  # Windows has none
+except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 STATUS = Path("/proc/self/status")
 
 
 def sgemm_gflops(n: int = 1024, width: int = 3072, rounds: int = 5) -> float:
-    """The best rate of a float32 product of the size that GPT-2's layers have."""
+    """The best rate of float32 matrix products of the size of GPT-2's layers, in GFLOP/s."""
     a, b = np.ones((n, 768), np.float32), np.ones((768, width), np.float32)
     return 2 * n * 768 * width / _best(lambda: a @ b, rounds) / 1e9
 
 
 def read_gbytes(megabytes: int = 512, rounds: int = 3) -> float:
-    """The best rate of reading memory that no cache holds."""
+    """The best rate of reading memory that is not in a cache, in GB/s."""
     a = np.ones(megabytes * 2**18, np.float32)
     return a.nbytes / _best(a.max, rounds) / 1e9
 
@@ -40,7 +40,7 @@ def _best(work: object, rounds: int) -> float:
 
 
 def describe() -> str:
-    """The processor, its cores, and the versions that matter."""
+    """The processor, its cores, and the versions of Python and NumPy."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
@@ -51,9 +51,9 @@ def describe() -> str:
 
 
 def peak_bytes() -> int:
-    """This process's own peak of memory, or 0 where the system does not tell.
+    """This process's peak memory, or 0 if the system does not report it.
 
-    On Linux ru_maxrss would count what the parent held when it started this process. macOS gives bytes, others KiB.
+    On Linux, ru_maxrss would include the parent's memory at the start of this process. macOS reports bytes, others KiB.
     """
     if STATUS.is_file():
         line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))

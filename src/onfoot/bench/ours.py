@@ -1,4 +1,4 @@
-"""Our side of each job."""
+"""onfoot's side of each job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Callable[[], float]
 def trainer(job: Job, lora: bool) -> Step:
     model = onfoot.create(job.config, seed=0)
     if lora:
-        model.add_lora(r=16, alpha=16)  # beside all linear layers of the blocks
+        model.add_lora(r=16, alpha=16)  # on all linear layers of the blocks
     optimizer = onfoot.AdamW(model, lr=3e-4)
     rng = np.random.default_rng(0)
     shape = (job.batch, job.tokens)
@@ -27,10 +27,10 @@ def trainer(job: Job, lora: bool) -> Step:
 
 
 def generator(job: Job, int8: bool) -> Step:
-    """Generation from a folder, as users have it; in 8 bits the weights are rounded as they are read."""
+    """Generation from a model folder, as users run it; with int8, the weights are quantized while loading."""
     with tempfile.TemporaryDirectory() as folder:
         write = f"import onfoot; onfoot.create(onfoot.{job.config!r}, seed=0).save({folder!r})"
-        subprocess.run([sys.executable, "-c", write], check=True, capture_output=True)  # its memory is not ours
+        subprocess.run([sys.executable, "-c", write], check=True, capture_output=True)  # its memory is not counted
         model = onfoot.load(folder, quantized=int8)
     tokens = np.random.default_rng(0).integers(0, job.config.vocab_size, (job.batch, job.tokens))
 

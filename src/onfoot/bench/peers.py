@@ -1,4 +1,4 @@
-"""The peers at their best: PyTorch with scaled_dot_product_attention and fused AdamW, eager or compiled; HF + PEFT."""
+"""The peers, tuned: PyTorch with scaled_dot_product_attention and fused AdamW, eager or compiled; HF + PEFT."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 as a practitioner writes it, with tied logits."""
+    """GPT-2 as commonly written in PyTorch, with a tied head."""
 
     def __init__(self, c: GPT2Config) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class GPT(nn.Module):
 
 
 class Llama(nn.Module):
-    """transformers' LLaMA with the loss computed outside of it, where it needs less memory."""
+    """transformers' LLaMA with the loss computed outside the model, which needs less memory."""
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def trainer(job: Job, compiled: bool) -> Step:
 
 
 def peft_trainer(job: Job) -> Step:
-    """transformers' model under PEFT's LoRA, the loss computed outside the model, where it needs less memory."""
+    """transformers' model with PEFT's LoRA and the loss computed outside the model, which needs less memory."""
     from peft import LoraConfig, get_peft_model
 
     layers = default_targets(job.config)
@@ -109,7 +109,7 @@ def peft_trainer(job: Job) -> Step:
 
 
 def generator(job: Job) -> Step:
-    """transformers' own generation, greedy, with its cache."""
+    """transformers' `generate`, greedy, with its KV cache."""
     model = _transformers(job.config).eval()
     tokens, _ = _batch(job)
 

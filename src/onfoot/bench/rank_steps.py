@@ -1,7 +1,7 @@
-"""What data-parallel steps cost here: run by every rank under mpiexec, `python -m onfoot.bench.rank_steps`, as JSON.
+"""The cost of data-parallel steps: run by every rank under mpiexec, `python -m onfoot.bench.rank_steps`, prints JSON.
 
-Steps without any sum over the ranks, with sums after the backward pass, and with sums during it are measured in turn,
-so that whatever else the machine does falls on all three alike.
+Steps without all-reduce, with all-reduce after the backward pass, and with all-reduce during it are measured in turn,
+so that other load on the machine affects all three alike.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ KINDS = ("alone", "after", "during")
 
 
 def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb: float, shard: bool) -> dict[str, Any]:
-    """Medians over the rounds, in seconds a step, and the peak memory; of the ranks, the slowest and the largest count.
+    """Medians over the rounds, in seconds per step, and the peak memory; both are the maximum over the ranks.
 
-    `rows` are those of all ranks together. Memory is that of steps as a run takes them, before anything else is
-    measured: sums that wait for the end of the backward pass, or that never start, keep all their buckets.
+    `rows` is the total of all ranks. Memory is measured first, on steps as in a run: sums that wait for the end of the
+    backward pass, or that never start, would keep all their buckets.
     """
     ranks = world()
     mine = ranks.share.of(rows)
     if rows < ranks.size:
-        raise ranks.agreed(ValueError(f"{rows} rows are fewer than {ranks.size} ranks; give at least one for each"))
+        raise ranks.agreed(ValueError(f"rows must be >= {ranks.size}, one per rank, got {rows}"))
     model = create(config)
     layout = BucketLayout.of(model, bucket_mb, ranks.size)
     optimizer = ShardedAdamW(model, ranks, layout) if shard and ranks.size > 1 else AdamW(model)
@@ -45,7 +45,7 @@ def measure(config: GPT2Config, rows: int, context: int, rounds: int, bucket_mb:
     rng = np.random.default_rng(ranks.rank)
     tokens, targets = rng.integers(0, config.vocab_size, (2, len(mine), context))
     found: dict[str, list[float]] = {}
-    for _ in range(2):  # a warm-up as well
+    for _ in range(2):  # also the warm-up
         _step(ranks, model, optimizer, sums, tokens, targets, KINDS[-1])
     memory = peak_bytes() / 1e6
     buffers = sums.buffer_bytes / 1e6 if isinstance(sums, ReduceScatterGradients) else 0.0
@@ -85,11 +85,11 @@ def _step(
 ) -> dict[str, float]:
     """One step's times by name.
 
-    Ranks do not end their backward passes at the same moment, and who is early waits for the others, whatever is sent:
-    so `waiting` is from the moment when the last has ended its own to the moment when all have all sums. The clock is
-    the host's, the same for its ranks.
+    Ranks do not finish their backward passes at the same time, and early ones always wait for the others. So `waiting`
+    is from the end of the last rank's backward pass until all ranks have all sums. The clock is the host's, the same
+    for its ranks.
     """
-    ranks.table(0.0)  # together
+    ranks.table(0.0)  # a barrier
     begun = time.perf_counter()
     moving = 0.0
     if sums is None:
@@ -119,7 +119,7 @@ def _step(
 
 
 def _sums_only(ranks: World, sums: BucketedGradients) -> float:
-    """The sums of one step with nothing else to do."""
+    """The time of the sums of one step alone."""
     sums.begin()
     sums.overlap = False
     ranks.table(0.0)
@@ -129,11 +129,11 @@ def _sums_only(ranks: World, sums: BucketedGradients) -> float:
 
 
 def main() -> None:
-    """Reads its options, measures, and lets rank 0 print."""
+    """Parses options and measures; rank 0 prints the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("layers", 6), ("width", 384), ("heads", 6), ("vocab", 8192), ("context", 128), ("rows", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--rounds", type=int, default=5, help="0: only memory is measured")
+    parser.add_argument("--rounds", type=int, default=5, help="Rounds to measure; 0 measures memory only.")
     parser.add_argument("--bucket-mb", type=float, default=8.0)
     parser.add_argument("--shard", action="store_true")
     asked = parser.parse_args()

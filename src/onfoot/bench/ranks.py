@@ -1,4 +1,4 @@
-"""Starts `rank_steps` on several ranks of this machine, each number of ranks under its own mpiexec."""
+"""Runs `rank_steps` on several ranks of this machine, with one mpiexec per number of ranks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ INSTALL = 'install mpi4py and MPICH with pip install "onfoot[mpi]"'
 
 
 def check_mpi() -> None:
-    """Says what to install where several ranks could not start."""
+    """Raises a ValueError that names what to install if MPI is missing."""
     try:
         import mpi4py  # noqa: F401 (not mpi4py.MPI, which would start MPI here)
     except ImportError:
-        raise ValueError(f"several ranks need MPI, and mpi4py is not installed; {INSTALL}") from None
+        raise ValueError(f"several ranks need MPI, but mpi4py is not installed; {INSTALL}") from None
     mpiexec()
 
 
 def mpiexec() -> str:
-    """The mpiexec that belongs to this Python, or else the one on the path."""
+    """The mpiexec of this Python environment, or else the one on PATH."""
     found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
     if found is None:
-        raise ValueError(f"several ranks need MPI, and there is no mpiexec; {INSTALL}")
+        raise ValueError(f"several ranks need MPI, but mpiexec was not found; {INSTALL}")
     return found
 
 
 def run_measure(n: int, launcher: list[str] | None = None, **options: Any) -> dict[str, Any]:
-    """What `onfoot.bench.rank_steps` finds on n ranks. `launcher`: the command that starts them, up to the program."""
+    """The result of `onfoot.bench.rank_steps` on n ranks. `launcher`: the command before the program."""
     if launcher is None:
         launcher = [mpiexec(), "-n", str(n)] if n > 1 else []
     command = [*launcher, sys.executable, "-m", "onfoot.bench.rank_steps"]

@@ -1,4 +1,4 @@
-"""Runs jobs and tells what came out: contenders in turn, several rounds, each in a process of its own."""
+"""Runs jobs and reports the results: contenders in turn, several rounds, each in a separate process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Result:
     peak_bytes: int
 
     def rate(self, job: Job) -> float:
-        """What the table shows: milliseconds a step, or tokens a second."""
+        """The value in the table: milliseconds per step, or tokens per second."""
         return job.new_tokens * job.batch / self.seconds if job.new_tokens else 1000 * self.seconds
 
 
 def run_job(job: Job, rounds: int, threads: int, say: Callable[[str], None]) -> list[Result]:
-    """Interleaved: every round has each contender once, so that a noisy minute hits them all."""
+    """The best of all rounds. Every round runs each contender once, so that noise affects all of them."""
     best: dict[str, Result] = {}
     for round_ in range(rounds):
         for contender in job.contenders:
@@ -42,7 +42,7 @@ def run_job(job: Job, rounds: int, threads: int, say: Callable[[str], None]) -> 
 
 
 def measure_apart(job: str, contender: str, threads: int) -> dict[str, Any]:
-    """One contender's figures, from a process of its own."""
+    """One contender's time and peak memory, measured in a separate process."""
     limits = dict.fromkeys(
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), str(threads)
     )
@@ -54,7 +54,7 @@ def measure_apart(job: str, contender: str, threads: int) -> dict[str, Any]:
 
 
 def rows(job: Job, results: list[Result], flops: float, bandwidth: float) -> list[tuple[str, ...]]:
-    """Each contender's figures, and ours against each peer: speed above 1 is faster, memory below 1 is less."""
+    """Table rows per contender, with ours relative to each peer: speed above 1 is faster, memory below 1 is less."""
     ours = results[0]
     out: list[tuple[str, ...]] = []
     for result in results:
@@ -67,10 +67,10 @@ def rows(job: Job, results: list[Result], flops: float, bandwidth: float) -> lis
 
 
 def share(job: Job, result: Result, flops: float, bandwidth: float) -> float:
-    """The part of the machine's limit that was reached: of its products for training, of its bandwidth for generation.
+    """The fraction of the machine's limit reached: of matrix products for training, of bandwidth for generation.
 
-    Counted are the products with weights alone (of each weight: one forward, one for the error signal, and one for its
-    gradient where it trains), and the weights' bytes that each new token has to read.
+    Only products with weights are counted (per weight: one forward, one for the input gradient, and one for its own
+    gradient if it trains), and the bytes of the weights that each new token has to read.
     """
     weights = sum(a * b for a, b in linear_shapes(job.config).values())
     if job.new_tokens:

@@ -1,6 +1,6 @@
-"""One contender in a process of its own: `python -m onfoot.bench.worker JOB CONTENDER THREADS`, a line of JSON out.
+"""One contender in a separate process: `python -m onfoot.bench.worker JOB CONTENDER THREADS` prints a line of JSON.
 
-A process of its own keeps thread pools and memory apart: the peak it reports is its own and nobody else's.
+A separate process keeps thread pools and memory apart: the reported peak is that of this contender only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def prepare(job: Job, contender: str, threads: int) -> Callable[[], float]:
 
 
 def measure(job: Job, contender: str, threads: int) -> dict[str, Any]:
-    """The best time of several after a warm-up, and the process's peak memory."""
+    """The best time after a warm-up, and the process's peak memory."""
     step = prepare(job, contender, threads)
     for _ in range(2):
         result = step()

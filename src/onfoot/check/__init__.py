@@ -1,13 +1,13 @@
-"""Checks of backward passes: whether a gradient is right, and if not, which mistake it is.
+"""Checks of backward passes: whether the gradients are correct and, if not, which known mistake explains them.
 
     import onfoot.check
 
     print(onfoot.check.attention(my_backward))         # a known layer: (q, k, v, dout) -> dq, dk, dv
     print(onfoot.check.gradients(f, f_backward, [x]))  # anything else: against finite differences
 
-A user's function takes what the layer's forward takes and the upstream gradient last, and returns the gradients in the
-same order. `onfoot.check.LAYERS` has every layer's contract. What comes back is a report: true where all is right, text
-where it is printed, `to_dict()` for programs.
+The checked function takes the inputs of the layer's forward pass, then the upstream gradient, and returns the gradients
+in the order of the inputs. `onfoot.check.LAYERS` holds every layer's contract. Each check returns a report: truthy if
+all gradients are correct, readable when printed, and a dict for programs with `to_dict()`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from onfoot.check.report import LayerReport
 Check = Callable[..., LayerReport]
 
 
-def _known(layer: Layer) -> Check:
-    """The check of one known layer."""
+def _layer_check(layer: Layer) -> Check:
+    """Returns the check function of one known layer."""
 
     def check(
         backward: Callable[..., Any],
@@ -47,23 +47,23 @@ def _known(layer: Layer) -> Check:
     return check
 
 
-attention = _known(LAYERS["attention"])
-head = _known(LAYERS["head"])
-head_dropout = _known(LAYERS["head_dropout"])
-multi_head = _known(LAYERS["multi_head"])
-layer_norm = _known(LAYERS["layer_norm"])
-rms_norm = _known(LAYERS["rms_norm"])
-linear = _known(LAYERS["linear"])
-lora = _known(LAYERS["lora"])
-embedding = _known(LAYERS["embedding"])
-tied_embedding = _known(LAYERS["tied_embedding"])
-softmax_cross_entropy = _known(LAYERS["softmax_cross_entropy"])
-next_token_loss = _known(LAYERS["next_token_loss"])
-gelu = _known(LAYERS["gelu"])
-swiglu = _known(LAYERS["swiglu"])
-rope = _known(LAYERS["rope"])
-block = _known(LAYERS["block"])
-adamw = _known(LAYERS["adamw"])
+attention = _layer_check(LAYERS["attention"])
+head = _layer_check(LAYERS["head"])
+head_dropout = _layer_check(LAYERS["head_dropout"])
+multi_head = _layer_check(LAYERS["multi_head"])
+layer_norm = _layer_check(LAYERS["layer_norm"])
+rms_norm = _layer_check(LAYERS["rms_norm"])
+linear = _layer_check(LAYERS["linear"])
+lora = _layer_check(LAYERS["lora"])
+embedding = _layer_check(LAYERS["embedding"])
+tied_embedding = _layer_check(LAYERS["tied_embedding"])
+softmax_cross_entropy = _layer_check(LAYERS["softmax_cross_entropy"])
+next_token_loss = _layer_check(LAYERS["next_token_loss"])
+gelu = _layer_check(LAYERS["gelu"])
+swiglu = _layer_check(LAYERS["swiglu"])
+rope = _layer_check(LAYERS["rope"])
+block = _layer_check(LAYERS["block"])
+adamw = _layer_check(LAYERS["adamw"])
 
 
 def assert_gradients(
@@ -74,15 +74,15 @@ def assert_gradients(
     layer: str | None = None,
     **options: Any,
 ) -> None:
-    """For tests: an AssertionError with the report, where a gradient is wrong.
+    """For tests: raises an AssertionError with the report if a gradient is wrong.
 
-    `assert_gradients(my_backward, layer="attention")` for a known layer, `assert_gradients(forward, backward, inputs)`
-    for anything else; options are those of the checks.
+    `assert_gradients(my_backward, layer="attention")` checks a known layer and
+    `assert_gradients(forward, backward, inputs)` anything else. The options are those of the checks.
     """
     if layer is not None:
         report: LayerReport | GradientReport = check_layer(get_layer(layer), function, **options)
     elif backward is None or inputs is None:
-        raise ValueError("give either layer=... or a forward pass, a backward pass and inputs")
+        raise ValueError("pass either layer=... or a forward pass, a backward pass and inputs")
     else:
         report = gradients(function, backward, inputs, **options)
     if not report.passed:

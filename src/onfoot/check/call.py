@@ -1,6 +1,6 @@
-"""Calling a function that may do anything: raise, return the wrong things, change its arguments, answer differently.
+"""Calls a user's function, which may raise, return anything, modify its arguments or be nondeterministic.
 
-Whatever it does becomes an `Answer`: the gradients as float64 arrays where there are some, and the problems.
+The result is an `Answer`: the gradients as float64 arrays if they could be read, and the problems found.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ARRAYS = ("auto", "numpy", "torch")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something other than a wrong number."""
+    """A problem other than a wrong value."""
 
     kind: str  # raises | count | type | shape | nan | mutates | random
     message: str
-    size: float = math.inf  # of what differs between two calls, over what rounding is allowed
+    size: float = math.inf  # for kind random: the difference between two calls, relative to the rounding budget
 
     def to_dict(self) -> dict[str, str]:
         return {"kind": self.kind, "message": self.message}
@@ -39,7 +39,7 @@ class Problem:
 class Answer:
     """What a function returned."""
 
-    gradients: list[Array] | None = None  # in float64, in the shapes that came back; None where some are missing
+    gradients: list[Array] | None = None  # float64, in the returned shapes; None if any is missing
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, message: str) -> None:
@@ -51,8 +51,8 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def as_given(x: Any, arrays: str) -> Any:
-    """A fresh copy of an argument, as an array or a tensor; numbers stay numbers."""
+def copy_argument(x: Any, arrays: str) -> Any:
+    """Returns a copy of an argument as an array or a tensor; numbers are returned unchanged."""
     if not isinstance(x, np.ndarray):
         return x
     if arrays == "torch":
@@ -63,7 +63,7 @@ def as_given(x: Any, arrays: str) -> Any:
 
 
 def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options whose names the function has among its parameters."""
+    """Returns the options that the function accepts as parameters."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -71,7 +71,7 @@ def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -
     return {name: value for name, value in options.items() if name in parameters}
 
 
-def takes(function: Callable[..., Any], n: int) -> bool:
+def accepts_arguments(function: Callable[..., Any], n: int) -> bool:
     """Whether the function can be called with n positional arguments."""
     try:
         inspect.signature(function).bind(*range(n))
@@ -90,46 +90,46 @@ def call(
     options: Mapping[str, Any],
     arrays: str = "numpy",
 ) -> Answer:
-    """One call with fresh copies. `expected` holds the name and the shape of every gradient."""
+    """Calls the function once, with copies of the inputs. `expected` holds the name and shape of every gradient."""
     answer = Answer()
-    given = [as_given(x, arrays) for x in inputs]
+    given = [copy_argument(x, arrays) for x in inputs]
     try:
         with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):  # stdout may carry JSON
             returned = function(*given, **options)
-    except (Exception, SystemExit) as error:  # one that leaves must not end the check, least of all with status 0
-        answer.add("raises", f"{type(error).__name__}: {_first_line(error)}{_place(error)}")
+    except (Exception, SystemExit) as error:  # sys.exit() in user code must not end the check with status 0
+        answer.add("raises", f"{type(error).__name__}: {_first_line(error)}{_location(error)}")
         return answer
     for name, before, after in zip(arguments, inputs, given, strict=False):
         if isinstance(before, np.ndarray) and not _same(before, to_numpy(after)):
-            answer.add("mutates", f"it changes its argument {name} in place")
+            answer.add("mutates", f"it modifies its argument {name} in place")
     _read(returned, expected, answer)
     return answer
 
 
 def _same(before: Array, after: Array) -> bool:
-    """Bit by bit, nan included."""
+    """Bitwise equality, nan included."""
     return after.shape == before.shape and after.dtype == before.dtype and after.tobytes() == before.tobytes()
 
 
 def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer: Answer) -> None:
-    """Fills in the gradients, as far as what came back can be read as such."""
+    """Reads the gradients from the returned value, and records what is wrong with it."""
     names = ", ".join(name for name, _ in expected)
     several = isinstance(returned, (tuple, list)) and (len(expected) > 1 or not _is_numbers(returned))
     parts = list(returned) if several else [returned]
     if len(parts) > len(expected):
-        parts = [part for part in parts if part is not None]  # None for what has no gradient, such as ids
+        parts = [part for part in parts if part is not None]  # None for inputs without a gradient, such as ids
     if len(parts) != len(expected):
         what = _kind(returned) if len(parts) == 1 else f"{len(parts)} values"
-        answer.add("count", f"it returns {what}; {len(expected)} expected: {names}")
+        answer.add("count", f"it returns {what}; expected {len(expected)}: {names}")
         return
     gradients = []
     for (name, shape), part in zip(expected, parts, strict=True):
         array = _as_array(part)
         if array is None:
-            answer.add("type", f"{name} is {_kind(part)}; an array of floating-point numbers is expected")
+            answer.add("type", f"{name} is {_kind(part)}; expected a floating-point array")
             continue
         if array.shape != shape:
-            answer.add("shape", f"{name} has shape {array.shape}; {shape} expected")
+            answer.add("shape", f"{name} has shape {array.shape}; expected {shape}")
         bad = int((~np.isfinite(array)).sum())
         if bad:
             answer.add("nan", f"{name}: {bad} of {array.size} entries are nan or infinite")
@@ -139,14 +139,14 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
 
 
 def _is_numbers(value: Any) -> bool:
-    """A plain list of numbers (or of lists of them) is one array, not several gradients."""
+    """Whether the value is a nested list of numbers: that is one array, not several gradients."""
     if not isinstance(value, (tuple, list)):
         return isinstance(value, (int, float))
     return len(value) > 0 and all(_is_numbers(v) for v in value)
 
 
 def _as_array(part: Any) -> Array | None:
-    """`part` in float64, or None where it holds anything but floating-point numbers."""
+    """Returns `part` in float64, or None if it is not a floating-point array."""
     try:
         array = to_numpy(part.double() if is_torch(part) else part)
     except (TypeError, ValueError, AttributeError, RuntimeError):
@@ -160,7 +160,7 @@ def _kind(value: Any) -> str:
     if value is None:
         return "None"
     if hasattr(value, "dtype"):
-        return f"one array of {str(value.dtype).removeprefix('torch.')}"
+        return f"an array of {str(value.dtype).removeprefix('torch.')}"
     return f"a value of type {type(value).__name__}"
 
 
@@ -168,8 +168,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
-def _place(error: BaseException) -> str:
-    """The line of the function's own file where it raised."""
+def _location(error: BaseException) -> str:
+    """Returns the file and line of the user's code that raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     own = [f for f in frames if "site-packages" not in f.filename]
     return f" ({own[-1].filename.rsplit('/', 1)[-1]}, line {own[-1].lineno})" if own else ""

@@ -1,6 +1,6 @@
-"""A candidate explanation of a wrong result: some known mistakes at once, and changes of single gradients.
+"""Candidate explanations of a wrong result: known mistakes, and changes of single gradients.
 
-`Evidence` holds what a function returned, and says whether a candidate, run on the same data, returns the same.
+`Evidence` holds what a function returned, and tests whether a candidate, run on the same data, returns the same.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ import numpy as np
 from onfoot.check.budget import allowed, distance, magnitudes, norm
 from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 
-GATE = {"float64": 1e-9, "float32": 1e-4}  # a candidate further away than this is not looked at closely
-FLOOR = 1 / 16  # of the right gradient's budget: a mistake may cancel to 0 in theory, and rounding still be there
+GATE = {"float64": 1e-9, "float32": 1e-4}  # relative distance above which a candidate is rejected at once
+FLOOR = 1 / 16  # of the correct gradient's budget: where a mistake cancels to 0 exactly, rounding remains
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something wrong with one gradient alone: a factor, a transpose, another gradient in its place."""
+    """A change of a single gradient: a factor, a transpose, or another gradient in its place."""
 
     gradient: int
     name: str
     fix: str
-    # all gradients -> what is returned in place of this one
+    # (all gradients, case) -> the array returned for this gradient
     apply: Callable[[Gradients, Case], Array] = field(compare=False)
 
 
 @dataclass(frozen=True)
 class Candidate:
+    """Known mistakes and changes that are assumed to occur together."""
+
     mistakes: tuple[Mistake, ...] = ()
     changes: tuple[Change, ...] = ()
-    values: tuple[float, ...] = ()  # of the mistakes that have a parameter, in their order
+    values: tuple[float, ...] = ()  # for the mistakes with a parameter, in their order
 
     @property
     def size(self) -> float:
-        """How much is assumed; a catalogued mistake is likelier than a bare factor."""
+        """The complexity; a catalogued mistake counts less than a bare factor, because it is likelier."""
         return len(self.mistakes) + 1.1 * len(self.changes)
 
     @property
     def names(self) -> list[str]:
         return [m.name for m in self.mistakes] + [c.name for c in self.changes]
 
-    def joined(self, other: Candidate) -> Candidate:
-        """Both at once."""
+    def combined(self, other: Candidate) -> Candidate:
+        """Both candidates together."""
         mistakes = tuple(dict.fromkeys((*self.mistakes, *other.mistakes)))
         return Candidate(mistakes, tuple(dict.fromkeys((*self.changes, *other.changes))))
 
 
 def _changed(grads: Gradients, candidate: Candidate, case: Case) -> Gradients:
-    """The gradients with the candidate's changes of single ones."""
+    """The gradients after the candidate's changes."""
     changed = list(grads)
     for change in candidate.changes:
         changed[change.gradient] = change.apply(grads, case)
@@ -62,13 +64,13 @@ def _changed(grads: Gradients, candidate: Candidate, case: Case) -> Gradients:
 
 @dataclass
 class Evidence:
-    """The gradients that a function returned, case by case, and what can be compared with them."""
+    """The gradients that a function returned in every case, and comparisons with candidates."""
 
     layer: Layer
     options: Mapping[str, Any]
     cases: list[Case]
     answers: list[list[Array]]
-    magnitudes: list[list[float]]  # of the right gradients, case by case
+    magnitudes: list[list[float]]  # of the correct gradients, per case
     dtype: str
     _runs: dict[tuple[Candidate, int], Gradients | None] = field(default_factory=dict)
     _budgets: dict[tuple[Candidate, int], list[float]] = field(default_factory=dict)
@@ -80,18 +82,18 @@ class Evidence:
         return pieces
 
     def run(self, candidate: Candidate, i: int) -> Gradients | None:
-        """The candidate's gradients in a case; None where it cannot be run."""
+        """Returns the candidate's gradients in case i, or None if it raises."""
         if (candidate, i) not in self._runs:
             self._runs[candidate, i] = self._run(candidate, i)
         return self._runs[candidate, i]
 
     def _run(self, candidate: Candidate, i: int) -> Gradients | None:
         try:
-            if candidate.changes:  # of what the mistakes alone return, which many candidates share
+            if candidate.changes:  # apply them to the cached result of the mistakes alone
                 grads = self.run(replace(candidate, changes=()), i)
                 return None if grads is None else _changed(grads, candidate, self.cases[i])
             return self.layer.run(self.pieces(candidate), self.cases[i], self.options)
-        except (ValueError, IndexError, TypeError):  # shapes that do not fit: code with these mistakes raises too
+        except (ValueError, IndexError, TypeError):  # mismatched shapes: real code with these mistakes raises too
             return None
 
     @cached_property
@@ -99,11 +101,11 @@ class Evidence:
         return [[norm(g) for g in answer] for answer in self.answers]
 
     def informative(self, i: int, g: int) -> bool:
-        """Whether a gradient of a case is more than rounding noise."""
+        """Whether gradient g is above rounding noise in case i."""
         return self.norms[i][g] > allowed(self.magnitudes[i][g], self.dtype)
 
     def difference(self, candidate: Candidate, i: int, g: int) -> float:
-        """The distance of the candidate from the answer; inf where the shapes or the nan differ."""
+        """Distance between candidate and answer; inf if the shapes or the positions of nan and inf differ."""
         ran = self.run(candidate, i)
         if ran is None or ran[g].shape != self.answers[i][g].shape:
             return math.inf
@@ -111,34 +113,34 @@ class Evidence:
         return distance(got, answer) if np.array_equal(np.isfinite(got), np.isfinite(answer)) else math.inf
 
     def residual(self, candidate: Candidate, g: int, limit: float = math.inf) -> float:
-        """The largest distance over all cases that say something, relative to the answer and to the terms in it.
+        """The largest distance over all informative cases, relative to the larger of the answer and its terms.
 
-        Above the limit it is inf, and no further case is run.
+        Returns inf as soon as it exceeds `limit`, without running further cases.
         """
-        every = range(len(self.cases))
-        told = [i for i in every if self.informative(i, g)] or [i for i in every if self.magnitudes[i][g]]
+        indices = range(len(self.cases))
+        compared = [i for i in indices if self.informative(i, g)] or [i for i in indices if self.magnitudes[i][g]]
         largest = -1.0
-        for i in told:
+        for i in compared:
             size = max(self.norms[i][g], self.magnitudes[i][g])
             largest = max(largest, self.difference(candidate, i, g) / size)
             if largest > limit:
                 return math.inf
-        return largest if told else math.inf
+        return largest if compared else math.inf
 
     def fits(self, candidate: Candidate, g: int) -> bool:
-        """Whether the candidate returns the same gradient to rounding, in every case."""
+        """Whether the candidate returns the same gradient up to rounding, in every case."""
         if not any(np.isfinite(answer[g]).any() for answer in self.answers):
             return False  # nan everywhere has many causes
-        return self._near(candidate, g) and self._close(candidate, g)
+        return self._within_gate(candidate, g) and self._within_budget(candidate, g)
 
-    def _near(self, candidate: Candidate, g: int) -> bool:
-        """Whether a closer look is worth while."""
+    def _within_gate(self, candidate: Candidate, g: int) -> bool:
+        """A cheap first test, without the rounding budget."""
         return all(
             self.difference(candidate, i, g) <= GATE[self.dtype] * max(self.magnitudes[i][g], self.norms[i][g])
             for i in range(len(self.cases))
         )
 
-    def _close(self, candidate: Candidate, g: int) -> bool:
+    def _within_budget(self, candidate: Candidate, g: int) -> bool:
         return all(
             self.difference(candidate, i, g)
             <= max(self.budget(candidate, i)[g], FLOOR * self.budget(Candidate(), i)[g])
@@ -146,7 +148,7 @@ class Evidence:
         )
 
     def budget(self, candidate: Candidate, i: int) -> list[float]:
-        """What rounding may change in the candidate's gradients of a case."""
+        """The allowed rounding error of each of the candidate's gradients in case i."""
         if (candidate, i) not in self._budgets:
             found = self.magnitudes[i] if candidate == Candidate() else self._magnitudes(candidate, self.cases[i])
             self._budgets[candidate, i] = [allowed(m, self.dtype) for m in found]
@@ -159,7 +161,7 @@ class Evidence:
         return magnitudes(run, self.pieces(candidate))
 
     def same_as_right(self, candidate: Candidate, g: int) -> bool:
-        """Whether the candidate leaves a gradient as it should be."""
+        """Whether the candidate leaves gradient g correct."""
         for i in range(len(self.cases)):
             got, right = self.run(candidate, i), self.run(Candidate(), i)
             if got is None or right is None or got[g].shape != right[g].shape:
@@ -169,7 +171,7 @@ class Evidence:
         return True
 
     def with_values(self, candidate: Candidate, gradients: Sequence[int]) -> Candidate | None:
-        """The candidate with its unknown number, if it has one, such that these gradients come closest; or None."""
+        """Returns the candidate with its unknown number, if any, fitted to these gradients; None if that fails."""
         n = sum(bool(m.parameter) for m in candidate.mistakes)
         if n == 0:
             return candidate
@@ -177,7 +179,7 @@ class Evidence:
         return None if value is None else replace(candidate, values=(value,))
 
     def _closest(self, candidate: Candidate, gradients: Sequence[int]) -> float | None:
-        """Gauss and Newton's method in one unknown; exact in one step where the gradients are linear in it."""
+        """Gauss-Newton in one unknown; one step is exact if the gradients are linear in it."""
         value, step, first = 0.0, 1e-3, 0.0
         for n in range(12):
             along, square, left = self._slopes(candidate, gradients, value, step)
@@ -185,7 +187,7 @@ class Evidence:
                 return None
             first = first or left
             if (n == 0 and left - along * along / square > left / 2) or (n == 2 and left > 1e-3 * first):
-                return None  # no value of it comes near
+                return None  # no value fits
             value, step = value + along / square, 1e-6
             if abs(along / square) <= 1e-14 * abs(value):
                 break
@@ -194,7 +196,7 @@ class Evidence:
     def _slopes(
         self, candidate: Candidate, gradients: Sequence[int], value: float, step: float
     ) -> tuple[float, float, float]:
-        """Sums over cases and gradients, each by the size of the answer: slope · gap, slope², gap²."""
+        """Sums of slope · gap, slope² and gap² over cases and gradients, relative to the size of the answer."""
         along, square, left = 0.0, 0.0, 0.0
         for i in range(len(self.cases)):
             a = self.run(replace(candidate, values=(value,)), i)

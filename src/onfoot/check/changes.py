@@ -1,4 +1,4 @@
-"""What is wrong with one gradient alone, against a candidate that is right in the rest: a factor, a transpose, ..."""
+"""Finds a change of one gradient, relative to a candidate: a factor, a transpose, another gradient in its place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.factors import candidates, recognise
 from onfoot.check.layer import Array, Case, Gradients, transposed
 
-GATE = {"float64": 1e-6, "float32": 1e-2}  # a factor that leaves more than this is none
+GATE = {"float64": 1e-6, "float32": 1e-2}  # largest relative residual that a factor may leave
 
 
 def find_change(evidence: Evidence, base: Candidate, g: int) -> Change | None:
-    """The change of one gradient that makes the candidate fit it, or None."""
+    """Returns the change of gradient g that makes the candidate fit, or None."""
     for change in _possible(evidence, base, g):
         if evidence.fits(Candidate(base.mistakes, (change,)), g):
             return change
@@ -25,14 +25,14 @@ def find_change(evidence: Evidence, base: Candidate, g: int) -> Change | None:
 def _possible(evidence: Evidence, base: Candidate, g: int) -> Iterator[Change]:
     names = evidence.layer.gradients
     if not any(evidence.informative(i, g) for i in range(len(evidence.cases))):
-        yield Change(g, f"{names[g]} is 0 everywhere", f"return the gradient: {names[g]}", _zeros(g))
+        yield Change(g, f"{names[g]} is 0 everywhere", f"compute and return {names[g]}", _zeros(g))
         return
     yield from _factor(evidence, base, g)
     yield Change(g, f"{names[g]} is transposed", f"transpose {names[g]}", lambda grads, case: transposed(grads[g]))
     for h, other in enumerate(names):
         if h != g:
             fix = f"return the gradients in the order {', '.join(names)}"
-            yield Change(g, f"{other} stands in the place of {names[g]}", fix, _other(h))
+            yield Change(g, f"{other} is returned in place of {names[g]}", fix, _other(h))
 
 
 def _zeros(g: int) -> Callable[[Gradients, Case], Array]:
@@ -44,7 +44,7 @@ def _other(h: int) -> Callable[[Gradients, Case], Array]:
 
 
 def _factor(evidence: Evidence, base: Candidate, g: int) -> Iterator[Change]:
-    """A factor that is the same number, or the same quantity, in every case."""
+    """A factor that is the same number or the same quantity in every case."""
     found = []
     gate = GATE[evidence.dtype]
     for i, answers in enumerate(evidence.answers):
@@ -72,7 +72,7 @@ def _factor(evidence: Evidence, base: Candidate, g: int) -> Iterator[Change]:
         and len(measured) > 1
         and np.ptp([factor for _, factor in measured]) <= gate * abs(measured[0][1])
     ):
-        yield _constant(g, name, min(found)[2])  # from the best conditioned case
+        yield _constant(g, name, min(found)[2])  # from the best-conditioned case
 
 
 def _named(g: int, name: str, sign: int, quantity: str, times: bool, case: Case) -> Change:
@@ -83,16 +83,16 @@ def _named(g: int, name: str, sign: int, quantity: str, times: bool, case: Case)
     def apply(grads: Gradients, case: Case) -> Array:
         return value(case) * grads[g]
 
-    said = [f"{name} has the wrong sign"] if sign < 0 else []
+    parts = [f"{name} has the wrong sign"] if sign < 0 else []
     fix = [f"negate {name}"] if sign < 0 else []
     if quantity:
         size = candidates(case.sizes)[quantity]
         shown = quantity if quantity.isdigit() else f"{quantity} = {size:.3g}"
-        said.append(f"{'is' if said else f'{name} is'} {shown} times too {'large' if times else 'small'}")
+        parts.append(f"{'is' if parts else f'{name} is'} {shown} times too {'large' if times else 'small'}")
         fix.append(f"{'divide' if times else 'multiply'} {name} by {quantity}")
-    return Change(g, " and ".join(said), ", ".join(fix), apply)
+    return Change(g, " and ".join(parts), ", ".join(fix), apply)
 
 
 def _constant(g: int, name: str, factor: float) -> Change:
-    said = f"{name} is {factor:.6g} times the right one, in every case"
-    return Change(g, said, f"divide {name} by {factor:.6g}", lambda grads, case: factor * grads[g])
+    description = f"{name} is {factor:.6g} times the correct gradient in every case"
+    return Change(g, description, f"divide {name} by {factor:.6g}", lambda grads, case: factor * grads[g])

@@ -1,4 +1,4 @@
-"""What a function must be like to be checked as a layer, and the mistakes that would be named."""
+"""The contract that a function must meet to be checked as a layer, and the mistakes that are recognised."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from onfoot.check.text import wrapped
 class Contract:
     layer: Layer
     options: Mapping[str, Any]
-    passed: bool = True  # there is nothing that could fail
+    passed: bool = True  # nothing is checked, so nothing can fail
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         layer = self.layer
-        yield f"{layer.name} · what is expected"
+        yield f"{layer.name} · contract"
         for line in (layer.signature, *layer.contract):
             yield from wrapped(line, "  ")
         if layer.options:
             options = ", ".join(f"{name}={value}" for name, value in self.options.items())
-            yield from wrapped(f"options, passed by name to a function that has such a parameter: {options}", "  ")
+            yield from wrapped(f"options, passed as keyword arguments if the function accepts them: {options}", "  ")
         known = mistakes_of(layer, self.options)
         yield ""
-        yield f"{len(known)} known mistakes, and every pair of them:"
+        yield f"{len(known)} known mistakes, recognised alone and in pairs:"
         for mistake in known:
             yield f"  {mistake.name}"
 

@@ -1,8 +1,8 @@
-"""Which known mistakes explain a wrong result.
+"""Finds the known mistakes that explain a wrong result.
 
-Every catalogued mistake of the layer is run on the same data. What agrees to rounding with a wrong gradient, in every
-case, explains it. Where no single mistake does, a factor and then all pairs are tried. The smallest set of mistakes
-that explains all wrong gradients, and leaves the right ones right, is the diagnosis.
+Every catalogued mistake of the layer is run on the same data. It explains a wrong gradient if the two agree up to
+rounding in every case. If no single mistake does, a factor and then all pairs are tried. The diagnosis is the smallest
+set of mistakes that explains all wrong gradients and leaves the correct ones correct.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.changes import find_change
 from onfoot.check.layer import Mistake
-from onfoot.check.mistakes import mistakes_of, touched
+from onfoot.check.mistakes import mistakes_of, replaced_pieces
 
-LARGEST = 4.5  # sizes of candidates beyond this are not tried
+MAX_SIZE = 4.5  # larger candidates are not tried
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake that was found."""
+    """One mistake found."""
 
     name: str
     explains: str
@@ -35,15 +35,15 @@ class Finding:
 
 @dataclass
 class Diagnosis:
-    """What explains a result; empty where nothing does."""
+    """The explanation of a result; empty if there is none."""
 
     findings: list[Finding] = field(default_factory=list)
-    residual: float = math.inf  # of the gradients that are explained, relative to what was returned
-    cases: int = 0  # that it was compared in
+    residual: float = math.inf  # of the explained gradients, relative to the returned ones
+    cases: int = 0  # number of cases compared
     unexplained: list[str] = field(default_factory=list)
-    candidates: list[tuple[list[str], float]] = field(default_factory=list)  # best first, with their residuals
-    also: list[list[str]] = field(default_factory=list)  # other mistakes that fit as well, where cases are too few
-    plain: dict[str, str] = field(default_factory=dict)  # gradient -> what it is to the right one, if that is simple
+    candidates: list[tuple[list[str], float]] = field(default_factory=list)  # (names, residual), best first
+    also: list[list[str]] = field(default_factory=list)  # other mistakes that fit equally well
+    plain: dict[str, str] = field(default_factory=dict)  # gradient -> its relation to the correct one, if simple
 
     @property
     def complete(self) -> bool:
@@ -51,7 +51,7 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, wrong: Sequence[int], pairs: bool = True) -> Diagnosis:
-    """The smallest set of known mistakes that returns the same wrong gradients."""
+    """Returns the smallest set of known mistakes that gives the same wrong gradients."""
     return _Search(evidence, wrong).diagnosis(pairs)
 
 
@@ -69,7 +69,7 @@ class _Search:
         found = self.cover()
         left = [g for g in self.wrong if not self.options[g]]
         if pairs and (found is None or left):
-            both = (a.joined(b) for a, b in itertools.combinations(self.singles, 2))
+            both = (a.combined(b) for a, b in itertools.combinations(self.singles, 2))
             tried = self.wrong if found is None else left
             self.try_each((candidate for candidate in both if _compatible(candidate)), tried)
             for g in left:
@@ -97,7 +97,7 @@ class _Search:
         return valued is not None and all(self.evidence.fits(valued, g) for g in gradients)
 
     def cover(self) -> Candidate | None:
-        """The smallest candidate that fits every gradient that anything fits, and the right ones."""
+        """Returns the smallest candidate that fits every explainable gradient and every correct one."""
         wanted = [g for g in self.wrong if self.options[g]]
         if not wanted:
             return None
@@ -107,20 +107,20 @@ class _Search:
         def search(candidate: Candidate, covered: list[int]) -> None:
             nonlocal best
             key: frozenset[Mistake | Change] = frozenset((*candidate.mistakes, *candidate.changes))
-            if key in seen or candidate.size > (best.size - 0.05 if best else LARGEST):
+            if key in seen or candidate.size > (best.size - 0.05 if best else MAX_SIZE):
                 return
             seen.add(key)
             valued = self.evidence.with_values(candidate, covered)
             if valued is None:
                 return
-            open_ = [g for g in wanted if not self.evidence.fits(valued, g)]
-            if not open_ and all(self.evidence.fits(valued, g) for g in self.right):
+            unmatched = [g for g in wanted if not self.evidence.fits(valued, g)]
+            if not unmatched and all(self.evidence.fits(valued, g) for g in self.right):
                 best = valued
-            for g in open_[:1]:
+            for g in unmatched[:1]:
                 for option in self.options[g]:
-                    joined = candidate.joined(option)
-                    if _compatible(joined):
-                        search(joined, [*covered, g])
+                    combined = candidate.combined(option)
+                    if _compatible(combined):
+                        search(combined, [*covered, g])
 
         search(Candidate(), [])
         return best
@@ -134,7 +134,7 @@ class _Search:
             out.findings = [*self._mistakes(found), *self._changes(found.changes)]
             out.candidates.append((found.names, out.residual))
             out.also = [one.names for one in self.twins(found, explained)]
-        else:  # each by itself: the same mistake was made in one gradient and not in another
+        else:  # one by one: a mistake was made in one gradient but not in another
             for g in explained:
                 best = evidence.with_values(min(self.options[g], key=lambda c: c.size), [g])
                 assert best is not None
@@ -153,7 +153,7 @@ class _Search:
         return out
 
     def twins(self, found: Candidate, explained: Sequence[int]) -> list[Candidate]:
-        """Other single mistakes that fit the same gradients."""
+        """Other single mistakes that fit the same gradients equally well."""
         if len(found.mistakes) != 1 or found.changes:
             return []
         others = [one for one in self.options[explained[0]] if one.size == 1 and one.mistakes != found.mistakes]
@@ -165,8 +165,8 @@ class _Search:
             value = next(values) if m.parameter else None
             alone = Candidate((m,), values=() if value is None else (value,))
             changed = [names[g] for g in only or self.wrong if not self.evidence.same_as_right(alone, g)]
-            said = "" if value is None else f"{m.parameter} = {value:.6g}"
-            found.append(Finding(m.name, m.explains, m.equation, m.fix, m.errata, changed, said))
+            shown = "" if value is None else f"{m.parameter} = {value:.6g}"
+            found.append(Finding(m.name, m.explains, m.equation, m.fix, m.errata, changed, shown))
         return found
 
     def _changes(self, changes: Sequence[Change]) -> list[Finding]:
@@ -174,7 +174,7 @@ class _Search:
         return [Finding(c.name, "", "", c.fix, "", [names[c.gradient]]) for c in changes]
 
     def nearest(self, found: Candidate | None) -> list[tuple[list[str], float]]:
-        """Single mistakes that come nearer to the result than the right formula does, the nearest first."""
+        """Single mistakes that are closer to the result than the correct formula, the closest first."""
         measured = []
         right = self.residual(Candidate())
         for single in self.singles:
@@ -193,7 +193,7 @@ class _Search:
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
-    """Each mistake once, with all the gradients that it was found in."""
+    """Each mistake once, with all gradients it was found in."""
     found: dict[str, Finding] = {}
     for one in findings:
         before = found.get(one.name)
@@ -202,7 +202,7 @@ def _merged(findings: list[Finding]) -> list[Finding]:
 
 
 def _compatible(candidate: Candidate) -> bool:
-    """Whether the mistakes exchange different pieces, and the changes are of different gradients."""
-    pieces = [piece for m in candidate.mistakes for piece in touched(m)]
+    """Whether the mistakes replace different pieces and the changes affect different gradients."""
+    pieces = [piece for m in candidate.mistakes for piece in replaced_pieces(m)]
     gradients = [c.gradient for c in candidate.changes]
     return len(pieces) == len(set(pieces)) and len(gradients) == len(set(gradients))

@@ -1,7 +1,7 @@
-"""`onfoot check` without a function: every op and every engine of this installation, against finite differences.
+"""`onfoot check` without a function: checks every op on every installed engine against finite differences.
 
-The backward pass of an op must agree with differences of its forward pass, in float64 and float32; and the forward pass
-of every engine must agree with that of the formulas, so that a pair cannot be wrong in both halves.
+The backward pass of an op must agree with finite differences of its forward pass, in float64 and float32. The forward
+pass on every engine must agree with the NumPy formulas, so that a wrong forward pass cannot hide a wrong backward pass.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DTYPES = ("float64", "float32")
 
 @dataclass(frozen=True)
 class OpResult:
-    """One op of one engine."""
+    """The result for one op on one engine."""
 
     engine: str
     op: str
     ok: bool
-    error: float  # the largest relative error of a directional derivative, in float64
+    error: float  # largest relative error of a directional derivative, in float64
     message: str = ""
     checked: bool = True
 
@@ -64,11 +64,11 @@ class InstallationReport:
 
 
 def installation() -> InstallationReport:
-    """Checks every op of every engine that is installed, and small networks on each."""
+    """Checks every op and some small networks on every installed engine."""
     start = time.perf_counter()
     results: list[OpResult] = []
     skipped: dict[str, str] = {}
-    for name in onfoot.engine.ENGINES:  # looked up now, so that an engine that is added there is checked here
+    for name in onfoot.engine.ENGINES:  # looked up at call time, so that engines added later are checked too
         try:
             engine = onfoot.engine.get_engine(name)
         except (ValueError, ImportError) as error:
@@ -79,20 +79,20 @@ def installation() -> InstallationReport:
 
 
 def engine_results(engine: Engine) -> Iterator[OpResult]:
-    """Every op of an engine's table, and small networks on it."""
+    """Checks every op of an engine's table, and small networks on it."""
     known = examples()
     for op in sorted(name.removesuffix("_forward") for name in engine.table if name.endswith("_forward")):
         if op in known:
             yield _guarded(check_op, engine, op, known[op])
-        elif op not in FUSED:  # the networks in float32 go through those
-            yield OpResult(engine.name, op, True, 0.0, "no example to check it with", checked=False)
+        elif op not in FUSED:  # fused ops are covered by the float32 networks
+            yield OpResult(engine.name, op, True, 0.0, "no example inputs", checked=False)
     for name, config in networks().items():
         yield _guarded(check_network, engine, name, config)
         yield _guarded(check_float32_network, engine, f"{name}, float32", config)
 
 
 def _guarded(check: Callable[..., OpResult], engine: Engine, name: str, given: Any) -> OpResult:
-    """What raises is wrong, and the rest is still checked."""
+    """Runs one check; an exception counts as a failure, so that the others still run."""
     try:
         return check(engine, name, given)
     except Exception as error:
@@ -100,7 +100,7 @@ def _guarded(check: Callable[..., OpResult], engine: Engine, name: str, given: A
 
 
 def check_op(engine: Engine, op: str, example: Example) -> OpResult:
-    """One pair against differences, and its forward pass against the formulas in float64."""
+    """Checks an op against finite differences, and its forward pass against the formula in float64."""
 
     def packed(inputs: tuple[Any, ...]) -> list[Any]:
         return list(inputs) if example.pack is None else example.pack(*inputs)
@@ -137,7 +137,7 @@ def _formula(op: str, inputs: list[Any]) -> np.ndarray:
 
 
 def networks() -> dict[str, Any]:
-    """Small networks of every family, by the names they are shown under."""
+    """Small networks of every family, by display name."""
     import onfoot
 
     gpt2 = onfoot.GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=8, vocab_size=11)
@@ -154,19 +154,19 @@ def networks() -> dict[str, Any]:
 
 
 def check_float32_network(engine: Engine, name: str, config: Any) -> OpResult:
-    """All gradients of a network in float32 against those of the formulas in float64."""
+    """Checks all gradients of a network in float32 against the formulas in float64."""
     import onfoot
 
     ours = onfoot.create(config, seed=0, engine=engine.name)
-    truth = onfoot.create(config, seed=0, dtype="float64", engine="numpy")
+    reference = onfoot.create(config, seed=0, dtype="float64", engine="numpy")
     rng = np.random.default_rng(1)
-    for key, p in truth.params.items():
+    for key, p in reference.params.items():
         value = (p + 0.2 * rng.standard_normal(p.shape)).astype(np.float32)
         ours.params[key] = engine.floats(value.copy(), "float32")
-        truth.params[key] = value.astype(np.float64)
+        reference.params[key] = value.astype(np.float64)
     tokens = rng.integers(0, config.vocab_size, (2, 6))
     loss, grads = ours.loss_and_grads(tokens)
-    right, exact = truth.loss_and_grads(tokens)
+    right, exact = reference.loss_and_grads(tokens)
     total = math.sqrt(sum(norm(g) ** 2 for g in exact.values()))
     off = math.sqrt(sum(norm(to_numpy(g).astype(np.float64) - exact[key]) ** 2 for key, g in grads.items())) / total
     ok = off < 1e-5 and abs(loss - right) < 1e-5 * right
@@ -174,7 +174,7 @@ def check_float32_network(engine: Engine, name: str, config: Any) -> OpResult:
 
 
 def check_network(engine: Engine, name: str, config: Any) -> OpResult:
-    """All gradients of a network at once, along a random direction."""
+    """Checks all gradients of a network at once, along a random direction."""
     import onfoot
 
     model = onfoot.create(config, seed=0, dtype="float64", engine=engine.name)
@@ -194,20 +194,22 @@ def check_network(engine: Engine, name: str, config: Any) -> OpResult:
     numeric = derivative(loss, noise=1e-15, start=0.01)
     move(0)
     _, grads = model.loss_and_grads(tokens)
-    said = sum(float(np.sum(direction[key] * to_numpy(grad))) for key, grad in grads.items())
-    ok = abs(said - numeric.value) <= 10 * numeric.error + 1e-12
-    message = "" if ok else f"⟨v, gradient⟩ = {said:.10g}, a difference of the loss gives {numeric.value:.10g}"
-    return OpResult(engine.name, name, ok, abs(said / numeric.value - 1), message)
+    analytic = sum(float(np.sum(direction[key] * to_numpy(grad))) for key, grad in grads.items())
+    ok = abs(analytic - numeric.value) <= 10 * numeric.error + 1e-12
+    message = (
+        "" if ok else f"⟨v, gradient⟩ = {analytic:.10g}, but finite differences of the loss give {numeric.value:.10g}"
+    )
+    return OpResult(engine.name, name, ok, abs(analytic / numeric.value - 1), message)
 
 
 def _text(report: InstallationReport) -> Iterator[str]:
     engines = list(dict.fromkeys(r.engine for r in report.results))
-    by_place = {(r.engine, r.op): r for r in report.results}
-    yield "every op and engine of this installation, against finite differences in float64 and float32"
+    by_engine_and_op = {(r.engine, r.op): r for r in report.results}
+    yield "every op on every installed engine, against finite differences in float64 and float32"
     yield ""
     yield f"  {'':<28}" + "".join(f"{engine:>14}" for engine in engines)
     for op in dict.fromkeys(r.op for r in report.results):
-        yield f"  {op:<28}" + "".join(f"{_cell(by_place.get((engine, op))):>14}" for engine in engines)
+        yield f"  {op:<28}" + "".join(f"{_cell(by_engine_and_op.get((engine, op))):>14}" for engine in engines)
     yield ""
     for r in report.results:
         if not r.ok:
@@ -222,9 +224,9 @@ def _text(report: InstallationReport) -> Iterator[str]:
     n = len([r for r in report.results if r.checked])
     bad = len([r for r in report.results if not r.ok])
     if bad:
-        yield f"✗ {bad} of {n} are wrong ({report.seconds:.1f} s)"
+        yield f"✗ {bad} of {n} checks failed ({report.seconds:.1f} s)"
     else:
-        yield f"✓ all {n} are right ({report.seconds:.1f} s); the numbers are relative errors of derivatives"
+        yield f"✓ all {n} checks passed ({report.seconds:.1f} s); the numbers are relative errors of derivatives"
 
 
 def _cell(result: OpResult | None) -> str:

@@ -1,18 +1,18 @@
-"""The equations that mistakes violate, in a line each, as the pages of docs/equations have them."""
+"""The equations that mistakes violate, one line each, as in docs/equations."""
 
 EQUATIONS = {
     "2": "y = w[ids], row by row",
-    "3": "∂w = oheᵗ Δ: an id that occurs twice receives both its rows",
+    "3": "∂w = oheᵗ Δ: the rows of a repeated id are summed",
     "12": "ρ_scaled = q kᵗ/√d_k",
-    "13": "ρ_causal = ρ_scaled up to the diagonal, −∞ above it",
+    "13": "ρ_causal = ρ_scaled on and below the diagonal, −∞ above it",
     "15": "ρ = softmax(ρ_causal), row by row",
     "24": "∂b_v = Σ_tokens Δ, where each row of ρ sums to 1",
     "25": "Δ_causal = [dρ − ~(dρ ⊖ ρ)] ∘ ρ with dρ = Δ vᵗ",
     "28": "Δ_raw = Δ_scaled/√d_k",
-    "29": "∂b_k = 0, where keys are not turned by their positions",
+    "29": "∂b_k = 0, if the keys are not rotated by their positions",
     "31.a": "∂w_q = aᵗ Δ_raw k",
     "33": "Δ = Δ_q + Δ_k + Δ_v",
-    "34": "a = the heads' outputs side by side",
+    "34": "a = the heads' outputs, concatenated",
     "36": "ā = (x − μ)/σ with σ = √(variance + eps), the variance over d",
     "40": "∂x = (g − mean(g) − ā mean(g ∘ ā))/σ with g = Δ ∘ w",
     "41": "∂w = Σ_tokens Δ ∘ ā",
@@ -27,7 +27,7 @@ EQUATIONS = {
     "ATT.1": "∂v = ρᵗ Δ",
     "ATT.2": "∂q = Δ_raw k",
     "ATT.3": "∂k = Δ_rawᵗ q",
-    "CE.2": "∂logits = (y_pred − y_gt)/divisor, 0 in the rows without a target",
+    "CE.2": "∂logits = (y_pred − y_gt)/divisor, 0 in rows without a target",
     "DO.2": "∂x = Δ ∘ keep",
     "FC.2": "∂x = Δ wᵗ",
     "FC.3": "∂w = xᵗ Δ",
@@ -43,6 +43,6 @@ EQUATIONS = {
     "RMS.3": "∂x = (g − x̂ mean(g ∘ x̂))/rms with g = Δ ∘ w",
     "RMS.4": "∂w = Σ_tokens Δ ∘ x̂",
     "ROPE.1": "frequency i = θ^(−2i/D)",
-    "ROPE.5": "∂x = Δ turned back by its position's angles",
+    "ROPE.5": "∂x = Δ rotated back by the angles of its position",
     "TIE.1": "∂w = oheᵗ Δ_1 + Δ_12ᵗ a_11, the sum of both uses",
 }

@@ -1,4 +1,4 @@
-"""Inputs for every op of an engine's table, small and awkward."""
+"""Small example inputs with odd sizes for every op of an engine's table."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from onfoot.ops.rope import angles, frequencies
 
 
 class Example(NamedTuple):
-    """Inputs of an op's forward pass, and the places and names of those that have gradients."""
+    """Inputs of an op's forward pass, and the indices and names of those with gradients."""
 
     inputs: list[Any]
     wrt: list[int]
     names: list[str]
-    pack: Callable[..., list[Any]] | None = None  # flat inputs -> what the op takes, where it takes something nested
+    pack: Callable[..., list[Any]] | None = None  # flat inputs -> the op's arguments, if those are nested
 
 
-def _of(names: str, inputs: list[Any], wrt: list[int] | None = None) -> Example:
+def _example(names: str, inputs: list[Any], wrt: list[int] | None = None) -> Example:
     gradients = names.split()
     return Example(inputs, list(range(len(gradients))) if wrt is None else wrt, gradients)
 
 
 def examples(seed: int = 0) -> dict[str, Example]:
-    """One example for each op, by the op's name."""
+    """One example per op, by name."""
     rng = np.random.default_rng(seed)
     draw = rng.standard_normal
     x, gamma = draw((2, 5, 6)), 1 + 0.5 * draw(6)
@@ -42,31 +42,31 @@ def examples(seed: int = 0) -> dict[str, Example]:
     lora = [x, draw((6, 2)), draw((2, 7)), 0.75]
     parameters = "dw_q db_q dw_k db_k dw_v db_v"
     return {
-        "linear": _of("dx dweight dbias", [x, draw((6, 7)), draw(7)]),
-        "frozen_linear": _of("dx", [x, draw((6, 7)), draw(7)]),
-        "embedding": _of("dweight", [ids, draw((7, 4))], [1]),
-        "layer_norm": _of("dx dweight dbias", [x, gamma, draw(6)]),
-        "rms_norm": _of("dx dweight", [x, gamma]),
-        "relu": _of("dx", [away_from_0]),
-        "gelu_tanh": _of("dx", [3 * x]),
-        "gelu_erf": _of("dx", [3 * x]),
-        "swiglu": _of("dgate dup", [2 * x, draw((2, 5, 6))]),
-        "rope": _of("dx", [draw((2, 3, 5, 6)), cos, sin]),
-        "attention": _of("dq dk dv", [q, k, v]),
-        "grouped_query": _of("dq dk dv", [q, k[:, :2], v[:, :2]]),
-        "head": _of(f"da {parameters}", [x, *head])._replace(pack=lambda a, *p: [a, Head(*p)]),
-        "multi_head": _of(f"da {parameters} {parameters}", [x, *head, *other])._replace(
+        "linear": _example("dx dweight dbias", [x, draw((6, 7)), draw(7)]),
+        "frozen_linear": _example("dx", [x, draw((6, 7)), draw(7)]),
+        "embedding": _example("dweight", [ids, draw((7, 4))], [1]),
+        "layer_norm": _example("dx dweight dbias", [x, gamma, draw(6)]),
+        "rms_norm": _example("dx dweight", [x, gamma]),
+        "relu": _example("dx", [away_from_0]),
+        "gelu_tanh": _example("dx", [3 * x]),
+        "gelu_erf": _example("dx", [3 * x]),
+        "swiglu": _example("dgate dup", [2 * x, draw((2, 5, 6))]),
+        "rope": _example("dx", [draw((2, 3, 5, 6)), cos, sin]),
+        "attention": _example("dq dk dv", [q, k, v]),
+        "grouped_query": _example("dq dk dv", [q, k[:, :2], v[:, :2]]),
+        "head": _example(f"da {parameters}", [x, *head])._replace(pack=lambda a, *p: [a, Head(*p)]),
+        "multi_head": _example(f"da {parameters} {parameters}", [x, *head, *other])._replace(
             pack=lambda a, *p: [a, [Head(*p[:6]), Head(*p[6:])]]
         ),
-        "cross_entropy": _of("dlogits", [draw((2, 5, 7)), targets, 7.0]),
-        "lora": _of("dx ddown dup", lora),
-        "lora_linear": _of("dx ddown dup", [x, draw((6, 7)), draw(7), *lora[1:]], [0, 3, 4]),
-        "dropout": _of("dx", [x, dropout_pattern(x.shape, 0.4, 1, "float64")]),
+        "cross_entropy": _example("dlogits", [draw((2, 5, 7)), targets, 7.0]),
+        "lora": _example("dx ddown dup", lora),
+        "lora_linear": _example("dx ddown dup", [x, draw((6, 7)), draw(7), *lora[1:]], [0, 3, 4]),
+        "dropout": _example("dx", [x, dropout_pattern(x.shape, 0.4, 1, "float64")]),
     }
 
 
 def flattened(grads: Any) -> Any:
-    """Gradients that are nested (a Head, a list of Heads) as one row."""
+    """Nested gradients (a Head, a list of Heads) as one flat tuple."""
     if isinstance(grads, (tuple, list)):
         return tuple(g for part in grads for g in (flattened(part) if isinstance(part, (tuple, list)) else (part,)))
     return grads

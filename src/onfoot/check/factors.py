@@ -1,4 +1,4 @@
-"""Factors by name: a number that is √d_k in one case and √d_k in the next is no accident."""
+"""Recognises factors: a number that equals √d_k in every case is named √d_k."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CONSTANTS = {"2": 2.0, "3": 3.0, "4": 4.0}
 
 
 def candidates(sizes: Mapping[str, float]) -> dict[str, float]:
-    """Quantities above 1 in size that a gradient may be off by, the plainest first."""
+    """Quantities that a gradient may be wrong by, the simplest first."""
     found: dict[str, float] = {}
     for name, size in sizes.items():
         found[name] = size
@@ -24,9 +24,9 @@ def candidates(sizes: Mapping[str, float]) -> dict[str, float]:
 
 
 def recognise(measured: Sequence[tuple[Mapping[str, float], float]], tolerance: float) -> tuple[str, bool] | None:
-    """(name, times) of a factor that is the measured one in every case; `times` is False where it divides.
+    """Returns (name, times) of a factor that matches in every case; `times` is False if the gradient is divided by it.
 
-    `measured` holds the sizes of a case and the factor found in it. A name of "" stands for 1.
+    `measured` holds the sizes of each case and the factor found there. The name "" means a factor of 1.
     """
 
     def agrees(value: float, factor: float) -> bool:

@@ -1,4 +1,4 @@
-"""What the general checker found, to read and for programs."""
+"""The report of the general check, as text and as a dict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onfoot.check.text import shown, wrapped
 
 @dataclass
 class Agreement:
-    """One direction v: what the backward pass says of it, and what a difference of the forward pass says."""
+    """One direction v: the derivative by the backward pass, and by finite differences of the forward pass."""
 
     argument: str
     dtype: str
@@ -25,7 +25,7 @@ class Agreement:
 
 @dataclass
 class GradientReport:
-    """All that is known about a pair of functions; `str()` is the report to read."""
+    """The results for a forward and backward pass; `str()` gives the readable report."""
 
     function: str
     arguments: list[str]
@@ -34,7 +34,7 @@ class GradientReport:
     seed: int
     agreements: list[Agreement] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    where: dict[str, str] = field(default_factory=dict)  # wrong argument -> which entries, in words
+    where: dict[str, str] = field(default_factory=dict)  # wrong argument -> description of its wrong entries
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -50,14 +50,14 @@ class GradientReport:
         return self.passed
 
     def __str__(self) -> str:
-        """What was checked, how the two sides agree, what is wrong and where."""
+        """The report as text: the compared derivatives, then what is wrong and where."""
         lines = [f"gradients · {self.function}", *_table(self), "", *_verdict(self)]
         for warning in self.warnings:
             lines += wrapped(f"note: {warning}", "")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The report as a dict, for programs."""
         return {
             "function": self.function,
             "passed": self.passed,
@@ -74,7 +74,7 @@ class GradientReport:
 
 def _table(report: GradientReport) -> Iterator[str]:
     arrays = {"numpy": "NumPy arrays", "torch": "PyTorch tensors"}[report.arrays]
-    yield f"  {arrays}; u a random upstream gradient, v random directions, seed {report.seed}"
+    yield f"  {arrays}; random upstream gradient u, random directions v, seed {report.seed}"
     if not report.agreements:
         return
     labels = {name: f"{name} {shape}" for name, shape in zip(report.arguments, report.shapes, strict=True)}
@@ -83,9 +83,9 @@ def _table(report: GradientReport) -> Iterator[str]:
     yield f"  {'':<{width}}{'⟨v, Jᵗu⟩ yours':>20}{'⟨u, J v⟩ numeric':>20}{'difference':>14}{'allowed':>12}"
     for name, label in labels.items():
         for dtype in dict.fromkeys(a.dtype for a in report.agreements):
-            mine = [a for a in report.agreements if a.argument == name and a.dtype == dtype]
-            if mine:
-                yield f"  {label:<{width}}{_row(max(mine, key=lambda a: (not a.ok, abs(a.backward - a.forward))))}"
+            rows = [a for a in report.agreements if a.argument == name and a.dtype == dtype]
+            if rows:
+                yield f"  {label:<{width}}{_row(max(rows, key=lambda a: (not a.ok, abs(a.backward - a.forward))))}"
 
 
 def _row(a: Agreement) -> str:
@@ -96,7 +96,7 @@ def _row(a: Agreement) -> str:
 
 def _verdict(report: GradientReport) -> Iterator[str]:
     if report.passed:
-        yield "✓ passes: the backward pass agrees with differences of the forward pass"
+        yield "✓ passes: the backward pass agrees with finite differences of the forward pass"
         return
     yield f"✗ wrong: {', '.join(report.wrong)}" if report.wrong else "✗ fails"
     for name in report.wrong:

@@ -1,4 +1,4 @@
-"""Checking a user's backward pass of a known layer against the exact gradients, case by case and dtype by dtype."""
+"""Checks a user's backward pass of a known layer against the exact gradients, for every case and dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
-from onfoot.check.call import ARRAYS, Answer, Problem, accepted_options, call, has_torch, takes
+from onfoot.check.call import ARRAYS, Answer, Problem, accepted_options, accepts_arguments, call, has_torch
 from onfoot.check.candidate import Evidence
 from onfoot.check.diagnose import diagnose
 from onfoot.check.layer import Array, Case, Gradients, Layer
@@ -19,7 +19,7 @@ from onfoot.check.locate import pattern
 from onfoot.check.report import LayerReport, Measured, Outcome
 
 DTYPES = ("float64", "float32")
-SINGLE = UNIT["float32"] / UNIT["float64"]
+FLOAT32_FACTOR = UNIT["float32"] / UNIT["float64"]
 
 
 def check_layer(
@@ -33,34 +33,38 @@ def check_layer(
     name: str | None = None,
     **options: Any,
 ) -> LayerReport:
-    """Runs the battery of cases, judges every gradient, and looks for known mistakes where some are wrong."""
+    """Runs all cases, compares every gradient, and looks for known mistakes if any is wrong."""
     if not callable(backward):
-        raise ValueError(f"{backward!r} cannot be called; a function {layer.signature} is needed")
+        raise ValueError(f"backward must be a function {layer.signature}, got {backward!r}")
     if seed < 0:
-        raise ValueError(f"seed={seed}: a number from 0 on is needed")
+        raise ValueError(f"seed must be >= 0, got {seed}")
     dtypes = checked_dtypes(dtypes)
     with np.errstate(all="ignore"):
-        ask = _LayerChecker(layer, backward, layer.with_options(options))
-        cases = ask.cases(seed)
-        ask.arrays = ask.choose(arrays, cases[0])
-        outcomes = [ask.outcome(case, dtype) for dtype in dtypes for case in cases]
-        report = LayerReport(layer, name or _name(backward), dict(ask.options), ask.arrays, seed, strict, outcomes)
-        _diagnose(report, ask.magnitudes)
+        checker = _LayerChecker(layer, backward, layer.with_options(options))
+        cases = checker.cases(seed)
+        checker.arrays = checker.choose_arrays(arrays, cases[0])
+        outcomes = [checker.outcome(case, dtype) for dtype in dtypes for case in cases]
+        report = LayerReport(
+            layer, name or _name(backward), dict(checker.options), checker.arrays, seed, strict, outcomes
+        )
+        _diagnose(report, checker.magnitudes)
         _relax(report)
     _warn(report)
     return report
 
 
 class _LayerChecker:
-    """Puts the cases to the function, and judges what comes back."""
+    """Calls the function on the cases and compares the results with the exact gradients."""
 
     def __init__(self, layer: Layer, backward: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.layer, self.backward, self.options = layer, backward, options
-        self.passed_on = accepted_options(backward, options)
+        self.keyword_options = accepted_options(backward, options)
         self.arrays = "numpy"
         self.magnitudes: dict[str, list[float]] = {}
         n = len(layer.arguments)
-        self.without_upstream = layer.upstream_optional and not takes(backward, n) and takes(backward, n - 1)
+        self.without_upstream = (
+            layer.upstream_optional and not accepts_arguments(backward, n) and accepts_arguments(backward, n - 1)
+        )
 
     def cases(self, seed: int) -> list[Case]:
         found = self.layer.cases(np.random.default_rng(seed), **self.options)
@@ -71,12 +75,12 @@ class _LayerChecker:
     def call(self, case: Case, right: Gradients) -> Answer:
         expected = [(name, g.shape) for name, g in zip(self.layer.gradients, right, strict=True)]
         inputs = case.inputs[:-1] if self.without_upstream else case.inputs
-        return call(self.backward, inputs, self.layer.arguments, expected, self.passed_on, self.arrays)
+        return call(self.backward, inputs, self.layer.arguments, expected, self.keyword_options, self.arrays)
 
-    def choose(self, arrays: str, case: Case) -> str:
-        """The kind of arrays that the function wants: NumPy's, and PyTorch's only where it raises with those."""
+    def choose_arrays(self, arrays: str, case: Case) -> str:
+        """Returns the kind of arrays to pass; auto means NumPy, or PyTorch if the function raises on NumPy arrays."""
         if arrays not in ARRAYS:
-            raise ValueError(f"arrays={arrays!r}: one of {', '.join(ARRAYS)} is needed")
+            raise ValueError(f"arrays must be one of {', '.join(ARRAYS)}, got {arrays!r}")
         if arrays == "torch" and not has_torch():
             raise ValueError('arrays="torch" needs PyTorch: pip install "onfoot[torch]"')
         if arrays != "auto":
@@ -86,7 +90,7 @@ class _LayerChecker:
             if self.arrays == "torch" and not has_torch():
                 break
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what a function says that is given the wrong kind
+                warnings.simplefilter("ignore")  # the wrong kind of arrays may cause warnings
                 answer = self.call(case, right)
             if not any(p.kind == "raises" for p in answer.problems):
                 return self.arrays
@@ -96,7 +100,7 @@ class _LayerChecker:
         given = _rounded(case, dtype)
         exact = _rounded(given, "float64")
         right = self.layer.reference(*exact.inputs, **self.options)
-        if case.name not in self.magnitudes:  # the same for all dtypes
+        if case.name not in self.magnitudes:  # does not depend on the dtype
             self.magnitudes[case.name] = layer_magnitudes(self.layer, exact, self.options)
         budgets = [allowed(m, dtype) for m in self.magnitudes[case.name]]
         answer, again = self.call(given, right), self.call(given, right)
@@ -111,7 +115,7 @@ class _LayerChecker:
 
 
 def measure(name: str, got: Array, right: Array, budget: float) -> Measured:
-    """The error of one gradient. Where the right one is no more than noise, errors are absolute."""
+    """The error of one gradient, relative to its norm, or absolute if the correct gradient is rounding noise."""
     size = norm(right)
     absolute = size <= budget
     scale = 1.0 if absolute else size
@@ -123,48 +127,48 @@ def measure(name: str, got: Array, right: Array, budget: float) -> Measured:
 
 
 def _like_float32(report: LayerReport) -> bool:
-    """Whether float64 is answered with the precision of float32, in every case."""
+    """Whether the float64 results are only as accurate as float32, in every case."""
     exact = [o for o in report.outcomes if o.dtype == "float64" and report.counts(o)]
     measured = [m for o in exact for m in o.measured]
-    if any(p.size > SINGLE for o in exact for p in o.problems) or all(m.ok for m in measured):
+    if any(p.size > FLOAT32_FACTOR for o in exact for p in o.problems) or all(m.ok for m in measured):
         return False
-    return all(m.error <= SINGLE * m.allowed for m in measured)
+    return all(m.error <= FLOAT32_FACTOR * m.allowed for m in measured)
 
 
 def _relax(report: LayerReport) -> None:
-    """Judges as float32 what is as exact as that and fits no known mistake."""
+    """Applies the float32 tolerance to results that are that accurate and fit no known mistake."""
     if _like_float32(report) and not (report.diagnosis and report.diagnosis.findings):
         for o in report.outcomes:
             if o.dtype == "float64":
                 o.single_precision = True
-                o.measured = [replace(m, allowed=SINGLE * m.allowed) for m in o.measured]
-                o.problems = [p for p in o.problems if p.size > SINGLE]
+                o.measured = [replace(m, allowed=FLOAT32_FACTOR * m.allowed) for m in o.measured]
+                o.problems = [p for p in o.problems if p.size > FLOAT32_FACTOR]
         report.diagnosis = None
 
 
 def _differences(
     names: Sequence[str], first: Sequence[Array], again: Answer, budgets: Sequence[float]
 ) -> list[Problem]:
-    """Two calls with the same inputs must agree; in the last bits they may differ, as parallel sums do."""
+    """Two calls with the same inputs must agree up to rounding; parallel sums may differ in the last bits."""
     if again.gradients is None or any(a.shape != b.shape for a, b in zip(first, again.gradients, strict=True)):
-        return [Problem("random", "a second call with the same inputs does something else")]
+        return [Problem("random", "a second call with the same inputs fails or returns other shapes")]
     found = []
     for name, a, b, budget in zip(names, first, again.gradients, budgets, strict=True):
         gap = distance(a, b)
         if gap > budget:
-            said = f"{name}: a second call with the same inputs differs by {gap / max(norm(a), norm(b)):.1e}"
-            found.append(Problem("random", said, gap / budget if budget else math.inf))
+            message = f"{name}: a second call with the same inputs differs by {gap / max(norm(a), norm(b)):.1e}"
+            found.append(Problem("random", message, gap / budget if budget else math.inf))
     return found
 
 
 def _rounded(case: Case, dtype: str) -> Case:
-    """The case with its floating-point arrays in a dtype."""
+    """The case with its floating-point arrays cast to `dtype`."""
     inputs = (x.astype(dtype) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in case.inputs)
     return replace(case, inputs=tuple(inputs))
 
 
 def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> None:
-    """Looks for known mistakes, in the most exact dtype that was asked for."""
+    """Looks for known mistakes, in the most accurate requested dtype."""
     dtype = report.outcomes[0].dtype
     outcomes = [o for o in report.outcomes if o.dtype == dtype and o.answer.gradients is not None]
     counted = [o for o in outcomes if report.counts(o)]
@@ -183,25 +187,25 @@ def _is_wrong(outcome: Outcome) -> bool:
 
 
 def _warn(report: LayerReport) -> None:
-    """What is worth a word without being a mistake."""
+    """Adds warnings that do not make the check fail."""
     if any(o.single_precision for o in report.outcomes):
         report.warnings.append(
-            "in float64 only as exact as float32, and judged so: something inside computes in float32, or loses digits"
+            "float64 is only as accurate as float32 and was judged as such: a step computes in float32 or loses digits"
         )
     lost = [o for o in report.outcomes if report.counts(o) and not o.ok]
     if report.passed and lost:
         cases = ", ".join(f"“{o.case.name}”" for o in lost)
-        report.warnings.append(f"right in float64, but in float32 worse than rounding explains: {cases}")
+        report.warnings.append(f"correct in float64, but the float32 error is larger than rounding explains: {cases}")
 
 
 def checked_dtypes(dtypes: Sequence[str]) -> list[str]:
-    """The dtypes, the most exact first; a ValueError where one is unknown."""
+    """Returns the dtypes, the most accurate first; raises a ValueError if one is unknown."""
     dtypes = [dtypes] if isinstance(dtypes, str) else list(dtypes)
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+            raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     if not dtypes:
-        raise ValueError(f"no dtype; give some of {', '.join(DTYPES)}")
+        raise ValueError(f"dtypes is empty; choose from {', '.join(DTYPES)}")
     return sorted(set(dtypes), key=DTYPES.index)
 
 

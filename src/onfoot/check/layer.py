@@ -1,8 +1,8 @@
 """What a known layer is: its contract, its test cases, its exact gradients, and its backward pass in named steps.
 
-The steps are the point. `Layer.steps` is the backward pass written against a table of small functions, the pieces. A
-known mistake exchanges a piece or two; two mistakes exchange the pieces of both; a rounding budget shakes what goes
-into every piece. So each of them is a wrong formula that can be run, and can be run together with others.
+`Layer.steps` is the backward pass, written as calls to a table of small functions, the pieces. A known mistake replaces
+one or two pieces; two mistakes replace the pieces of both. So every mistake is a wrong formula that can be run, alone
+or with others. The rounding budget perturbs the inputs of every piece.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Piece = Callable[..., Any]
 
 
 class Pieces(SimpleNamespace):
-    """The functions that a backward pass is made of, by name: `p.softmax_backward(...)`."""
+    """The functions that make up a backward pass, by name: `p.softmax_backward(...)`."""
 
     def with_changes(self, changes: Mapping[str, Piece]) -> Pieces:
         return Pieces(**{**vars(self), **changes})
@@ -31,77 +31,77 @@ class Pieces(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs. Arrays are float64 or integers; numbers are passed on as they are."""
+    """One set of inputs. Arrays are float64 or integer; Python numbers are passed unchanged."""
 
     name: str
-    inputs: tuple[Any, ...]  # everything that the user's function is given, the upstream gradient last
-    sizes: Mapping[str, float]  # quantities that may turn up as a factor: {"d_k": 5, "n": 7, ...}
-    beyond: str = ""  # not empty: what a function must have in mind to be judged by it; counted only if strict
+    inputs: tuple[Any, ...]  # all arguments of the user's function, the upstream gradient last
+    sizes: Mapping[str, float]  # quantities that may appear as a wrong factor: {"d_k": 5, "n": 7, ...}
+    beyond: str = ""  # why the case goes beyond the contract: counted only if strict; empty for normal cases
 
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """A known mistake: an executable wrong formula, with its name, its explanation and its remedy."""
+    """A known mistake: a wrong formula that can be run, with its name, explanation and fix."""
 
     name: str
     layer: str
     explains: str  # what the code does, and why it is wrong
-    equation: str  # the id of the equation that it violates
+    equation: str  # id of the violated equation
     fix: str
-    apply: Callable[..., dict[str, Piece]]  # the right pieces -> those that the mistake exchanges
-    errata: str = ""  # where docs/errata.md measures it
-    parameter: str = ""  # the name of an unknown number in it, such as a learning rate; then apply(pieces, value)
-    needs: Mapping[str, Any] = field(default_factory=dict)  # options without which it cannot happen
+    apply: Callable[..., dict[str, Piece]]  # the correct pieces -> replacements
+    errata: str = ""  # its entries in docs/errata.md
+    parameter: str = ""  # name of an unknown number, such as a learning rate; then apply(pieces, value)
+    needs: Mapping[str, Any] = field(default_factory=dict)  # options that must be set for it to occur
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that the checker knows."""
+    """A layer that the checker knows: contract, test cases, exact gradients and steps."""
 
     name: str
     arguments: tuple[str, ...]  # with the upstream gradient last
     gradients: tuple[str, ...]
-    contract: tuple[str, ...]  # lines that say what is computed, and the shapes
+    contract: tuple[str, ...]  # lines describing the computation and the shapes
     cases: Callable[..., list[Case]]  # (rng, **options)
-    reference: Callable[..., Gradients]  # (*inputs, **options), exact
-    steps: Callable[..., Gradients]  # (pieces, *inputs, **options), the same in pieces
+    reference: Callable[..., Gradients]  # (*inputs, **options) -> exact gradients
+    steps: Callable[..., Gradients]  # (pieces, *inputs, **options) -> the same, through the pieces
     pieces: Pieces
-    options: Mapping[str, Any] = field(default_factory=dict)  # and their defaults
-    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of options that are words
-    assumes: Mapping[str, Any] = field(default_factory=dict)  # options of its parts that are fixed here
-    parts: tuple[str, ...] = ()  # layers whose mistakes can happen inside this one
-    all_nan: str = ""  # what makes every entry nan more often than not
-    upstream_optional: bool = False  # a function of one argument less is given an upstream gradient of 1
+    options: Mapping[str, Any] = field(default_factory=dict)  # name -> default
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # allowed values of string options
+    assumes: Mapping[str, Any] = field(default_factory=dict)  # fixed options of its parts
+    parts: tuple[str, ...] = ()  # layers whose mistakes can occur inside this one
+    all_nan: str = ""  # the usual reason if every entry is nan
+    upstream_optional: bool = False  # dout may be left out, and is then 1
 
     @property
     def signature(self) -> str:
         return f"({', '.join(self.arguments)}) → {', '.join(self.gradients)}"
 
-    def with_options(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The layer's options with those that were asked for; a ValueError where it has none of that name."""
-        unknown = set(asked) - set(self.options)
+    def with_options(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the default options updated with `overrides`; raises a ValueError if one is invalid."""
+        unknown = set(overrides) - set(self.options)
         if unknown:
-            has = f"it has {', '.join(self.options)}" if self.options else "it has none"
-            raise ValueError(f"the layer {self.name} has no option {', '.join(sorted(unknown))}; {has}")
-        for name, value in asked.items():
+            has = f"its options are {', '.join(self.options)}" if self.options else "it has no options"
+            raise ValueError(f"layer {self.name} has no option {', '.join(sorted(unknown))}; {has}")
+        for name, value in overrides.items():
             known = self.choices.get(name)
             if known and value not in known:
-                raise ValueError(f"{name}={value!r}: {' or '.join(known)} is needed")
+                raise ValueError(f"{name} must be {' or '.join(known)}, got {value!r}")
             if not known and not isinstance(self.options[name], bool) and not value > 0:
-                raise ValueError(f"{name}={value!r}: a number above 0 is needed")
-        return {**self.options, **asked}
+                raise ValueError(f"{name} must be > 0, got {value!r}")
+        return {**self.options, **overrides}
 
     def run(self, pieces: Pieces, case: Case, options: Mapping[str, Any]) -> Gradients:
-        """The gradients by these pieces."""
+        """Returns the gradients computed with these pieces."""
         with np.errstate(all="ignore"):
             return self.steps(pieces, *case.inputs, **options)
 
 
 def transposed(x: Array) -> Array:
-    """xᵗ, of the last two axes."""
+    """xᵗ over the last two axes."""
     return np.swapaxes(x, -1, -2)
 
 
 def distinct(rng: np.random.Generator, n: int, low: int = 2, high: int = 10) -> Any:
-    """n different sizes, so that a factor names the size it came from."""
+    """n different sizes, so that a wrong factor identifies the size it came from."""
     return [int(size) for size in rng.permutation(np.arange(low, high))[:n]]

@@ -1,4 +1,4 @@
-"""A user's function by name: `module:function`, `path/to/file.py:function`, or a file with one such function."""
+"""Loads a user's function: `module:function`, `path/to/file.py:function`, or a file with one public function."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 
 def load_function(target: str, layer: str = "") -> Callable[..., Any]:
-    """The function that `target` names; a ValueError says what is missing.
+    """Returns the function named by `target`; raises a ValueError if it cannot be found.
 
-    The current directory is searched for modules first. Without a function's name, the module's only public function
-    is taken, or the one named `backward` or `<layer>_backward`.
+    Modules are searched for in the current directory first. If `target` names no function, the function
+    `<layer>_backward` or `backward` is used, else the only public function of the module.
     """
     where, name = _split(target)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
@@ -25,14 +25,14 @@ def load_function(target: str, layer: str = "") -> Callable[..., Any]:
         found: Any = module
         for part in name.split("."):
             if not hasattr(found, part):
-                raise ValueError(f"{where} has no {name!r}; it has {_listed(_functions(module))}")
+                raise ValueError(f"{where} has no {name!r}; it defines {_listed(_functions(module))}")
             found = getattr(found, part)
     else:
-        found = _only(module, where, layer)
+        found = _default_function(module, where, layer)
     if inspect.isclass(found):
-        raise ValueError(f"{name!r} of {where} is a class; give a function, or a method of an object of the module")
+        raise ValueError(f"{name!r} in {where} is a class; pass a function, or a method of an instance defined there")
     if not callable(found):
-        raise ValueError(f"{name!r} of {where} is no function but {type(found).__name__}")
+        raise ValueError(f"{name!r} in {where} must be a function, got {type(found).__name__}")
     return found
 
 
@@ -49,19 +49,19 @@ def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses and the like look their module up
-    sys.path.insert(0, str(path.resolve().parent))  # so that it can import its neighbours
-    return _executed(lambda: spec.loader.exec_module(module) or module, str(path))  # type: ignore[union-attr]
+    sys.modules.setdefault(path.stem, module)  # dataclasses look up their module there
+    sys.path.insert(0, str(path.resolve().parent))  # so that it can import files beside it
+    return _import(lambda: spec.loader.exec_module(module) or module, str(path))  # type: ignore[union-attr]
 
 
 def _from_name(name: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return _executed(lambda: importlib.import_module(name), name)
+    return _import(lambda: importlib.import_module(name), name)
 
 
-def _executed(load: Callable[[], ModuleType], name: str) -> ModuleType:
-    """Whatever the user's code raises on import becomes one line."""
+def _import(load: Callable[[], ModuleType], name: str) -> ModuleType:
+    """Imports the module; anything it raises becomes a one-line ValueError."""
     try:
         return load()
     except (Exception, SystemExit) as error:
@@ -69,7 +69,7 @@ def _executed(load: Callable[[], ModuleType], name: str) -> ModuleType:
 
 
 def _functions(module: ModuleType) -> list[str]:
-    """The public functions that a module defines itself."""
+    """Names of the public functions defined in the module itself."""
     return [
         name
         for name, value in vars(module).items()
@@ -77,13 +77,13 @@ def _functions(module: ModuleType) -> list[str]:
     ]
 
 
-def _only(module: ModuleType, where: str, layer: str) -> Any:
+def _default_function(module: ModuleType, where: str, layer: str) -> Any:
     names = _functions(module)
     for name in (f"{layer}_backward", "backward"):
         if name in names:
             return getattr(module, name)
     if len(names) != 1:
-        raise ValueError(f"which function of {where}? It has {_listed(names)}; give {where}:NAME")
+        raise ValueError(f"cannot choose a function in {where}: it defines {_listed(names)}; pass {where}:NAME")
     return getattr(module, names[0])
 
 

@@ -1,7 +1,7 @@
-"""Derivatives by finite differences: the step chosen by the function, the error estimated, kinks noticed.
+"""Derivatives by finite differences, with adaptive steps, an error estimate and detection of kinks.
 
-A central difference over ever smaller steps, extrapolated (Ridders' method): truncation falls with the step, rounding
-rises, and the tableau itself says where the two meet. What rounding does is measured, by shaking the inputs.
+Central differences with decreasing steps, extrapolated (Ridders' method). Truncation error falls with the step and
+rounding error rises; the tableau shows where their sum is smallest. The caller supplies the rounding error.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LEVELS = 16
 
 @dataclass(frozen=True)
 class Derivative:
-    """A derivative, how far off it may be, and the step that it was found with."""
+    """A derivative, its estimated error, and the step it was computed with."""
 
     value: float
     error: float
     step: float
-    left: float  # the derivatives to both sides, which differ at a kink
+    left: float  # one-sided derivatives; they differ at a kink
     right: float
 
     @property
@@ -31,7 +31,7 @@ class Derivative:
         return self.left != self.right
 
     def agrees(self, value: float, tolerance: float) -> bool:
-        """Whether another value is this derivative; at a kink, whether it lies between those of both sides."""
+        """Whether `value` equals this derivative or, at a kink, is between the one-sided derivatives."""
         low, high = min(self.left, self.right), max(self.left, self.right)
         if self.has_kink and low - tolerance <= value <= high + tolerance:
             return True
@@ -39,7 +39,7 @@ class Derivative:
 
 
 def derivative(function: Callable[[float], float], noise: float, start: float = 0.25) -> Derivative:
-    """f'(0), with `noise` the rounding error of f, from steps that begin at `start`."""
+    """Returns f'(0); `noise` is the rounding error of f, and `start` the largest step."""
     table: list[list[float]] = []
     best, error, step = math.nan, math.inf, start
     one_sided: list[tuple[float, float, float]] = []  # step, left, right
@@ -66,9 +66,9 @@ def derivative(function: Callable[[float], float], noise: float, start: float = 
 
 
 def _sides(one_sided: list[tuple[float, float, float]], noise: float) -> tuple[float, float]:
-    """The derivatives from the left and from the right, equal unless there is a kink at 0 itself.
+    """The left and right derivatives if there is a kink at 0, else 0 for both.
 
-    Where the function is smooth, the two differ by f'' h, which falls with the step; at a kink the gap stays.
+    For a smooth function the two differ by f'' h, which falls with the step; at a kink the gap stays.
     """
     gaps = [(h, right - left, left, right) for h, left, right in one_sided if noise / h < 0.05 * abs(right - left)]
     if len(gaps) >= LEVELS - 4:

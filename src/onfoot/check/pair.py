@@ -1,4 +1,4 @@
-"""A user's forward and backward pass as functions of float64 arrays, and what rounding does to them."""
+"""A user's forward and backward pass as functions of float64 arrays, with estimates of their rounding errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from onfoot.arrays import is_torch, to_numpy
 from onfoot.check.budget import UNIT, norm
-from onfoot.check.call import Answer, as_given, call
+from onfoot.check.call import Answer, call, copy_argument
 from onfoot.check.layer import Array
 from onfoot.check.numeric import Derivative, derivative
 
-SHAKES = 6
+PERTURBATIONS = 6
 
 
 def _is_float(x: Any) -> bool:
@@ -21,7 +21,7 @@ def _is_float(x: Any) -> bool:
 
 
 class Pair:
-    """`forward(*inputs)` and `backward(*inputs, dout)`; if `saved`, this library's kind, `backward(dout, saved)`."""
+    """`forward(*inputs)` and `backward(*inputs, dout)`; with `saved`, onfoot's convention `backward(dout, saved)`."""
 
     def __init__(
         self,
@@ -39,53 +39,53 @@ class Pair:
         self.wrt = [i for i, x in enumerate(self.inputs) if _is_float(x)] if wrt is None else list(wrt)
         for i in self.wrt:
             if not _is_float(self.inputs[i]):
-                raise ValueError(f"argument {i} is not an array of floating-point numbers, so it has no gradient")
+                raise ValueError(f"argument {i} is not a floating-point array, so it has no gradient")
         if not self.wrt:
-            raise ValueError("none of the inputs is an array of floating-point numbers: there is nothing to check")
+            raise ValueError("no input is a floating-point array: there is nothing to check")
         if names is not None and len(names) != len(self.wrt):
-            raise ValueError(f"{len(names)} names for {len(self.wrt)} gradients")
+            raise ValueError(f"got {len(names)} names for {len(self.wrt)} gradients")
         self.names = [f"argument {i}" for i in self.wrt] if names is None else list(names)
         self.shapes = [self.inputs[i].shape for i in self.wrt]
 
     def value(self, inputs: Sequence[Any] | None = None) -> Array:
-        """The output, as it comes."""
-        returned = self.forward(*(as_given(x, self.arrays) for x in inputs or self.inputs))
+        """The output of the forward pass, in its own dtype."""
+        returned = self.forward(*(copy_argument(x, self.arrays) for x in inputs or self.inputs))
         return to_numpy(returned[0] if self.saved else returned)
 
     def gradients(self, u: Array, dtype: str, inputs: Sequence[Any] | None = None) -> Answer:
-        """What the backward pass returns, with its inputs in a dtype."""
+        """Calls the backward pass with its inputs cast to `dtype`."""
         given = [x.astype(dtype) if _is_float(x) else x for x in inputs or self.inputs]
         labels = [f"argument {i}" for i in range(len(given))]
         for name, i in zip(self.names, self.wrt, strict=True):
             labels[i] = name
         expected = list(zip(self.names, self.shapes, strict=True))
-        function = self._through_saved if self.saved else self.backward
+        function = self._backward_from_saved if self.saved else self.backward
         return call(function, [*given, np.asarray(u, dtype=dtype)], [*labels, "dout"], expected, {}, self.arrays)
 
-    def _through_saved(self, *arguments: Any) -> Any:
+    def _backward_from_saved(self, *arguments: Any) -> Any:
         *inputs, u = arguments
         returned = self.backward(u, self.forward(*inputs)[1])
-        if isinstance(returned, tuple):  # None where there is no gradient, as of a bias that is not there
+        if isinstance(returned, tuple):  # None means no gradient, as for a missing bias
             returned = tuple(g for g in returned if g is not None)
         return returned
 
-    def _shaken(self, unit: float, rng: np.random.Generator) -> list[Any]:
+    def _perturbed(self, unit: float, rng: np.random.Generator) -> list[Any]:
         return [
             x * (1 + unit * rng.standard_normal(x.shape)) if i in self.wrt else x for i, x in enumerate(self.inputs)
         ]
 
     def noise(self, u: Array, rng: np.random.Generator) -> float:
-        """The rounding error of ⟨u, forward⟩: inputs shaken by one rounding move it by about as much."""
+        """The rounding error of ⟨u, forward⟩, estimated by perturbing the inputs by one rounding error."""
         y = self.value()
         unit = UNIT.get(str(y.dtype), UNIT["float64"])
-        moved = [float(np.sum(u * (self.value(self._shaken(unit, rng)) - y))) for _ in range(SHAKES)]
+        moved = [float(np.sum(u * (self.value(self._perturbed(unit, rng)) - y))) for _ in range(PERTURBATIONS)]
         return 2 * float(np.sqrt(np.mean(np.square(moved)))) + unit * norm(u * y)
 
     def spreads(self, u: Array, dtype: str, rng: np.random.Generator) -> list[Array]:
-        """What rounding may change in each entry of each gradient."""
+        """The rounding error of each entry of each gradient."""
         unit = UNIT[dtype]
         centre = self.gradients(u, "float64").gradients
-        runs = [self.gradients(u, "float64", self._shaken(unit, rng)).gradients for _ in range(SHAKES)]
+        runs = [self.gradients(u, "float64", self._perturbed(unit, rng)).gradients for _ in range(PERTURBATIONS)]
         if centre is None or any(run is None for run in runs):
             return [np.zeros(shape) for shape in self.shapes]
         spreads = []
@@ -94,14 +94,14 @@ class Pair:
             spreads.append(moved + unit * (np.abs(c) + norm(c) / np.sqrt(max(c.size, 1))))
         return spreads
 
-    def scale(self, place: int) -> float:
-        """The typical size of an argument, for steps."""
-        x = self.inputs[self.wrt[place]]
+    def scale(self, position: int) -> float:
+        """The root mean square of an argument, which scales the steps."""
+        x = self.inputs[self.wrt[position]]
         return norm(x) / float(np.sqrt(max(x.size, 1))) or 1.0
 
-    def derivative(self, place: int, v: Array, u: Array, noise: float) -> Derivative:
-        """⟨u, J v⟩ for one argument, by differences of the forward pass."""
-        i = self.wrt[place]
+    def derivative(self, position: int, v: Array, u: Array, noise: float) -> Derivative:
+        """⟨u, J v⟩ for one argument, by finite differences of the forward pass."""
+        i = self.wrt[position]
 
         def moved(t: float) -> float:
             inputs = list(self.inputs)

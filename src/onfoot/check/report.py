@@ -1,4 +1,4 @@
-"""What a check of a known layer found."""
+"""The report of a check of a known layer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from onfoot.check.layer import Case, Layer
 
 @dataclass(frozen=True)
 class Measured:
-    """One gradient of one case: its error and what is allowed, relative to its norm, or absolute where that is 0."""
+    """One gradient of one case: error and tolerance, relative to its norm, or absolute if that is rounding noise."""
 
     gradient: str
     error: float
     allowed: float
     absolute: bool
-    where: str = ""  # in words, where it is wrong
+    where: str = ""  # description of the wrong entries
 
     @property
     def ok(self) -> bool:
@@ -27,14 +27,14 @@ class Measured:
 
 @dataclass
 class Outcome:
-    """What happened in one case and dtype."""
+    """The result of one case in one dtype."""
 
-    case: Case  # with its inputs as they were given, in float64
+    case: Case  # its inputs as passed, cast to float64
     dtype: str
     answer: Answer
     measured: list[Measured] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    single_precision: bool = False  # right, but only as float32 is, where float64 was given
+    single_precision: bool = False  # float64 inputs, but only float32 accuracy
 
     @property
     def ok(self) -> bool:
@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass
 class LayerReport:
-    """All that is known about a function; `str()` is the report to read."""
+    """The results of all cases and the diagnosis; `str()` gives the readable report."""
 
     layer: Layer
     function: str
@@ -56,14 +56,14 @@ class LayerReport:
     warnings: list[str] = field(default_factory=list)
 
     def counts(self, outcome: Outcome) -> bool:
-        """Whether an outcome decides; cases beyond the plain contract do so only if strict."""
+        """Whether an outcome counts; cases beyond the contract count only if strict."""
         return self.strict or not outcome.case.beyond
 
     @property
     def failed(self) -> list[Outcome]:
-        """The outcomes that decide against the function.
+        """The outcomes that make the check fail.
 
-        Where float64 shows that the formula is right, a float32 that loses digits is worth a word but is no mistake.
+        If float64 shows that the formula is correct, inaccurate float32 results are a warning, not a failure.
         """
         bad = [o for o in self.outcomes if self.counts(o) and not o.ok]
         exact = any(o.dtype == "float64" for o in self.outcomes)
@@ -71,7 +71,7 @@ class LayerReport:
 
     @property
     def wrong(self) -> list[str]:
-        """The gradients that are wrong in any of those."""
+        """The gradients that are wrong in any failed outcome."""
         bad = {m.gradient for o in self.failed for m in o.measured if not m.ok}
         return [name for name in self.layer.gradients if name in bad]
 
@@ -88,7 +88,7 @@ class LayerReport:
         return layer_text(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The report as a dict, for programs."""
         from onfoot.check.text import layer_dict
 
         return layer_dict(self)

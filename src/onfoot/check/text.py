@@ -1,4 +1,4 @@
-"""Reports to read, and the same for programs."""
+"""The report of a known layer as text and as a dict."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from onfoot.check.equations import EQUATIONS
 from onfoot.check.report import LayerReport, Measured, Outcome
 
 WIDTH = 100
-WIDEST_TABLE = 6  # gradients; of more, each is a row with its worst case
+WIDEST_TABLE = 6  # gradients; if there are more, one row per gradient with its worst case
 
 
 def layer_text(report: LayerReport) -> str:
-    """The report: what was checked, the errors, the verdict, the diagnosis."""
+    """The report as text: contract, errors, verdict, diagnosis."""
     lines = [*heading(report), ""]
     if any(o.measured for o in report.outcomes):
         for dtype in dict.fromkeys(o.dtype for o in report.outcomes):
@@ -44,19 +44,19 @@ def heading(report: LayerReport) -> Iterator[str]:
 
 
 def shown(value: float) -> str:
-    """Two digits: an error is a size."""
+    """An error with two digits."""
     if math.isnan(value):
         return "nan"
     return "0" if value == 0 else f"{value:.1e}" if value < 1e-2 or value >= 1e4 else f"{value:.2g}"
 
 
 def _mark(m: Measured | None) -> str:
-    """An error for the table, with its verdict."""
+    """A table cell: the error, with ✓ or ✗."""
     return "–  " if m is None else f"{shown(m.error)} {'✓' if m.ok else '✗'}"
 
 
 def table(report: LayerReport, dtype: str) -> Iterator[str]:
-    """Errors, relative to the norm of the right gradient: a row a case, or a row a gradient where there are many."""
+    """Errors relative to the norm of the correct gradient: one row per case, or per gradient if there are many."""
     outcomes = [o for o in report.outcomes if o.dtype == dtype]
     gradients = report.layer.gradients
     if dtype != report.outcomes[0].dtype and (report.wrong or all(o.ok for o in outcomes if report.counts(o))):
@@ -74,7 +74,7 @@ def table(report: LayerReport, dtype: str) -> Iterator[str]:
 
 
 def _summary(outcomes: Sequence[Outcome], dtype: str) -> str:
-    """A second dtype in a line."""
+    """One line for the second dtype."""
     wrong = dict.fromkeys(m.gradient for o in outcomes for m in o.measured if not m.ok)
     if wrong:
         return f"{dtype}: {', '.join(wrong)} wrong as well"
@@ -106,72 +106,74 @@ def verdict(report: LayerReport) -> Iterator[str]:
     yield f"✗ wrong: {', '.join(report.wrong)}" if report.wrong else "✗ fails"
     for name in report.wrong[:4]:
         o, m = next((o, m) for o in report.failed for m in o.measured if m.gradient == name and not m.ok)
-        if math.isnan(m.error):  # told below, among the problems
+        if math.isnan(m.error):  # listed below, with the problems
             continue
         plain = report.diagnosis.plain.get(name, "") if report.diagnosis else ""
         kind = "error" if m.absolute else "relative error"
-        said = f"{kind} {shown(m.error)} in “{o.case.name}”, {shown(m.allowed)} allowed; {m.where}"
-        yield from wrapped(f"{plain or name}: {said}", "  ")
+        detail = f"{kind} {shown(m.error)} in “{o.case.name}”, {shown(m.allowed)} allowed; {m.where}"
+        yield from wrapped(f"{plain or name}: {detail}", "  ")
 
 
 def beyond(report: LayerReport) -> Iterator[str]:
-    """The cases that are not counted, where the function does something else."""
+    """The cases beyond the contract in which the function differs."""
     cases = {o.case.name: o.case.beyond for o in report.outcomes if not report.counts(o) and not o.ok}
     if not cases or not report.passed:
         return
     yield ""
-    yield "Not counted (strict=True, or --strict, counts them):"
+    yield "Not counted (use strict=True or --strict to count them):"
     for name, why in cases.items():
         yield from wrapped(f"“{name}”: {why}", "  ")
     if report.diagnosis is not None:
         for finding in report.diagnosis.findings:
-            yield from wrapped(f"What it does there: {finding.name}. {finding.explains} Fix: {finding.fix}.", "  ")
+            yield from wrapped(
+                f"Diagnosis of these cases: {finding.name}. {finding.explains} Fix: {finding.fix}.", "  "
+            )
 
 
 def problems(report: LayerReport) -> Iterator[str]:
-    """Everything but wrong numbers: each problem once, with the number of cases it came up in."""
-    places: dict[tuple[str, str], list[Outcome]] = {}
+    """Problems other than wrong values: each once, with the number of cases it occurs in."""
+    occurrences: dict[tuple[str, str], list[Outcome]] = {}
     for o in report.failed:
         for p in o.problems:
-            places.setdefault((p.kind, p.message), []).append(o)
-    if not places:
+            occurrences.setdefault((p.kind, p.message), []).append(o)
+    if not occurrences:
         return
     total = len([o for o in report.outcomes if report.counts(o)])
     seen: dict[str, int] = {}
-    for (kind, message), where in places.items():
+    for (kind, message), where in occurrences.items():
         seen[kind] = seen.get(kind, 0) + 1
-        if seen[kind] > 3:  # the shapes change from case to case, the problem does not
+        if seen[kind] > 3:  # the shapes differ from case to case, the problem does not
             continue
-        said = f"“{where[0].case.name}”" if len(where) == 1 else f"{len(where)} of {total} cases"
+        detail = f"“{where[0].case.name}”" if len(where) == 1 else f"{len(where)} of {total} cases"
         verb = "it raises " if kind == "raises" else ""
-        yield from wrapped(f"{kind}: {verb}{message} ({said})", "  ")
+        yield from wrapped(f"{kind}: {verb}{message} ({detail})", "  ")
     for kind, count in seen.items():
         if count > 3:
             yield f"  {kind}: and {count - 3} more like these"
     answers = [g for o in report.outcomes for g in o.answer.gradients or []]
     if report.layer.all_nan and answers and all(np.isnan(g).all() for g in answers):
-        yield from wrapped(f"nan everywhere has many causes; a frequent one is {report.layer.all_nan}", "  ")
+        yield from wrapped(f"every entry is nan, which has many causes; a common one is {report.layer.all_nan}", "  ")
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> Iterator[str]:
     where = f"{diagnosis.cases} case{'s' if diagnosis.cases != 1 else ''}"
     n, known = len(diagnosis.findings), all(f.explains for f in diagnosis.findings)
     if n:
-        what = f"{'a' if n == 1 else n} {'known mistake' if known else 'cause'}{'s' if n > 1 else ''}"
-        part = ", in part" if diagnosis.unexplained else ""
-        yield f"Diagnosis{part}: {what}. Run on the same {where}: residual {shown(diagnosis.residual)}"
+        what = f"{n} {'known mistake' if known else 'cause'}{'s' if n > 1 else ''}"
+        partial = " (partial)" if diagnosis.unexplained else ""
+        yield f"Diagnosis{partial}: {what}, residual {shown(diagnosis.residual)} on the same {where}"
     for i, finding in enumerate(diagnosis.findings, 1):
         yield ""
         yield from finding_text(i, finding)
     for names in diagnosis.also:
-        yield from wrapped(f"These numbers would also come from: {' + '.join(names)}", "     ")
+        yield from wrapped(f"The same numbers also fit: {' + '.join(names)}", "     ")
     if diagnosis.unexplained:
         yield "" if n else "Diagnosis: none"
         left = ", ".join(diagnosis.unexplained)
-        yield from wrapped(f"No known mistake, no pair of them and no plain factor gives this {left}.", "")
+        yield from wrapped(f"No known mistake, pair of mistakes or simple factor explains {left}.", "")
         near = [one for one in diagnosis.candidates if one[1] > 1e-6][:2]
         for mistakes, residual in near:
-            yield from wrapped(f"nearest, and not it: {' + '.join(mistakes)}, off by {shown(residual)}", "  ")
+            yield from wrapped(f"closest, but not a match: {' + '.join(mistakes)}, residual {shown(residual)}", "  ")
 
 
 def finding_text(i: int, finding: Finding) -> Iterator[str]:

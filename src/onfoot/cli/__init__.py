@@ -1,4 +1,4 @@
-"""The command line: `onfoot <command>`, one file a command."""
+"""The command line: `onfoot <command>`, one file per command."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onfoot.terminal import printable
 
 
 class _Group(TyperGroup):
-    """Turns what users can mend (a wrong value, a missing file) into one line on stderr and exit status 2."""
+    """Reports user errors (a wrong value, a missing file) as one line on stderr, with exit status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # the reader has seen enough, as in `onfoot walk | head`
+        except BrokenPipeError:  # the reader closed the pipe, as in `onfoot walk | head`
             raise
         except (ValueError, OSError, MemoryError) as error:
             if os.environ.get("ONFOOT_DEBUG"):
@@ -33,7 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # joins the lines of a paragraph, and leaves [brackets] alone
+    rich_markup_mode="markdown",  # joins the lines of a paragraph and keeps [brackets]
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("table")(table.table)
@@ -57,8 +57,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from onfoot import __version__
 
         print(f"onfoot {__version__}")
@@ -71,13 +71,13 @@ def onfoot(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Transformers whose every gradient is a formula you can read."""
+    """Transformers with hand-written gradients: every gradient is a formula you can read."""
 
 
 def main() -> None:
     """Runs the command line."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure") and "utf" not in (stream.encoding or "").lower():
-            # Δ and ρ must reach a pipe intact, and must not stop a terminal that cannot show them
+            # UTF-8 in a pipe keeps Δ and ρ; a terminal that cannot show them prints a replacement instead of failing
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="replace")
     app()

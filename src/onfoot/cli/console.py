@@ -1,6 +1,6 @@
-"""Tables on the terminal, in a pipe and in Markdown.
+"""Prints tables to a terminal, to a pipe and as Markdown.
 
-In a pipe nothing is cut or folded: the console is made as wide as what it prints, and has no colours.
+In a pipe nothing is truncated or wrapped: the console is as wide as its content and has no colours.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from onfoot.terminal import for_terminal, printable
 
 @dataclass
 class Sheet:
-    """A table to show: columns ("name" is set left, ">name" right), rows of text, and lines to read below it."""
+    """A table: column headings ("name" aligns left, ">name" right), rows of text, and notes below it."""
 
     title: str
     columns: list[str]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    section_ends: set[int] = field(default_factory=set)  # rows with a gap below them
-    emphasised: set[int] = field(default_factory=set)
-    narrow: Sheet | None = None  # what to show instead where this is wider than the terminal
+    section_ends: set[int] = field(default_factory=set)  # indices of rows followed by a gap
+    emphasised: set[int] = field(default_factory=set)  # indices of rows in bold
+    narrow: Sheet | None = None  # shown instead if this table is wider than the terminal
 
 
 def show(table: Table) -> None:
-    """Prints a table; where the output is no terminal, as wide as it comes and without padding at the line ends."""
+    """Prints a table; if the output is not a terminal, at full width and without trailing spaces."""
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(table)
@@ -44,23 +44,23 @@ def show(table: Table) -> None:
 
 
 def _width(table: Table) -> int:
-    """The width that the table has where nothing is folded."""
+    """The width of the table without wrapping."""
     return max(1, Console(width=10_000).measure(table).maximum)
 
 
 def show_text(text: Text | str, style: str = "") -> None:
-    """Prints text as it is: no markup (formulas hold [brackets]), no line broken."""
+    """Prints text unchanged: no markup (formulas contain [brackets]), no wrapping."""
     shown = Text(for_terminal(text), style=style) if isinstance(text, str) else text
     Console(highlight=False).print(shown, soft_wrap=True)
 
 
 def show_json(value: Any) -> None:
-    """Prints JSON; letters such as Δ stay as they are."""
+    """Prints JSON without escaping non-ASCII letters such as Δ."""
     print(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1))
 
 
 def show_sheet(sheet: Sheet) -> None:
-    """Prints a sheet as a table with its title above and its notes below."""
+    """Prints a sheet: title, table, notes."""
     console, out = Console(), _table(sheet)
     if sheet.narrow is not None and console.is_terminal and _width(out) > console.width:
         out = _table(sheet.narrow)
@@ -74,7 +74,7 @@ def _table(sheet: Sheet) -> Table:
     out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
     for column in sheet.columns:
         right = column.startswith(">")
-        header = Text(column.removeprefix(">"))  # a Text, for a str's [brackets] would be read as markup
+        header = Text(column.removeprefix(">"))  # a Text, because [brackets] in a str are markup
         out.add_column(header, justify="right" if right else "left", overflow="fold", no_wrap=right)
     for i, row in enumerate(sheet.rows):
         cells = (Text(printable(cell)) for cell in row)

@@ -1,4 +1,4 @@
-"""`onfoot explore`: a page on which the forward and the backward pass of a text can be seen."""
+"""`onfoot explore`: an interactive page that shows the forward and backward pass of a text."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 def explore(
     model: Annotated[
         Path | None,
-        typer.Argument(help="A model's folder; by default a small one that comes along.", show_default=False),
+        typer.Argument(help="Model folder; by default a small model that is included.", show_default=False),
     ] = None,
-    text: Annotated[str | None, typer.Option("--text", help="The text to open with.", show_default=False)] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Initial text.", show_default=False)] = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", help="Token ids to open with, in place of a text.", show_default=False)
+        str | None, typer.Option("--tokens", help="Initial token ids, instead of a text.", show_default=False)
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option("--export", help="Write one self-contained page and serve nothing.", show_default=False),
+        typer.Option(
+            "--export", help="Write one self-contained HTML file instead of starting a server.", show_default=False
+        ),
     ] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 takes a free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
-    """See the backward pass: every activation, error signal and gradient of a text, on a page.
+    """Show every activation, error signal and gradient of a text on an interactive page.
 
-    The page is served on this machine only (127.0.0.1) and needs nothing from elsewhere. With --export it becomes one
-    file that works offline, with every number of one text in it.
+    The page is served on 127.0.0.1 only and loads nothing from the network. --export writes one file that works
+    offline and contains every number for one text.
     """
     from onfoot.cli.console import show_text
 
@@ -42,25 +44,27 @@ def explore(
     opening = _opening(loaded, text, tokens, is_default=model is None)
     if export is not None:
         size = _export(loaded, opening, export)
-        show_text(f"{export}: {size / 1e6:.1f} MB, one page with everything in it")
+        show_text(f"{export}: {size / 1e6:.1f} MB, one self-contained file")
         return
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        raise ValueError('the page needs a server: pip install "onfoot[explore]"; or use --export FILE') from None
+        raise ValueError(
+            'the server needs starlette and uvicorn: pip install "onfoot[explore]"; or use --export FILE'
+        ) from None
     from onfoot.explore.serve import listen, serve
     from onfoot.explore.server import Explorer
 
     explorer = Explorer(loaded, opening)
-    explorer.answer({opening["kind"]: opening["value"]})  # a wrong text is refused here, before there is a page
+    explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
     listening = listen(port)
-    print(f"http://127.0.0.1:{listening.getsockname()[1]}/   Ctrl-C ends it", flush=True)
+    print(f"http://127.0.0.1:{listening.getsockname()[1]}/   press Ctrl-C to stop", flush=True)
     serve(explorer, listening, browser)
 
 
 def _load(folder: Path | None) -> Model:
-    """The model in float64 on the NumPy engine: the truth."""
+    """The model in float64 on the NumPy engine, which is the reference."""
     from onfoot.explore.default_model import default_model
     from onfoot.explore.study import check_model
     from onfoot.models.model import load
@@ -73,7 +77,7 @@ def _load(folder: Path | None) -> Model:
 
 
 def _opening(model: Model, text: str | None, tokens: str | None, is_default: bool) -> dict[str, Any]:
-    """What the page runs first."""
+    """The initial input of the page."""
     from onfoot.explore.default_model import TEXT
 
     ids_only = model.tokenizer is None
@@ -82,7 +86,7 @@ def _opening(model: Model, text: str | None, tokens: str | None, is_default: boo
     if text is None and is_default:
         text = TEXT
     if text is None:
-        raise ValueError('say what to run: --text "…", or --tokens "3 1 4 1 5" for a model without a tokenizer')
+        raise ValueError('no input; give --text "…", or --tokens "3 1 4 1 5" for a model without a tokenizer')
     return {"kind": "text", "value": text, "ids_only": ids_only}
 
 

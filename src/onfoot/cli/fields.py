@@ -1,17 +1,23 @@
-"""Command-line options made from the fields of a dataclass, so that a run's options are written down once."""
+"""Command-line options generated from the fields of a dataclass, so that each option is defined once."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 
-def options_from(cls: type, leave_out: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command one option for each field of the dataclass; it gets their values as keyword arguments."""
+def options_from(
+    cls: type, exclude: Collection[str] = (), names: Mapping[str, Sequence[str]] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that adds one option per field of the dataclass; the command gets the values as keyword arguments.
+
+    `names` maps a field to its spellings, such as {"r": ("--r", "--lora-rank", "-r")}; error messages use the first.
+    By default a field `batch_size` is `--batch-size`.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(cls)
@@ -19,10 +25,11 @@ def options_from(cls: type, leave_out: Collection[str] = ()) -> Callable[[Callab
         own_hints = get_type_hints(command, include_extras=True)
         parameters = [p.replace(annotation=own_hints[p.name], kind=p.KEYWORD_ONLY) for p in own]
         for f in fields(cls):
-            if f.name in leave_out:
+            if f.name in exclude:
                 continue
             default = f.default if f.default is not MISSING else None
-            info = typer.Option(help=f.metadata["help"], show_default=default is not None)
+            spellings = (names or {}).get(f.name, ())
+            info = typer.Option(*spellings, help=f.metadata["help"], show_default=default is not None)
             annotation = _annotated(hints[f.name], info)
             parameters.append(
                 inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -34,26 +41,26 @@ def options_from(cls: type, leave_out: Collection[str] = ()) -> Callable[[Callab
     return decorate
 
 
-def given(context: typer.Context) -> list[str]:
-    """The names of the options that were typed, not left at their defaults."""
+def explicit_options(context: typer.Context) -> list[str]:
+    """The names of the options given on the command line, not left at their defaults."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
-def refuse_beside(context: typer.Context, first: str, others: Collection[str], because: str) -> None:
-    """Refuses those of the other options that were typed: beside the first they would do nothing."""
+def reject_with(context: typer.Context, option: str, others: Collection[str], reason: str) -> None:
+    """Raises ValueError if one of the others was given: it conflicts with `option`."""
     flags = {p.name: p.opts[0] if p.param_type_name == "option" else p.opts[0].upper() for p in context.command.params}
-    typed = [flags[name] for name in given(context) if name in others]
-    if typed:
-        raise ValueError(f"{first} and {', '.join(typed)} do not go together: {because}")
+    found = [flags[name] for name in explicit_options(context) if name in others]
+    if found:
+        raise ValueError(f"{option} cannot be used with {', '.join(found)}: {reason}")
 
 
-def refuse_without(context: typer.Context, first: str, others: Collection[str]) -> None:
-    """Refuses those of the other options that were typed: without the first they would do nothing."""
+def reject_without(context: typer.Context, option: str, others: Collection[str]) -> None:
+    """Raises ValueError if one of the others was given: without `option` it would have no effect."""
     flags = {p.name: p.opts[0] for p in context.command.params}
-    typed = [flags[name] for name in given(context) if name in others]
-    if typed:
-        raise ValueError(f"{', '.join(typed)} would do nothing without {first}")
+    found = [flags[name] for name in explicit_options(context) if name in others]
+    if found:
+        raise ValueError(f"{', '.join(found)}: only valid with {option}")
 
 
 def _annotated(hint: Any, info: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`onfoot generate`: text from a model."""
+"""`onfoot generate`: generates text with a model."""
 
 from __future__ import annotations
 
@@ -22,67 +22,69 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model folder, a run, a GGUF file, or a name: smollm2.")
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder, run folder, GGUF file, or smollm2.")],
     adapter: Annotated[
-        Path | None, typer.Option(help="A LoRA adapter on top: a folder, or a run.", show_default=False)
+        Path | None, typer.Option(help="LoRA adapter to load: adapter folder or run folder.", show_default=False)
     ] = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="Text to go on from; several times for several at once.", show_default=False),
+        typer.Option(help="Text to continue; repeat for a batch of prompts.", show_default=False),
     ] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="A file with the prompt.", show_default=False)] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="File that contains the prompt.", show_default=False)] = None,
     tokens: Annotated[
-        str | None, typer.Option(help='Token ids in place of a prompt, as in "3 1 4".', show_default=False)
+        str | None, typer.Option(help='Token ids instead of a prompt, as in "3 1 4".', show_default=False)
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Prompts are questions; without one, a conversation at the terminal.")
+        bool, typer.Option("--chat", help="Treat prompts as user messages; without a prompt, chat interactively.")
     ] = False,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="How many; by default 200, or what the context leaves.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Number of tokens to generate; by default 200, or what fits in the context.", show_default=False
+        ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.", show_default=False)] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Only the likeliest tokens that together reach p.", show_default=False)
+        float | None,
+        typer.Option(help="Sample from the most likely tokens with total probability p.", show_default=False),
     ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Only tokens at least so likely against the likeliest.", show_default=False)
+        float | None, typer.Option(help="Drop tokens below this fraction of the top probability.", show_default=False)
     ] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1, what was said is less likely.")] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1, repeated tokens are less likely.")] = 1.0,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Stop behind this text; several times for several.", show_default=False)
+        list[str] | None, typer.Option(help="Stop after this text; repeat for several.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    slide: Annotated[bool, typer.Option(help="Beyond the context, go on with its last half.")] = False,
-    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    engine: Annotated[str, typer.Option(help=f"auto, {', '.join(ENGINES)}.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
+    slide: Annotated[bool, typer.Option(help="When the context is full, continue from its last half.")] = False,
+    dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
+    engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
     threads: Threads = None,
     quantized: Annotated[
-        bool, typer.Option("--quantized", help="Weights in 8 bits (a GGUF file's own blocks): faster, smaller.")
+        bool, typer.Option("--quantized", help="Use 8-bit weights, or a GGUF file's own blocks: faster, less memory.")
     ] = False,
 ) -> None:
-    """Generate text from a model, or talk to one with --chat."""
+    """Generate text with a model, or chat with it (--chat)."""
     from onfoot import load
     from onfoot.generate.sampling import Sampling
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    given = [
+    inputs = [
         name for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--tokens", tokens)) if value
     ]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)}: choose one")
+    if len(inputs) > 1:
+        raise ValueError(f"give only one of {' and '.join(inputs)}")
     if chat and (tokens or slide):
-        raise ValueError(f"--chat and {'--tokens' if tokens else '--slide'} do not go together; leave one out")
+        raise ValueError(f"--chat cannot be used with {'--tokens' if tokens else '--slide'}; remove one of them")
     if "" in (stop or []):
-        raise ValueError("--stop needs some text to stop at")
+        raise ValueError("--stop must not be empty")
     loaded = load(model, dtype, engine, quantized=quantized)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if chat:
-        questions = [read_text(prompt_file)] if prompt_file else (prompt or None)
-        _chat(loaded, questions, max_new_tokens or 200, sampling, seed, stop or [])
+        user_prompts = [read_text(prompt_file)] if prompt_file else (prompt or None)
+        _chat(loaded, user_prompts, max_new_tokens or 200, sampling, seed, stop or [])
         return
     if tokens is not None:
         prompts = [np.asarray(parse_tokens(tokens))]
@@ -109,25 +111,26 @@ def _encode(model: Model, texts: list[str]) -> list[np.ndarray]:
         raise ValueError('this model has no tokenizer; give token ids, as in --tokens "3 1 4"')
     if not texts:
         if model.tokenizer.eos_id is None:
-            raise ValueError("a prompt is needed: --prompt, --prompt-file or --tokens")
-        return [np.asarray([model.tokenizer.eos_id])]  # a document begins
+            raise ValueError("no prompt; give --prompt, --prompt-file or --tokens")
+        return [np.asarray([model.tokenizer.eos_id])]  # the start of a document
     prompts = [np.asarray(model.tokenizer.encode(text), dtype=np.int64) for text in texts]
     if any(p.size == 0 for p in prompts):
-        raise ValueError("an empty prompt has no tokens; leave --prompt out to begin a document, or give some text")
+        raise ValueError("an empty prompt has no tokens; omit --prompt to start a new document, or give some text")
     return prompts
 
 
 def _chat(
-    model: Model, questions: list[str] | None, max_new_tokens: int, sampling: Sampling, seed: int, stop: list[str]
+    model: Model, user_prompts: list[str] | None, max_new_tokens: int, sampling: Sampling, seed: int, stop: list[str]
 ) -> None:
-    """Answers each question by itself, or, without any, talks until the end of the input."""
+    """Answers each prompt in its own conversation, or, if None, chats until the end of the input."""
     from onfoot.generate.chat import ends, prompt_ids
 
     stop_ids, stop_texts = ends(model) if model.tokenizer is not None else ((), [])
-    if questions is not None:
-        for question in questions:
-            ids = prompt_ids(model, [{"role": "user", "content": question}])
-            _stream(model, ids, _room(model, ids, max_new_tokens), sampling, seed, stop + stop_texts, stop_ids=stop_ids)
+    if user_prompts is not None:
+        for prompt in user_prompts:
+            ids = prompt_ids(model, [{"role": "user", "content": prompt}])
+            n_new = _n_new(model, ids, max_new_tokens)
+            _stream(model, ids, n_new, sampling, seed, stop + stop_texts, stop_ids=stop_ids)
         return
     messages: list[dict[str, str]] = []
     while True:
@@ -137,13 +140,13 @@ def _chat(
             print()
             return
         ids = prompt_ids(model, messages)
-        answer = _stream(
-            model, ids, _room(model, ids, max_new_tokens), sampling, seed, stop + stop_texts, stop_ids=stop_ids
-        )
+        n_new = _n_new(model, ids, max_new_tokens)
+        answer = _stream(model, ids, n_new, sampling, seed, stop + stop_texts, stop_ids=stop_ids)
         messages.append({"role": "assistant", "content": answer})
 
 
-def _room(model: Model, ids: np.ndarray, max_new_tokens: int) -> int:
+def _n_new(model: Model, ids: np.ndarray, max_new_tokens: int) -> int:
+    """max_new_tokens, limited to what fits in the context after the prompt, and at least 1."""
     return max(1, min(max_new_tokens, model.config.n_positions - ids.size))
 
 
@@ -157,22 +160,22 @@ def _stream(
     slide: bool = False,
     stop_ids: tuple[int, ...] | None = None,
 ) -> str:
-    """Writes each new piece of text as soon as it is whole, behind the prompt unless it is a conversation's."""
+    """Prints text while it is generated and returns it; prints the prompt first unless `stop_ids` is given (chat)."""
     from onfoot.generate.loop import stream
     from onfoot.models.inputs import check_tokens
 
     check_tokens(prompt[None], model.config.vocab_size, model.config.n_positions)
     assert model.tokenizer is not None
     new: list[int] = []
-    pieces = stream(model, [prompt], max_new_tokens, sampling, seed, slide)
-    first = next(pieces)  # before anything is written: what is refused is refused here
+    steps = stream(model, [prompt], max_new_tokens, sampling, seed, slide)
+    first = next(steps)  # invalid arguments raise here, before anything is printed
     if stop_ids is None:
         print(for_terminal(model.tokenizer.decode(prompt.tolist())), end="", flush=True)
     written = ""
-    for column in _chain(first, pieces):
-        if int(column[0]) in (model.eos_ids if stop_ids is None else stop_ids):
+    for tokens in _chain(first, steps):
+        if int(tokens[0]) in (model.eos_ids if stop_ids is None else stop_ids):
             break
-        new.append(int(column[0]))
+        new.append(int(tokens[0]))
         written = _write(model.tokenizer, new, written)
         if any(s in model.tokenizer.decode(new) for s in stop):
             break
@@ -182,7 +185,7 @@ def _stream(
 
 
 def _write(tokenizer: Tokenizer, ids: list[int], written: str) -> str:
-    """Prints what has come since; a character whose bytes are not all there yet waits."""
+    """Prints the text after `written` and returns all of it; waits while the last character is incomplete."""
     text = tokenizer.decode(ids)
     if not text.endswith("\ufffd"):
         print(for_terminal(text[len(written) :]), end="", flush=True)

@@ -1,4 +1,4 @@
-"""`onfoot info`: what a model folder, a GGUF file or a run holds."""
+"""`onfoot info`: describes a model folder, a GGUF file or a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from onfoot.cli.console import Sheet, show_sheet, show_text
-from onfoot.cli.fields import refuse_without
+from onfoot.cli.fields import reject_without
 
 if TYPE_CHECKING:
     from onfoot.config import Config
@@ -21,23 +21,25 @@ def info(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="A model folder, a run, a GGUF file, or smollm2; with --memory also a preset."
+            metavar="MODEL", help="Model folder, run folder, GGUF file, or smollm2; with --memory also a preset."
         ),
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     memory: Annotated[
-        bool, typer.Option("--memory", help="Say what training it would need, and what would fit.")
+        bool, typer.Option("--memory", help="Estimate the memory that training needs, and what would fit.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(help="With --memory: sequences a microbatch.")] = 12,
+    batch_size: Annotated[int, typer.Option(help="With --memory: sequences per microbatch.")] = 12,
     tokens: Annotated[
-        int | None, typer.Option(help="With --memory: tokens a sequence; all positions.", show_default=False)
+        int | None, typer.Option(help="With --memory: tokens per sequence; by default n_positions.", show_default=False)
     ] = None,
-    lora: Annotated[int, typer.Option(help="With --memory: the rank of a fine-tuning; 0 trains all weights.")] = 0,
-    quantized: Annotated[bool, typer.Option("--quantized", help="With --memory: the frozen base in 8 bits.")] = False,
-    clip: Annotated[float, typer.Option(help="With --memory: as in training; 0 means no clipping.")] = 1.0,
-    recompute: Annotated[str, typer.Option(help="With --memory: as in training; none or block.")] = "none",
+    lora: Annotated[int, typer.Option(help="With --memory: LoRA rank; 0 trains all weights.")] = 0,
+    quantized: Annotated[
+        bool, typer.Option("--quantized", help="With --memory: quantize the frozen base to 8 bits.")
+    ] = False,
+    clip: Annotated[float, typer.Option(help="With --memory: maximum gradient norm; 0 disables clipping.")] = 1.0,
+    recompute: Annotated[str, typer.Option(help="With --memory: activations to recompute, none or block.")] = "none",
 ) -> None:
-    """Show what a model folder, a GGUF file or a run holds, or with --memory what training it needs."""
+    """Describe a model folder, a GGUF file or a run, or estimate the memory for training it (--memory)."""
     from onfoot.formats.gguf_model import find_file
     from onfoot.formats.peft import is_adapter_folder
     from onfoot.formats.run_folder import checkpoints, model_folder
@@ -47,7 +49,7 @@ def info(
 
         show_memory(planned_job(folder, batch_size, tokens, lora, quantized, clip, recompute))
         return
-    refuse_without(context, "--memory", ("batch_size", "tokens", "lora", "quantized", "clip", "recompute"))
+    reject_without(context, "--memory", ("batch_size", "tokens", "lora", "quantized", "clip", "recompute"))
     file = find_file(folder)
     if file is not None:
         _show_model(_read_file(file), tensors)
@@ -55,7 +57,7 @@ def info(
     if (folder / "run.json").is_file():
         _show_run(folder)
         if not checkpoints(folder):
-            show_text("  it has no checkpoint yet, so there is no model to show; the first is written by its training")
+            show_text("  no checkpoint yet, so the model cannot be shown; training writes the first one")
             return
     model = model_folder(folder)
     if is_adapter_folder(model):
@@ -64,28 +66,28 @@ def info(
         _show_model(_read_folder(model), tensors)
 
 
-class _Found(NamedTuple):
-    """A model, without its weights."""
+class _ModelInfo(NamedTuple):
+    """A model's config, tensors and tokenizer, without its weights."""
 
-    where: tuple[str, str]
+    location: tuple[str, str]  # "folder" or "file", and its path
     config: Config
     tensors: list[tuple[str, tuple[int, ...], str]]  # name, shape, dtype
     tokenizer: Tokenizer | None
 
 
-def _read_folder(folder: Path) -> _Found:
+def _read_folder(folder: Path) -> _ModelInfo:
     from onfoot.formats.huggingface import Params, load_config, tensor_summary
     from onfoot.formats.tokenizer import Tokenizer, check_fits
 
     config = load_config(folder)
-    Params(folder, config)  # refuses what does not fit
+    Params(folder, config)  # raises if the tensors do not match the config
     tokenizer = Tokenizer.find(folder)
     if tokenizer is not None:
         check_fits(tokenizer, config, folder)
-    return _Found(("folder", str(folder)), config, tensor_summary(folder), tokenizer)
+    return _ModelInfo(("folder", str(folder)), config, tensor_summary(folder), tokenizer)
 
 
-def _read_file(path: Path) -> _Found:
+def _read_file(path: Path) -> _ModelInfo:
     from onfoot.formats.gguf import GgufFile
     from onfoot.formats.gguf_model import Params, read_config
     from onfoot.formats.gguf_tokenizer import find_tokenizer
@@ -94,33 +96,33 @@ def _read_file(path: Path) -> _Found:
     config = read_config(file)
     Params(file, config, quantized=True)
     listed = [(name, entry.shape, entry.type) for name, entry in file.tensors.items()]
-    return _Found(("file", str(path)), config, listed, find_tokenizer(file.metadata, path, config))
+    return _ModelInfo(("file", str(path)), config, listed, find_tokenizer(file.metadata, path, config))
 
 
-def _show_model(found: _Found, tensors: bool) -> None:
+def _show_model(model: _ModelInfo, tensors: bool) -> None:
     from onfoot.models.params import count, shapes
 
-    config, tokenizer, listed = found.config, found.tokenizer, found.tensors
+    config, tokenizer, listed = model.config, model.tokenizer, model.tensors
     dtypes = sorted({dtype for _, _, dtype in listed})
     cache = config.n_layer * config.n_kv_head * (config.key_width + config.value_width)
-    shared = f", {config.n_kv_head} of keys and values" if config.n_kv_head != config.n_head else ""
+    grouped = f", {config.n_kv_head} key/value heads" if config.n_kv_head != config.n_head else ""
     rows: list[tuple[str, ...]] = [
-        found.where,
+        model.location,
         ("architecture", config.model_type),
         ("parameters", f"{count(shapes(config)):,}"),
         ("blocks", str(config.n_layer)),
-        ("width", str(config.n_embd)),
-        ("heads", f"{config.n_head} of {config.value_width}{shared}"),
-        ("between expand and contract", f"{config.inner_width}, {config.activation_function}"),
+        ("hidden size", str(config.n_embd)),
+        ("heads", f"{config.n_head} of size {config.value_width}{grouped}"),
+        ("MLP hidden size", f"{config.inner_width}, {config.activation_function}"),
         ("positions", f"{config.n_positions:,}"),
         ("vocabulary", f"{config.vocab_size:,}"),
-        ("logits", "tied to the token table" if config.tie_word_embeddings else "with their own weight"),
-        ("tensors", f"{len(listed)}, {', '.join(dtypes)}, {sum(math.prod(s) for _, s, _ in listed):,} numbers"),
+        ("logits", "tied to the token embedding" if config.tie_word_embeddings else "untied"),
+        ("tensors", f"{len(listed)}, {', '.join(dtypes)}, {sum(math.prod(s) for _, s, _ in listed):,} elements"),
         (
             "KV cache",
-            f"{cache:,} numbers per token, {4 * cache * config.n_positions / 2**20:,.1f} MiB when full (float32)",
+            f"{cache:,} elements per token, {4 * cache * config.n_positions / 2**20:,.1f} MiB when full (float32)",
         ),
-        ("tokenizer", "none" if tokenizer is None else f"{tokenizer.size:,} tokens, end {tokenizer.eos!r}"),
+        ("tokenizer", "none" if tokenizer is None else f"{tokenizer.size:,} tokens, eos {tokenizer.eos!r}"),
     ]
     show_sheet(Sheet("Model", ["", ""], rows))
     if tensors:
@@ -164,17 +166,17 @@ def _show_run(folder: Path) -> None:
     if validation:
         best = min(validation, key=lambda r: r["val_loss"])
         rows.append(
-            ("validation loss", f"{validation[-1]['val_loss']:.4f}, best {best['val_loss']:.4f} at {best['step']}")
+            ("validation loss", f"{validation[-1]['val_loss']:.4f}, best {best['val_loss']:.4f} at step {best['step']}")
         )
     for checkpoint in checkpoints(folder):
-        wrong = validate(checkpoint)
-        rows.append((checkpoint.name, f"step {read_state(checkpoint)['step']}, sound" if wrong is None else wrong))
+        problem = validate(checkpoint)
+        rows.append((checkpoint.name, f"step {read_state(checkpoint)['step']}, valid" if problem is None else problem))
     show_sheet(Sheet(f"Run {folder}", ["", ""], rows))
     if done < options.steps:
-        show_text(f"  go on with: onfoot {options.command} --resume {folder}", "dim")
+        show_text(f"  resume with: onfoot {options.command} --resume {folder}", "dim")
 
 
 def _with_number(records: list[Any], name: str) -> list[dict[str, Any]]:
-    """The records that have a step and a number of that name."""
+    """The records with an integer step and a number called `name`, both in the range of int64."""
     found = [r for r in records if isinstance(r, dict) and type(r.get("step")) is int and abs(r["step"]) < 1 << 63]
     return [r for r in found if isinstance(r.get(name), float) or (type(r.get(name)) is int and abs(r[name]) < 1 << 63)]

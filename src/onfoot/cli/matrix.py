@@ -1,4 +1,4 @@
-"""Small matrices as text: four decimals, an exact 0 as `0`, the middle of large ones left out."""
+"""Formats matrices as text: four decimals, an exact 0 as `0`, the middle of a large matrix elided."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 def matrix_lines(
-    x: np.ndarray, margin: tuple[str, np.ndarray] | None = None, most_rows: int = 12, most_columns: int = 12
+    x: np.ndarray, margin: tuple[str, np.ndarray] | None = None, max_rows: int = 12, max_columns: int = 12
 ) -> list[str]:
-    """The rows of a matrix (a vector is one row), with `margin` beside them: a label and a number a row."""
+    """One line per row of a matrix (a vector is one row), each followed by `margin`: a label and one number per row."""
     table = np.atleast_2d(x)
-    rows, columns = _kept(table.shape[0], most_rows), _kept(table.shape[1], most_columns)
+    rows, columns = _shown(table.shape[0], max_rows), _shown(table.shape[1], max_columns)
     cells = [["⋮" if i is None else "…" if j is None else _number(table[i, j]) for j in columns] for i in rows]
     width = max(len(cell) for line in cells for cell in line)
     lines = ["  ".join(cell.rjust(width) for cell in line) for line in cells]
@@ -23,12 +23,12 @@ def matrix_lines(
     ]
 
 
-def _kept(n: int, most: int) -> list[int | None]:
-    """The indices to show; None stands for those left out."""
-    if n <= most:
+def _shown(n: int, limit: int) -> list[int | None]:
+    """The indices to show, at most `limit` entries; None stands for the elided ones."""
+    if n <= limit:
         return list(range(n))
     tail = 2
-    return [*range(most - tail - 1), None, *range(n - tail, n)]
+    return [*range(limit - tail - 1), None, *range(n - tail, n)]
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""`onfoot merge`: a base model and an adapter become one model."""
+"""`onfoot merge`: merges a LoRA adapter into its base model."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from onfoot.cli.console import show_text
 
 
 def merge(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The base model, or the adapter (its base is known).")],
-    out: Annotated[Path, typer.Option(help="Folder of the merged model.")],
-    adapter: Annotated[
-        Path | None, typer.Option(help="The adapter: a folder, or the folder of a run.", show_default=False)
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Base model, or an adapter, which names its base model.")
+    ],
+    out: Annotated[Path, typer.Option(help="Output folder of the merged model.")],
+    adapter: Annotated[Path | None, typer.Option(help="Adapter folder or run folder.", show_default=False)] = None,
+    dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
 ) -> None:
-    """Merge an adapter into its base: w + scale d u. The result is an ordinary model folder."""
+    """Merge a LoRA adapter into its base model: w + scale d u. The result is an ordinary model folder."""
     from onfoot import load
 
     if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty; choose another --out")
+        raise ValueError(f"{out} is not empty; choose another folder with --out")
     loaded = load(model, dtype)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if loaded.active_adapter is None:
-        raise ValueError(f"{model} is no adapter; give one with --adapter")
+        raise ValueError(f"{model} is not an adapter; give one with --adapter")
     loaded.merge_adapter()
     loaded.save(out)
     show_text(f"merged {adapter or model} into {out}: {load(out).n_params:,} parameters")

@@ -1,4 +1,4 @@
-"""The steps of one walk through the network: every variable down, every gradient up, each gradient checked."""
+"""The steps of `onfoot walk`: every activation of the forward pass, then every gradient with its check."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from onfoot.tables import Formula, formulas
 
 @dataclass
 class Step:
-    """One array of the walk: how it is named, made and shaped, and for a gradient whether it is right."""
+    """One array of the walk: its symbol, formula and value, and the check of a gradient."""
 
     symbol: str
     formula: Formula
     value: np.ndarray
     check: Check | None = None
-    parameter: str | None = None  # the tensor that a gradient belongs to
-    margin: tuple[str, np.ndarray] | None = None  # a number beside each row: its sum, its σ
+    parameter: str | None = None  # name of the tensor whose gradient this is
+    margin: tuple[str, np.ndarray] | None = None  # a label and one number per row: its sum Σ or its σ
 
 
 @dataclass
 class Section:
-    """Steps under one heading."""
+    """The steps of one part of the network in one direction."""
 
     title: str
     direction: str  # "forward" or "backward"
@@ -42,13 +42,13 @@ class Section:
     steps: list[Step]
 
 
-def sums(value: np.ndarray) -> tuple[str, np.ndarray]:
-    """The sum of each row."""
+def row_sums(value: np.ndarray) -> tuple[str, np.ndarray]:
+    """The sum of each row, as a margin."""
     return "Σ", value.sum(axis=-1)
 
 
 class Walk:
-    """Builds the sections from a trace; `probe` measures each gradient in its own way."""
+    """Builds the sections from a trace; `probe` checks each gradient with finite differences."""
 
     def __init__(self, model: Model, trace: Trace, probe: Probe) -> None:
         self.model, self.config = model, model.config
@@ -60,29 +60,29 @@ class Walk:
         return Step(symbol, formula, np.asarray(value), **more)
 
     def sections(self) -> Iterator[Section]:
-        """Down the network and up again."""
+        """The sections of the forward pass, then those of the backward pass."""
         blocks, heads = range(self.config.n_layer), range(self.config.n_head)
 
-        def of_block(b: int, direction: str, part: str, steps: list[Step]) -> Section:
+        def block_section(b: int, direction: str, part: str, steps: list[Step]) -> Section:
             return Section(f"block {b + 1} of {len(blocks)}, {part}", direction, b, None, steps)
 
-        def of_head(b: int, h: int, direction: str, steps: list[Step]) -> Section:
+        def head_section(b: int, h: int, direction: str, steps: list[Step]) -> Section:
             title = f"block {b + 1} of {len(blocks)}, head {h + 1} of {len(heads)}"
             return Section(title, direction, b, h, steps)
 
         yield Section("embedding", "forward", None, None, self.embedding_forward())
         for b in blocks:
-            yield of_block(b, "forward", "first layer norm", self.to_attention(b))
+            yield block_section(b, "forward", "first layer norm", self.first_norm_forward(b))
             for h in heads:
-                yield of_head(b, h, "forward", self.head_forward(b, h))
-            yield of_block(b, "forward", "after attention", self.from_attention(b))
+                yield head_section(b, h, "forward", self.head_forward(b, h))
+            yield block_section(b, "forward", "after attention", self.after_attention_forward(b))
         yield Section("logits and loss", "forward", None, None, self.logits_forward())
         yield Section("loss and logits", "backward", None, None, self.logits_backward())
         for b in reversed(blocks):
-            yield of_block(b, "backward", "after attention", self.back_to_attention(b))
+            yield block_section(b, "backward", "after attention", self.after_attention_backward(b))
             for h in heads:
-                yield of_head(b, h, "backward", self.head_backward(b, h))
-            yield of_block(b, "backward", "first layer norm", self.back_from_attention(b))
+                yield head_section(b, h, "backward", self.head_backward(b, h))
+            yield block_section(b, "backward", "first layer norm", self.first_norm_backward(b))
         yield Section("embedding", "backward", None, None, self.embedding_backward())
 
     # --- forward ---
@@ -91,18 +91,18 @@ class Walk:
         a = self.trace.a
         return [
             self.step("a_0", a[0][0]),
-            self.step("y_gt", self.probe.targets[0], f"the token after each, {IGNORE} for none"),
+            self.step("y_gt", self.probe.targets[0], f"the next token, {IGNORE} for none"),
             self.step("a_tok", a["tok"][0]),
             self.step("a_pos", a["pos"]),
         ]
 
-    def to_attention(self, b: int) -> list[Step]:
+    def first_norm_forward(self, b: int) -> list[Step]:
         a = self.trace.blocks[b].a
-        text = None if b == 0 else "a_10 of the block before"
-        return [self.step("a_1", a[1][0], text), self.normed(1, a[1][0]), self.step("a_2", a[2][0])]
+        text = None if b == 0 else "a_10 of the previous block"
+        return [self.step("a_1", a[1][0], text), self.normalized(1, a[1][0]), self.step("a_2", a[2][0])]
 
-    def normed(self, i: int, a: np.ndarray) -> Step:
-        """ā_i, with σ_i beside its rows."""
+    def normalized(self, i: int, a: np.ndarray) -> Step:
+        """ā_i, with σ_i of each row as its margin."""
         eps = self.config.layer_norm_epsilon
         y, _ = layer_norm_forward(a, np.ones(a.shape[-1]), np.zeros(a.shape[-1]), eps)
         return self.step(f"ā_{i}", y, margin=("σ", np.sqrt(a.var(axis=-1) + eps)))
@@ -118,52 +118,52 @@ class Walk:
             steps.append(self.step("ρ_causal", np.where(np.tri(len(scaled)) > 0, scaled, -math.inf)))
         width = self.config.value_width
         out = block.a[3][0][:, h * width : (h + 1) * width]
-        return [*steps, self.step("ρ", rho, margin=sums(rho)), self.step("a_3^h", out)]
+        return [*steps, self.step("ρ", rho, margin=row_sums(rho)), self.step("a_3^h", out)]
 
-    def from_attention(self, b: int) -> list[Step]:
+    def after_attention_forward(self, b: int) -> list[Step]:
         a = {i: value[0] for i, value in self.trace.blocks[b].a.items()}
         steps = {i: self.step(f"a_{i}", a[i]) for i in range(3, 11)}
-        return [*(steps[i] for i in (3, 4, 5)), self.normed(5, a[5]), *(steps[i] for i in range(6, 11))]
+        return [*(steps[i] for i in (3, 4, 5)), self.normalized(5, a[5]), *(steps[i] for i in range(6, 11))]
 
     def logits_forward(self) -> list[Step]:
         a, targets = self.trace.a, self.probe.targets[0]
         pred = a["pred"][0]
-        counts = targets != IGNORE
-        token_loss = np.where(counts, -np.log(pred[np.arange(len(targets)), np.where(counts, targets, 0)]), 0)
+        has_target = targets != IGNORE
+        token_loss = np.where(has_target, -np.log(pred[np.arange(len(targets)), np.where(has_target, targets, 0)]), 0)
         return [
-            self.normed(10, self.trace.blocks[-1].a[10][0]),
+            self.normalized(10, self.trace.blocks[-1].a[10][0]),
             self.step("a_11", a[11][0]),
             self.step("a_12", a[12][0]),
-            self.step("y_pred", pred, margin=sums(pred)),
+            self.step("y_pred", pred, margin=row_sums(pred)),
             self.step("ℓ", token_loss),
             self.step("L", self.trace.loss),
         ]
 
     # --- backward ---
 
-    def delta(self, symbol: str, value: np.ndarray, noted: str, text: str | None = None, **more: Any) -> Step:
-        """The gradient of a noted activation, checked by moving it."""
-        return self.step(symbol, value, text, check=self.probe.activation(value, {noted: itself}), **more)
+    def delta(self, symbol: str, value: np.ndarray, activation: str, text: str | None = None, **more: Any) -> Step:
+        """The gradient of an activation, checked by perturbing the activation."""
+        return self.step(symbol, value, text, check=self.probe.activation(value, {activation: itself}), **more)
 
     def gradient(self, symbol: str, name: str, transposed: bool = False) -> Step:
-        """The gradient of a whole parameter, checked by moving it."""
+        """The gradient of a parameter, checked by perturbing the parameter."""
         value = self.trace.grads[name]
         check = self.probe.parameter(value, name)
         return self.step(symbol, value.T if transposed else value, check=check, parameter=name)
 
-    def pair(self, i: int, name: str) -> list[Step]:
+    def weight_and_bias(self, i: int, name: str) -> list[Step]:
         """The gradients of a layer's weight and bias."""
         return [self.gradient(f"∂w_{i}", f"{name}.weight"), self.gradient(f"∂b_{i}", f"{name}.bias")]
 
     def logits_backward(self) -> list[Step]:
         d12, d11 = self.trace.delta[12][0], self.trace.delta[11][0]
-        steps = [self.delta("Δ_12", d12, "a_12", margin=sums(d12))]
+        steps = [self.delta("Δ_12", d12, "a_12", margin=row_sums(d12))]
         for symbol, name in (("∂w_11", f"{HEAD}.weight"), ("∂b_11", f"{HEAD}.bias")):
             if name in self.trace.grads:
                 steps.append(self.gradient(symbol, name, transposed=True))
-        return [*steps, self.delta("Δ_11", d11, "a_11"), *self.pair(10, "transformer.ln_f")]
+        return [*steps, self.delta("Δ_11", d11, "a_11"), *self.weight_and_bias(10, "transformer.ln_f")]
 
-    def back_to_attention(self, b: int) -> list[Step]:
+    def after_attention_backward(self, b: int) -> list[Step]:
         d, name = {i: x[0] for i, x in self.trace.blocks[b].delta.items()}, f"transformer.h.{b}"
         last = b == self.config.n_layer - 1
 
@@ -171,22 +171,22 @@ class Walk:
             return self.delta(f"Δ_{i}", d[i], f"{b}.a_{i}", text, **more)
 
         return [
-            delta(10, None if last else "Δ_1 of the block after"),
+            delta(10, None if last else "Δ_1 of the next block"),
             delta(9),
-            *self.pair(8, f"{name}.mlp.c_proj"),
+            *self.weight_and_bias(8, f"{name}.mlp.c_proj"),
             delta(8),
             delta(7),
-            *self.pair(6, f"{name}.mlp.c_fc"),
+            *self.weight_and_bias(6, f"{name}.mlp.c_fc"),
             delta(6),
-            *self.pair(5, f"{name}.ln_2"),
+            *self.weight_and_bias(5, f"{name}.ln_2"),
             delta(5),
             delta(4),
-            *self.pair(3, f"{name}.attn.c_proj"),
+            *self.weight_and_bias(3, f"{name}.attn.c_proj"),
             delta(3),
         ]
 
     def head_backward(self, b: int, h: int) -> list[Step]:
-        """A head from its columns of Δ_3 to its part of Δ_2; each branch is checked by moving its own q, k or v."""
+        """One head, from its columns of Δ_3 to its part of Δ_2; each branch is checked by perturbing its q, k or v."""
         block, probe = self.trace.blocks[b], self.probe
         q, k, rho, d_causal = (x[0, h] for x in (block.q, block.k, block.rho, block.delta_causal))
         root = math.sqrt(q.shape[-1])
@@ -197,13 +197,13 @@ class Walk:
         w = {x: self.weight_of(b, h, x) for x in "qkv"}
         branches = {"v": rho.T @ d3 @ w["v"].T, "q": d_raw @ k @ w["q"].T, "k": d_raw.T @ q @ w["k"].T}
 
-        def output_moved(direction: np.ndarray) -> np.ndarray:
+        def output_move(direction: np.ndarray) -> np.ndarray:
             out = np.zeros_like(block.a[3])
             out[0][:, columns] = direction
             return out
 
-        def input_moved(x: str) -> Move:
-            """What q, k or v of this head does when a_2 moves."""
+        def input_move(x: str) -> Move:
+            """How q, k or v of this head changes when a_2 changes."""
 
             def move(direction: np.ndarray) -> np.ndarray:
                 out = np.zeros_like(getattr(block, x))
@@ -212,40 +212,40 @@ class Walk:
 
             return move
 
-        def ends(symbol: str, gradient: np.ndarray, through: str) -> Step:
-            moves = {f"{b}.{x}": input_moved(x) for x in through}
+        def input_gradient(symbol: str, gradient: np.ndarray, inputs: str) -> Step:
+            moves = {f"{b}.{x}": input_move(x) for x in inputs}
             return self.step(symbol, gradient, check=probe.activation(gradient, moves))
 
         def scores(symbol: str, gradient: np.ndarray, scale: float = 1) -> Step:
             check = probe.scores(gradient, b, h, lambda x: x / scale)
-            return self.step(symbol, gradient, check=check, margin=sums(gradient))
+            return self.step(symbol, gradient, check=check, margin=row_sums(gradient))
 
         return [
-            self.step("Δ_3^h", d3, check=probe.activation(d3, {f"{b}.a_3": output_moved})),
-            *self.of_head(b, h, "v"),
-            ends("Δ_v", branches["v"], "v"),
+            self.step("Δ_3^h", d3, check=probe.activation(d3, {f"{b}.a_3": output_move})),
+            *self.head_parameters(b, h, "v"),
+            input_gradient("Δ_v", branches["v"], "v"),
             *([scores("Δ_causal", d_causal)] if self.config.causal else []),
             scores("Δ_scaled", d_causal),
             scores("Δ_raw", d_raw, root),
-            *self.of_head(b, h, "q"),
-            ends("Δ_q", branches["q"], "q"),
-            *self.of_head(b, h, "k"),
-            ends("Δ_k", branches["k"], "k"),
-            ends("Δ_2^h", branches["v"] + branches["q"] + branches["k"], "qkv"),
+            *self.head_parameters(b, h, "q"),
+            input_gradient("Δ_q", branches["q"], "q"),
+            *self.head_parameters(b, h, "k"),
+            input_gradient("Δ_k", branches["k"], "k"),
+            input_gradient("Δ_2^h", branches["v"] + branches["q"] + branches["k"], "qkv"),
         ]
 
     def columns_of(self, h: int, x: str) -> slice:
-        """Where head h's q, k or v stands among the columns of c_attn, which are q | k | v."""
+        """The columns of head h's q, k or v in c_attn, whose columns are q | k | v."""
         c = self.config
         width = c.value_width if x == "v" else c.key_width
-        begin = {"q": 0, "k": c.n_head * c.key_width, "v": 2 * c.n_head * c.key_width}[x] + h * width
-        return slice(begin, begin + width)
+        start = {"q": 0, "k": c.n_head * c.key_width, "v": 2 * c.n_head * c.key_width}[x] + h * width
+        return slice(start, start + width)
 
     def weight_of(self, b: int, h: int, x: str) -> np.ndarray:
         return self.model.params[f"transformer.h.{b}.attn.c_attn.weight"][:, self.columns_of(h, x)]
 
-    def of_head(self, b: int, h: int, x: str) -> list[Step]:
-        """The gradients of one head's w_x and b_x: columns of c_attn's."""
+    def head_parameters(self, b: int, h: int, x: str) -> list[Step]:
+        """The gradients of one head's w_x and b_x, which are columns of c_attn's."""
         columns, steps = self.columns_of(h, x), []
         for symbol, kind in ((f"∂w_{x}", "weight"), (f"∂b_{x}", "bias")):
             name = f"transformer.h.{b}.attn.c_attn.{kind}"
@@ -255,11 +255,11 @@ class Walk:
             steps.append(self.step(symbol, value, check=check, parameter=part))
         return steps
 
-    def back_from_attention(self, b: int) -> list[Step]:
+    def first_norm_backward(self, b: int) -> list[Step]:
         d = self.trace.blocks[b].delta
         return [
             self.delta("Δ_2", d[2][0], f"{b}.a_2"),
-            *self.pair(1, f"transformer.h.{b}.ln_1"),
+            *self.weight_and_bias(1, f"transformer.h.{b}.ln_1"),
             self.delta("Δ_1", d[1][0], f"{b}.a_1"),
         ]
 
@@ -276,14 +276,14 @@ class Walk:
         ]
 
     def tied_paths(self) -> list[Step]:
-        """The two uses of a tied table apart: each is checked by moving what that use alone makes."""
+        """The gradients from both uses of a tied embedding, each checked by perturbing the output of that use alone."""
         trace, tokens = self.trace, self.probe.tokens[0]
         d1, d12, a11 = trace.blocks[0].delta[1][0], trace.delta[12][0], trace.a[11][0]
         _, saved = embedding_forward(tokens, self.model.params[TOKEN_TABLE])
-        looked_up, read_out = embedding_backward(d1, saved), d12.T @ a11  # (V, d) both
-        in_embedding = Formula("∂w_tok, as embedding = ohe(a_0)ᵗ Δ_1", ("3",))
-        in_logits = Formula("∂w_tok, as logits = (a_11ᵗ Δ_12)ᵗ", ("TIE.1",))
+        lookup, logits = embedding_backward(d1, saved), d12.T @ a11  # (V, d) both
+        lookup_formula = Formula("∂w_tok, as embedding = ohe(a_0)ᵗ Δ_1", ("3",))
+        logits_formula = Formula("∂w_tok, as logits = (a_11ᵗ Δ_12)ᵗ", ("TIE.1",))
         return [
-            Step("∂w_tok", in_embedding, looked_up, self.probe.activation(looked_up, {"a_tok": lambda x: x[tokens]})),
-            Step("∂w_tok", in_logits, read_out, self.probe.activation(read_out, {"a_12": lambda x: a11 @ x.T})),
+            Step("∂w_tok", lookup_formula, lookup, self.probe.activation(lookup, {"a_tok": lambda x: x[tokens]})),
+            Step("∂w_tok", logits_formula, logits, self.probe.activation(logits, {"a_12": lambda x: a11 @ x.T})),
         ]

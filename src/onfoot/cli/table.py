@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TableFormat(str, Enum):
-    """How the tables are written."""
+    """Output format."""
 
     rich = "rich"
     markdown = "markdown"
@@ -25,7 +25,7 @@ class TableFormat(str, Enum):
 
 
 class Which(str, Enum):
-    """Which of the tables."""
+    """Which table to show."""
 
     one = "1"
     two = "2"
@@ -35,11 +35,14 @@ class Which(str, Enum):
 
 def table(
     preset_name: Annotated[
-        str, typer.Option("--preset", help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, paper (one block) or paper-12.")
+        str,
+        typer.Option(
+            "--preset", help="Configuration: gpt2, gpt2-medium, gpt2-large, gpt2-xl, paper (one block) or paper-12."
+        ),
     ] = "gpt2",
-    which: Annotated[Which, typer.Option("--table", help="One of the paper's tables, or all of them.")] = Which.all,
-    lora_r: Annotated[int, typer.Option("--lora-r", help="Rank of the LoRA layers that are counted.")] = 16,
-    output: Annotated[TableFormat, typer.Option("--format", help="How to write the tables.")] = TableFormat.rich,
+    which: Annotated[Which, typer.Option("--table", help="Number of the table in the paper, or all.")] = Which.all,
+    lora_r: Annotated[int, typer.Option("--lora-r", help="LoRA rank for the parameter counts.")] = 16,
+    output: Annotated[TableFormat, typer.Option("--format", help="Output format.")] = TableFormat.rich,
     n_layer: options.NLayer = None,
     n_embd: options.NEmbd = None,
     n_head: options.NHead = None,
@@ -53,7 +56,7 @@ def table(
     causal: options.Causal = None,
     activation: options.Activation = None,
 ) -> None:
-    """Every step, shape, gradient and parameter count of a network.
+    """Show every operation, shape, gradient and parameter count of a network.
 
     Tables 1 to 3 of the paper for any configuration: one attention head, the network, the gradient of every parameter.
     """
@@ -91,29 +94,29 @@ def _names(which: Which) -> list[str]:
 
 
 def as_json(config: GPT2Config, which: Which, lora_r: int) -> dict[str, Any]:
-    """The same data for programs."""
+    """The tables as a JSON object."""
     from onfoot import tables
 
     lora = tables.lora_rows(config, lora_r)
     c = tables.counts(config)
     out: dict[str, Any] = {"config": config.to_dict()}
 
-    def row(one: Row) -> dict[str, Any]:
-        return {**asdict(one), "forward": one.forward._asdict(), "backward": one.backward._asdict()}
+    def row_json(row: Row) -> dict[str, Any]:
+        return {**asdict(row), "forward": row.forward._asdict(), "backward": row.backward._asdict()}
 
     if "1" in _names(which):
-        out["table_1"] = [row(one) for one in tables.table_1(config)]
+        out["table_1"] = [row_json(row) for row in tables.table_1(config)]
     if "2" in _names(which):
-        out["table_2"] = [row(one) for one in tables.table_2(config)]
+        out["table_2"] = [row_json(row) for row in tables.table_2(config)]
         out["counts"] = {**asdict(c), "dead": c.dead, "saved_by_tying": c.saved_by_tying}
     if "3" in _names(which):
         out["table_3"] = [
-            {**asdict(one), "count": one.count, "each": math.prod(one.shape), "gradient": one.gradient._asdict()}
-            for one in tables.table_3(config)
+            {**asdict(row), "count": row.count, "each": math.prod(row.shape), "gradient": row.gradient._asdict()}
+            for row in tables.table_3(config)
         ]
         block, total = tables.lora_total(lora)
         out["lora"] = {
-            "rows": [{**asdict(one), "down": one.down, "up": one.up, "count": one.count} for one in lora],
+            "rows": [{**asdict(row), "down": row.down, "up": row.up, "count": row.count} for row in lora],
             "block": block,
             "total": total,
             "fewer": 1 - total / c.total,

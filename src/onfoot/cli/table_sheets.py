@@ -1,4 +1,4 @@
-"""The paper's tables as sheets to show: what `onfoot table` prints."""
+"""The sheets that `onfoot table` prints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onfoot.tables import (
 
 
 def sheets(config: GPT2Config, lora_r: int) -> dict[str, list[Sheet]]:
-    """The sheets of each of the paper's tables; Table 2 comes with the counts, Table 3 with LoRA."""
+    """The sheets of each table of the paper; Table 2 includes the parameter counts, Table 3 LoRA."""
     return {
         "1": [_sheet_1(config)],
         "2": [_sheet_2(config), _sheet_counts(config)],
@@ -37,8 +37,8 @@ def _number(n: int) -> str:
     return f"{n:,}" if n else ""
 
 
-def _percent(part: float) -> str:
-    return f"{100 * part:.2f} %"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2f} %"
 
 
 def _step(row: Row) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ STEP_COLUMNS = ["layer", "forward ↓", "eq", ">shape", "backward ↑", "eq", ">
 
 
 def _stacked(sheet: Sheet) -> Sheet:
-    """The steps for a narrow terminal: the backward formula below the forward one."""
+    """The sheet for a narrow terminal: each backward formula below its forward formula."""
     out = Sheet(sheet.title, ["layer", "formula", "eq", ">shape", ">parameters"])
     for i, (layer, forward, forward_eq, shape, backward, backward_eq, parameters) in enumerate(sheet.rows):
         if i in sheet.emphasised:
@@ -77,7 +77,7 @@ def _sheet_1(config: GPT2Config) -> Sheet:
             (f"{heads} heads", "", "", "", "", "", f"{heads * per_head:,}"),
         ],
         [
-            "Δ_v, Δ_q and Δ_k end at a_2 and add up there. Δ_raw splits into q and k, Δ_3^h into ρ and v.",
+            "Δ_v, Δ_q and Δ_k are summed at a_2. Δ_raw flows to q and k, Δ_3^h to ρ and v.",
             "Rows of ρ sum to 1, rows of Δ_causal to 0." + (" Both are lower triangular." if config.causal else ""),
         ],
         section_ends={len(rows) - 1},
@@ -109,15 +109,15 @@ def _sheet_2(config: GPT2Config) -> Sheet:
         sheet.emphasised.add(len(sheet.rows))
         sheet.rows.append((text, "", "", "", "", "", f"{n:,}"))
     sheet.notes = [
-        "▌ belongs to the block. Blocks are stacked: a_10 of one is a_1 of the next, and Δ_1 of one is Δ_10 of the "
-        "one before.",
-        f"g is {ACTIVATION_TEXTS[config.activation_function][0]}. Δ_5 goes to a_1 and a_4, Δ_10 to a_5 and a_9.",
+        "▌ marks the rows of a block. Blocks are stacked: a_10 of a block is a_1 of the next, and Δ_1 is Δ_10 of the "
+        "previous one.",
+        f"g is {ACTIVATION_TEXTS[config.activation_function][0]}. Δ_5 flows to a_1 and a_4, Δ_10 to a_5 and a_9.",
         f"{norm_backward('i', 'Δ')}   (eq 40)",
-        "n is what the loss is divided by: the number of targets (n_T − 1) for the mean, 1 for the sum. "
+        "n is the divisor of the loss: the number of targets (n_T − 1) for the mean, 1 for the sum. "
         "Rows of Δ_12 without a target are 0.",
     ]
     if config.tie_word_embeddings:
-        sheet.notes.append("Tied: the logits are read with the token table, w_11 = w_tokᵗ, and have no bias.")
+        sheet.notes.append("Tied: the logits use the token embedding, w_11 = w_tokᵗ, and have no bias.")
     sheet.narrow = _stacked(sheet)
     return sheet
 
@@ -126,8 +126,8 @@ def _sheet_counts(config: GPT2Config) -> Sheet:
     c = counts(config)
     logits = [row.count for row in table_3(config) if row.layer == "FC logits"] or [c.logits]
     sheet = Sheet(
-        "Counts",
-        ["what", ">parameters", "how"],
+        "Parameter counts",
+        ["variant or part", ">parameters", "note"],
         [
             ("untied, with a logits bias", f"{c.untied_with_bias:,}", ""),
             ("untied", f"{c.untied:,}", ""),
@@ -135,19 +135,19 @@ def _sheet_counts(config: GPT2Config) -> Sheet:
             (
                 "FC logits",
                 f"{sum(logits):,}",
-                "the token table, shared" if config.tie_word_embeddings else " + ".join(f"{n:,}" for n in logits),
+                "token embedding, shared" if config.tie_word_embeddings else " + ".join(f"{n:,}" for n in logits),
             ),
             (
-                "b_k, without effect on the loss",
+                "b_k (no effect on the loss)",
                 f"{c.dead:,}",
                 f"{c.n_blocks} × {c.dead_per_block:,}",
             ),
         ],
     )
-    this = 2 if config.tie_word_embeddings else 0 if config.lm_head_bias else 1
-    what, n, how = sheet.rows[this]
-    sheet.rows[this] = (f"{what}  ← this one", n, how)
-    sheet.emphasised = {this}
+    current = 2 if config.tie_word_embeddings else 0 if config.lm_head_bias else 1
+    variant, n, note = sheet.rows[current]
+    sheet.rows[current] = (f"{variant}  ← this one", n, note)
+    sheet.emphasised = {current}
     sheet.section_ends = {2}
     return sheet
 
@@ -155,7 +155,7 @@ def _sheet_counts(config: GPT2Config) -> Sheet:
 def _sheet_3(config: GPT2Config) -> Sheet:
     rows = table_3(config)
     sheet = Sheet(
-        "Table 3 · the gradient of every parameter; read upwards it is the order of the backward pass",
+        "Table 3 · the gradient of every parameter; the backward pass runs from bottom to top",
         ["layer", "", ">shape", ">parameters", "gradient of the loss", "eq", "tensor"],
     )
     for i, row in enumerate(rows):
@@ -171,13 +171,13 @@ def _sheet_3(config: GPT2Config) -> Sheet:
     c = counts(config)
     sheet.section_ends = {len(rows) - 1}
     sheet.emphasised = {len(rows)}
-    sheet.rows.append(("all", "", "", f"{c.total:,}", f"the rows with ▌ counted {c.n_blocks} ×", "", ""))
+    sheet.rows.append(("all", "", "", f"{c.total:,}", f"rows marked ▌ count {c.n_blocks} ×", "", ""))
     sheet.notes = [
-        f"A batch's gradient is the sum over its sequences. Shapes are in × out; {config.n_head} × ( ) is one a head."
+        f"Gradients are summed over the batch. Shapes are in × out; {config.n_head} × ( ) means one per head."
     ]
     if config.tie_word_embeddings:
-        sheet.notes.append("Tied: the token table is used twice, and its gradient is the sum of both paths.")
-    columns = (0, 2, 3, 4, 5)  # without the symbol, which the gradient names, and the tensor
+        sheet.notes.append("Tied: the token embedding is used twice, and its gradient is the sum of both paths.")
+    columns = (0, 2, 3, 4, 5)  # without the symbol, which is in the gradient's formula, and the tensor
     sheet.narrow = Sheet(sheet.title, [sheet.columns[i] for i in columns])
     sheet.narrow.rows = [tuple(row[i] for i in columns) for row in sheet.rows]
     sheet.narrow.section_ends, sheet.narrow.emphasised = sheet.section_ends, sheet.emphasised
@@ -188,14 +188,14 @@ def _sheet_lora(config: GPT2Config, rows: list[LoraRow]) -> Sheet:
     f, r = formulas(config), rows[0].r
     block, total = lora_total(rows)
     sheet = Sheet(
-        f"LoRA · a LoRA layer of rank r = {r} beside every linear layer",
-        ["layer", ">in → out", ">d: in × r", ">u: r × out", ">parameters", ">of the layer"],
+        f"LoRA · a LoRA layer of rank r = {r} on every linear layer",
+        ["layer", ">in → out", ">d: in × r", ">u: r × out", ">parameters", ">of the frozen layer"],
     )
     for row in rows:
         layer = row.layer if row.layer == "FC logits" else f"▌ {row.layer}"
-        share = _percent(row.count / row.frozen)
+        ratio = _percent(row.count / row.frozen)
         sizes = f"{row.n_in} → {row.n_out}"
-        sheet.rows.append((layer, sizes, f"{row.down:,}", f"{row.up:,}", f"{row.count:,}", share))
+        sheet.rows.append((layer, sizes, f"{row.down:,}", f"{row.up:,}", f"{row.count:,}", ratio))
     n = counts(config)
     sheet.section_ends = {len(rows) - 2, len(rows) - 1}
     sheet.emphasised = {len(rows), len(rows) + 1}
@@ -205,12 +205,12 @@ def _sheet_lora(config: GPT2Config, rows: list[LoraRow]) -> Sheet:
     ]
     sheet.notes = [
         f"{n.n_blocks} × {block:,} + {rows[-1].count:,} = {total:,}: {_percent(1 - total / n.total)} fewer than the "
-        f"{n.total:,} of the network. The logits' LoRA layer is counted once, not once a block.",
+        f"{n.total:,} of the network. The LoRA layer of the logits is counted once, not once per block.",
         *(
             f"{formula.text}   (eq {_equations(formula)})"
             for formula in (f["LoRA a_12"], f["LoRA Δ_11"], f["∂d_11"], f["∂u_11"])
         ),
-        "The error signal passes through the frozen layer and through its LoRA layer.",
+        "The error signal flows through both the frozen layer and its LoRA layer.",
     ]
     return sheet
 

@@ -1,4 +1,4 @@
-"""`onfoot train`: a model from text files."""
+"""`onfoot train`: trains a GPT on text files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onfoot.cli.console import show_text
-from onfoot.cli.fields import given, options_from, refuse_beside
+from onfoot.cli.fields import explicit_options, options_from, reject_with
 from onfoot.cli.options import Threads
 from onfoot.train.options import TrainOptions
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
 
 
-@options_from(TrainOptions, leave_out={"texts"})
+@options_from(TrainOptions, exclude={"texts"})
 def train(
     context_: typer.Context,
     texts: Annotated[
@@ -29,82 +29,80 @@ def train(
         typer.Argument(metavar="FILE…", help=".txt or .jsonl files, or folders of them.", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; by default a new one below runs/.", show_default=False)
+        Path | None, typer.Option(help="Run folder; by default a new one in runs/.", show_default=False)
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of a run to go on with, as it was begun.", show_default=False)
+        Path | None, typer.Option(help="Run folder to resume, with its original options.", show_default=False)
     ] = None,
     threads: Threads = None,
     **values: Any,
 ) -> None:
-    """Train a GPT on text files. Without any, on the Python language reference that every Python carries."""
+    """Train a GPT on text files, or, without files, on the language reference included with Python."""
     from onfoot.train import pretrain
 
     if resume is not None:
         resume_run(context_, resume, pretrain.resume)
         return
     if values["init"] is not None:
-        has = f"{values['init']} has its own sizes and its own tokenizer"
-        refuse_beside(context_, "--init", (*SIZES, "tokenizer", "vocab_size"), has)
+        reason = f"{values['init']} has its own configuration and tokenizer"
+        reject_with(context_, "--init", (*SIZES, "tokenizer", "vocab_size"), reason)
     if values["tokenizer"] != "bpe":
-        only = "it is the size of a bpe that is trained on the spot"
-        refuse_beside(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), only)
+        reason = "it sets the vocabulary size of a new BPE tokenizer (--tokenizer bpe)"
+        reject_with(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), reason)
     options = TrainOptions(texts=[str(p) for p in texts or []], **values)
-    trainer = pretrain.start(out or next_free(Path("runs"), "train"), options)
-    finish(trainer)
+    trainer = pretrain.start(out or next_run_folder(Path("runs"), "train"), options)
+    train_and_report(trainer)
 
 
-def next_free(parent: Path, name: str) -> Path:
-    """parent/name-001, or the first number after it that is not taken."""
+def next_run_folder(parent: Path, name: str) -> Path:
+    """The first of parent/name-001, parent/name-002, ... that does not exist."""
     return next(p for i in range(1, 10**6) if not (p := parent / f"{name}-{i:03d}").exists())
 
 
 def resume_run(context: typer.Context, run: Path, resume: Callable[[Path], tuple[Trainer, list[str]]]) -> None:
-    """Resumes a run with the options it was begun with."""
-    others = [name for name in given(context) if name not in ("resume", "threads")]
+    """Resumes a run with its original options."""
+    others = [name for name in explicit_options(context) if name not in ("resume", "threads")]
     if others:
-        raise ValueError(
-            f"--resume goes on with the options that the run was begun with; leave out {', '.join(others)}"
-        )
-    trainer, complaints = resume(run)
-    for complaint in complaints:
-        show_text(complaint, "yellow")
+        raise ValueError(f"--resume uses the options that the run was started with; remove {', '.join(others)}")
+    trainer, warnings = resume(run)
+    for warning in warnings:
+        show_text(warning, "yellow")
     if trainer.state.step >= trainer.options.steps:
-        trainer.train()  # what is left to do: a curve that was not drawn to its end
+        trainer.train()  # no steps left, but the loss curve may not have been drawn
         show_text(f"{run} is complete: all {trainer.options.steps:,} steps are done")
         return
     show_text(f"resuming {run} at step {trainer.state.step:,}")
-    finish(trainer)
+    train_and_report(trainer)
 
 
-def finish(trainer: Trainer) -> None:
-    """Trains, and says what came of it and what can be done next."""
+def train_and_report(trainer: Trainer) -> None:
+    """Trains, then prints the validation loss, a sample, the files written and the next command."""
     model, options, run = trainer.model, trainer.options, trainer.run
     show_text(trainer.source.report())
     show_text(
-        f"{model.n_trainable:,} of {model.n_params:,} parameters train; {model.dtype}, engine {model.engine.name}; "
-        f"run folder {run}"
+        f"{model.n_trainable:,} of {model.n_params:,} parameters are trainable; {model.dtype}, engine "
+        f"{model.engine.name}; run folder {run}"
     )
     outcome = trainer.train()
     if outcome.interrupted:
         show_text(
-            f"\nstopped and saved at step {outcome.state.step}; go on with: onfoot {options.command} --resume {run}"
+            f"\nstopped and saved at step {outcome.state.step}; resume with: onfoot {options.command} --resume {run}"
         )
         raise typer.Exit(130)
     loss = outcome.validation_loss
     assert loss is not None  # the last step is always evaluated
-    show_text(f"\nvalidation loss {loss:.4f} nats a token (perplexity {math.exp(min(loss, 700)):.2f})")
+    show_text(f"\nvalidation loss {loss:.4f} nats per token (perplexity {math.exp(min(loss, 700)):.2f})")
     if trainer.bigram is not None:
         below = trainer.bigram - loss
         word = f"{below:.2f} below" if below > 0 else f"{-below:.2f} above"
         show_text(f"the bigram entropy of this text is {trainer.bigram:.4f}: the model is {word} it")
     sample = trainer.sample()
     if sample is not None:
-        show_text("\na sample:\n  " + sample.replace("\n", "\n  "))
+        show_text("\nsample:\n  " + sample.replace("\n", "\n  "))
     adapter = model.active_adapter is not None
-    what, opens = ("adapter", "PEFT") if adapter else ("model  ", "transformers")
+    what, library = ("adapter", "PEFT") if adapter else ("model  ", "transformers")
     show_text(
-        f"\n{what} {run / 'best'}  (opens in {opens}, too)\ncurve   {run / 'loss.png'}\n"
+        f"\n{what} {run / 'best'}  (also loads in {library})\ncurve   {run / 'loss.png'}\n"
         f"next    onfoot generate {shlex.quote(str(run))} {_prompt(trainer)}--max-new-tokens 200 --slide"
     )
     if adapter:
@@ -112,7 +110,7 @@ def finish(trainer: Trainer) -> None:
 
 
 def _prompt(trainer: Trainer) -> str:
-    """The beginning of the validation text as an option: what the model's own tokenizer surely knows."""
+    """The first word of the validation text as a --prompt option; the model's tokenizer can encode it."""
     prompt, tokenizer = trainer.source.prompt(), trainer.model.tokenizer
     words = tokenizer.decode(prompt.tolist()).split() if tokenizer is not None and prompt is not None else []
     return f"--prompt {shlex.quote(words[0])} " if words and words[0].isprintable() else ""

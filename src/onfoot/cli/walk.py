@@ -1,4 +1,4 @@
-"""`onfoot walk`: one small network in numbers, forward down and backward up, every gradient checked."""
+"""`onfoot walk`: every number of the forward and backward pass of a small network, with every gradient checked."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ SMALL = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=10, n_positions=8, 
 
 
 def walk(
-    tokens: Annotated[str, typer.Option("--tokens", help="Token ids; each one's target is the next.")] = "3 1 4 1 5",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the parameters and of the checks' directions.")] = 0,
+    tokens: Annotated[
+        str, typer.Option("--tokens", help="Token ids; the target of each is the next one.")
+    ] = "3 1 4 1 5",
+    seed: Annotated[
+        int, typer.Option("--seed", help="Seed of the parameters and of the directions of the checks.")
+    ] = 0,
     summed: Annotated[
-        bool, typer.Option("--sum", help="The paper's loss: the sum over targets, not the mean.")
+        bool, typer.Option("--sum", help="Sum the loss over the targets, as the paper does, instead of averaging.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Print large matrices in full.")] = False,
-    output: Annotated[options.Format, typer.Option("--format", help="How to write the walk.")] = options.Format.rich,
+    output: Annotated[options.Format, typer.Option("--format", help="Output format.")] = options.Format.rich,
     n_layer: options.NLayer = None,
     n_embd: options.NEmbd = None,
     n_head: options.NHead = None,
@@ -42,11 +46,12 @@ def walk(
     causal: options.Causal = None,
     activation: options.Activation = None,
 ) -> None:
-    """A small network in numbers: every variable down, every gradient up.
+    """Print every activation and gradient of a small network, with every gradient checked.
 
     Each gradient is checked against a finite difference of the loss along a random direction: an error signal Δ_i by
-    moving a_i and running the rest of the network, a parameter's gradient by moving the parameter. All in float64.
-    By default one block of width 8 with 2 heads, 10 tokens and 8 positions. Exit status 1 if a check fails.
+    perturbing a_i and running the rest of the network, a parameter's gradient by perturbing the parameter. All in
+    float64. The default is one block of hidden size 8 with 2 heads, a vocabulary of 10 and 8 positions. Exit status 1
+    if a check fails.
     """
     import numpy as np
 
@@ -66,17 +71,17 @@ def walk(
         causal=causal,
         activation_function=activation,
     )
-    walked = Walked(config, ids, seed, summed)
+    walked = CheckedWalk(config, ids, seed, summed)
     if output is options.Format.json:
         _show_json(walked)
     else:
-        _show(walked, most=10**9 if full else 12)
+        _show(walked, limit=10**9 if full else 12)
     if walked.failed:
         raise typer.Exit(1)
 
 
 def small_model(config: GPT2Config, seed: int) -> Model:
-    """A float64 model away from its initial values: numbers of visible size, no bias 0, no norm's weight 1."""
+    """A float64 model with random parameters far from their initialization: biases are not 0, norm weights not 1."""
     import numpy as np
 
     from onfoot.models.model import Model
@@ -91,8 +96,8 @@ def small_model(config: GPT2Config, seed: int) -> Model:
     return Model(config, params, "float64", "numpy")
 
 
-class Walked:
-    """One walk: the loss at once, the sections as they are checked, and what the checks said."""
+class CheckedWalk:
+    """A walk and its checks: `loss` is set at once, `errors` and `failed` fill up while `sections` is iterated."""
 
     def __init__(self, config: GPT2Config, tokens: np.ndarray, seed: int, summed: bool) -> None:
         from onfoot.cli.steps import Walk
@@ -122,23 +127,23 @@ class Walked:
             yield section
 
 
-def _show(walked: Walked, most: int) -> None:
+def _show(walked: CheckedWalk, limit: int) -> None:
     from rich.text import Text
 
     from onfoot.cli.console import show_text
 
     c = walked.config
     n_tokens = walked.tokens.shape[1]
-    blocks, heads = (f"{n} {what}{'s' if n != 1 else ''}" for n, what in ((c.n_layer, "block"), (c.n_head, "head")))
+    blocks, heads = (f"{n} {noun}{'s' if n != 1 else ''}" for n, noun in ((c.n_layer, "block"), (c.n_head, "head")))
     logits = "tied logits" if c.tie_word_embeddings else "untied logits" + (" with a bias" if c.lm_head_bias else "")
     show_text(
-        f"{blocks}, width d = {c.n_embd}, {heads} with d_ρ = {c.key_width} and d_h = {c.value_width}, "
+        f"{blocks}, hidden size d = {c.n_embd}, {heads} with d_ρ = {c.key_width} and d_h = {c.value_width}, "
         f"vocabulary {c.vocab_size}, {logits}; {n_tokens} tokens, n = {walked.divisor}; float64, seed {walked.seed}"
     )
     show_text(
         "~ broadcasts over tokens, ∘ multiplies elementwise, ⊖ is the dot product of rows, ᵗ transposes; "
         "0 is exactly 0\n"
-        "✓ the formula and a finite difference of the loss along a random direction agree, to this relative error",
+        "✓ relative error between the formula and a finite difference of the loss along a random direction",
         "dim",
     )
     for section in walked.sections():
@@ -146,7 +151,7 @@ def _show(walked: Walked, most: int) -> None:
         show_text(f"\n{arrow} {section.direction} · {section.title} ".ljust(100, "─"), style)
         text = Text()
         for step in section.steps:
-            _write(step, text, most)
+            _write(step, text, limit)
         show_text(text)
     n = len(walked.errors)
     show_text(f"loss {walked.loss:.6f}", "bold")
@@ -156,8 +161,8 @@ def _show(walked: Walked, most: int) -> None:
         show_text(f"✓ all {n} checks passed; largest relative error {max(walked.errors):.0e}", "bold green")
 
 
-def _write(step: Step, text: Text, most: int) -> None:
-    """A line that says what the array is, then its numbers."""
+def _write(step: Step, text: Text, limit: int) -> None:
+    """Appends one line that describes the array, then its numbers."""
     from onfoot.cli.matrix import matrix_lines
 
     shape = " × ".join(str(n) for n in step.value.shape)
@@ -175,11 +180,11 @@ def _write(step: Step, text: Text, most: int) -> None:
     text.append("\n")
     if step.formula.where:
         text.append(f"  {step.formula.where}\n", "bold")
-    for line in matrix_lines(step.value, step.margin, most, most):
+    for line in matrix_lines(step.value, step.margin, limit, limit):
         text.append(f"    {line}\n")
 
 
-def _show_json(walked: Walked) -> None:
+def _show_json(walked: CheckedWalk) -> None:
     from onfoot.cli.console import show_json
 
     sections = [
@@ -207,7 +212,7 @@ def _show_json(walked: Walked) -> None:
 
 
 def _step_json(step: Step) -> dict[str, Any]:
-    """One step for programs; what is not a finite number (a masked score) is null."""
+    """One step as a JSON object; values that are not finite, such as masked scores, are null."""
     import numpy as np
 
     value = step.value.astype(object)

@@ -1,1 +1,1 @@
-"""Where batches come from: text files as one row of tokens, prompts and completions as packed examples."""
+"""Training data: text files as one token stream, and prompts with completions as packed examples."""

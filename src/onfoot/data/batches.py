@@ -1,4 +1,4 @@
-"""A batch, and a rank's part of its rows."""
+"""A batch, and each rank's share of its rows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Batch(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One rank's part of anything that is counted in rows."""
+    """One rank's share of rows."""
 
     rank: int = 0
     size: int = 1
 
     def of(self, n: int) -> range:
-        """This rank's rows of n: all ranks' parts, one behind the other, are all rows; no two differ by more than 1."""
-        each, more = divmod(n, self.size)
-        begin = self.rank * each + min(self.rank, more)
-        return range(begin, begin + each + (self.rank < more))
+        """This rank's contiguous part of n rows; the parts of any two ranks differ by at most 1 row."""
+        each, extra = divmod(n, self.size)
+        begin = self.rank * each + min(self.rank, extra)
+        return range(begin, begin + each + (self.rank < extra))
 
-    def pieces(self, n: int, most: int) -> list[range]:
-        """This rank's rows of n in as few pieces of at most `most` as there can be, about equally long."""
+    def pieces(self, n: int, max_rows: int) -> list[range]:
+        """This rank's part of n rows in as few pieces of at most `max_rows` as possible, of nearly equal length."""
         rows = self.of(n)
-        count = -(-len(rows) // most)
+        count = -(-len(rows) // max_rows)
         parts = [Share(i, count).of(len(rows)) for i in range(count)]
         return [rows[part.start : part.stop] for part in parts]
 

@@ -1,4 +1,4 @@
-"""From text files to one memory-mapped file of token ids, so that a corpus may be larger than memory."""
+"""Tokenizes text files into one memory-mapped file of token ids, so that a corpus may exceed memory."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import numpy as np
 from onfoot.formats.files import open_file, parse_json, read_json, shown
 from onfoot.formats.tokenizer import Tokenizer
 
-PIECE = 1 << 20  # bytes of text that are tokenised at a time
+PIECE = 1 << 20  # bytes of text that are tokenized at a time
 SUFFIXES = (".txt", ".jsonl")
-DTYPES = ("uint16", "uint32")  # of ids: the smallest that has all of the vocabulary's
-BOM = BOM_UTF8.decode()  # the mark that some editors put before a file's text
+DTYPES = ("uint16", "uint32")  # of token ids: the smaller one that fits the vocabulary
+BOM = BOM_UTF8.decode()  # byte order mark, which some editors put at the start of a file
 
 
 @dataclass(frozen=True)
 class Text:
-    """A file, or a text that a program carries with it."""
+    """A text file, or a text in memory."""
 
     name: str
     path: Path | None = None
@@ -32,25 +32,25 @@ class Text:
 
 
 def builtin_text() -> Text:
-    """The Python language reference, which every Python installation carries: about 0.46 MB."""
+    """The Python language reference, which ships with Python: about 0.46 MB."""
     from pydoc_data.topics import topics
 
     return Text("pydoc_data.topics", text="\n\n".join(topics[key] for key in sorted(topics)))
 
 
 def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> list[Text]:
-    """The files that the given files and folders name, in a fixed order."""
+    """The given files, and the files in the given folders, in a fixed order."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if _suffix(p) in suffixes and p.is_file())
             if not inside:
-                raise ValueError(f"the folder {path} holds no {' or '.join(suffixes)} file")
+                raise ValueError(f"the folder {path} has no {' or '.join(suffixes)} file")
             found += inside
         elif path.is_file() and _suffix(path) not in suffixes:
             what = f"a {path.suffix} file" if path.suffix else "a file without a suffix"
-            ways = " or ".join(suffixes)
-            raise ValueError(f"{path} is {what}, and only {ways} can be read; rename or convert it")
+            expected = " or ".join(suffixes)
+            raise ValueError(f"{path} is {what}, expected {expected}; rename or convert it")
         elif path.is_file():
             found.append(path)
         else:
@@ -66,25 +66,25 @@ def _suffix(path: Path) -> str:
 
 
 def documents(text: Text) -> Iterator[Iterator[str]]:
-    """The documents of a file, each as an iterator over pieces: a .txt is one, a .jsonl has one a line."""
+    """The documents of a file, each an iterator over pieces: one per .txt file, one per line of a .jsonl file."""
     if text.text is not None:
         yield iter([text.text])
     elif text.path is not None and _suffix(text.path) == ".jsonl":
         for number, value in json_lines(text.path):
             if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-                raise ValueError(f'{text.path}, line {number}: no "text" field with a string in it')
-            yield iter([_whole(value["text"], f"{text.path}, line {number}")])
+                raise ValueError(f'{text.path}, line {number}: the field "text" is missing or not a string')
+            yield iter([_check_surrogates(value["text"], f"{text.path}, line {number}")])
     elif text.path is not None:
         yield _pieces(text.path)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a .jsonl file with the numbers of their lines; blank lines hold none. A leading BOM is no text."""
-    place = 0
-    with open_file(path) as file:  # as bytes: line ends that only Unicode knows may stand inside a JSON string
+    """The values of a .jsonl file with their line numbers. Blank lines and a leading BOM are skipped."""
+    offset = 0
+    with open_file(path) as file:  # as bytes: JSON strings may contain Unicode line separators
         for number, data in enumerate(file, start=1):
-            line = _decode(data, f"{path}, line {number}", place)
-            place += len(data)
+            line = _decode(data, f"{path}, line {number}", offset)
+            offset += len(data)
             if number == 1:
                 line = line.removeprefix(BOM)
             if line.strip():
@@ -92,12 +92,12 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    """The text in pieces that end at line ends where possible, so that no token is cut without need."""
-    rest, place = b"", 0
+    """The text in pieces that end at line ends where possible, so that tokens are rarely split."""
+    rest, offset = b"", 0
     with open_file(path) as file:
         if file.read(len(BOM_UTF8)) == BOM_UTF8:
-            place = len(BOM_UTF8)
-        file.seek(place)
+            offset = len(BOM_UTF8)
+        file.seek(offset)
         while block := file.read(PIECE):
             block = rest + block
             cut = block.rfind(b"\n") + 1
@@ -106,26 +106,26 @@ def _pieces(path: Path) -> Iterator[str]:
                 continue
             if cut == 0:
                 cut = len(block) - next((i for i in range(1, 5) if block[-i] & 0xC0 != 0x80), 0)
-            yield _decode(block[:cut], path, place)
-            rest, place = block[cut:], place + cut
+            yield _decode(block[:cut], path, offset)
+            rest, offset = block[cut:], offset + cut
     if rest:
-        yield _decode(rest, path, place)
+        yield _decode(rest, path, offset)
 
 
-def _whole(text: str, name: str) -> str:
-    """A string out of JSON, which can have halves of characters."""
+def _check_surrogates(text: str, name: str) -> str:
+    """The text, unless it has an unpaired surrogate, which JSON allows but UTF-8 does not."""
     half = next((c for c in text if "\ud800" <= c <= "\udfff"), None) if not text.isascii() else None
     if half is not None:
-        raise ValueError(f"{name}: its text has half a surrogate pair, \\u{ord(half):04x}")
+        raise ValueError(f"{name}: the text has an unpaired surrogate, \\u{ord(half):04x}")
     return text
 
 
-def _decode(data: bytes, name: Path | str, place: int) -> str:
+def _decode(data: bytes, name: Path | str, offset: int) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{name} is not valid UTF-8: byte 0x{data[error.start]:02x} at position {place + error.start:,}; "
+            f"{name} is not valid UTF-8: byte 0x{data[error.start]:02x} at position {offset + error.start:,}; "
             f"convert it first, for example with: iconv -f latin1 -t utf-8"
         ) from None
 
@@ -137,7 +137,7 @@ def all_pieces(texts: Iterable[Text]) -> Iterator[str]:
 
 
 def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> np.ndarray:
-    """Tokenises once into folder/tokens.bin and returns it memory-mapped. Documents are parted by the end token."""
+    """Tokenizes into folder/tokens.bin and returns it memory-mapped. The EOS token separates documents."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype(DTYPES[tokenizer.size > 1 << 16])
     several = len(texts) > 1 or any(t.path is not None and _suffix(t.path) == ".jsonl" for t in texts)
@@ -165,35 +165,35 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> n
 
 
 def open_tokens(folder: Path) -> np.ndarray:
-    """The token ids of a run, memory-mapped: the file must not be shortened while the run goes on."""
+    """The token ids of a run, memory-mapped: the file must not be truncated during the run."""
     path, meta = folder / "tokens.bin", _read_meta(folder)
     dtype = np.dtype(meta["dtype"])
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
     if size != meta["tokens"] * dtype.itemsize:
-        raise ValueError(f"{path} has {size:,} bytes, not those of {meta['tokens']:,} tokens: truncated?")
+        raise ValueError(f"{path} has {size:,} bytes, which is not {meta['tokens']:,} {dtype} tokens: truncated?")
     if meta["tokens"] == 0:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
-    """tokens.json: how many ids there are in tokens.bin, of which dtype, and their checksum."""
+    """tokens.json: the number of ids in tokens.bin, their dtype and their checksum."""
     if not (folder / "tokens.bin").exists() or not (folder / "tokens.json").exists():
-        raise ValueError(f"{folder} holds no tokens.bin; start the run anew")
+        raise ValueError(f"tokens.bin or tokens.json is missing in {folder}; start a new run")
     path = folder / "tokens.json"
     meta = read_json(path)
     if meta.get("dtype") not in DTYPES:
-        raise ValueError(f"{path}: dtype {shown(meta.get('dtype'))}; known are {', '.join(DTYPES)}")
+        raise ValueError(f"{path}: unknown dtype {shown(meta.get('dtype'))}; expected {' or '.join(DTYPES)}")
     if type(meta.get("tokens")) is not int or not 0 <= meta["tokens"] < 1 << 60:
-        raise ValueError(f"{path}: tokens={shown(meta.get('tokens'))}: the number of ids is needed")
+        raise ValueError(f"{path}: tokens must be the number of ids, got {shown(meta.get('tokens'))}")
     if not isinstance(meta.get("sha256"), str):
-        raise ValueError(f"{path}: sha256={shown(meta.get('sha256'))}: a checksum is needed")
+        raise ValueError(f"{path}: sha256 must be a checksum, got {shown(meta.get('sha256'))}")
     return meta
 
 
 def check_tokens(folder: Path) -> None:
-    """Refuses token ids that are not those that were written: a resumed run must go on with the same."""
+    """Raises ValueError if tokens.bin has changed since it was written: a resumed run needs the same tokens."""
     path, expected = folder / "tokens.bin", _read_meta(folder)["sha256"]
     digest = hashlib.sha256()
     with open_file(path) as file:
@@ -201,19 +201,19 @@ def check_tokens(folder: Path) -> None:
             digest.update(block)
     if digest.hexdigest() != expected:
         raise ValueError(
-            f"{path} has changed since the run was begun (its SHA-256 is not the one in tokens.json); put back the "
-            f"file that was there, or begin a new run"
+            f"{path} has changed since the run started (its SHA-256 differs from tokens.json); restore the original "
+            f"file, or start a new run"
         )
 
 
 def bigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
-    """H(next | current) of the tokens' own pairs, in nats: no model that sees one token only can do better on them."""
+    """H(next | current) of the token pairs, in nats: the lowest loss of any bigram model on these tokens."""
     pairs: dict[int, int] = {}
     for begin in range(0, len(tokens) - 1, PIECE):
         part = np.asarray(tokens[begin : begin + PIECE + 1], dtype=np.int64)
         if part.max() >= vocab_size:
             name = getattr(tokens, "filename", "the token stream")
-            raise ValueError(f"{name} has the id {part.max()}, and the vocabulary only {vocab_size}; begin a new run")
+            raise ValueError(f"{name} has the id {part.max()}, but vocab_size is {vocab_size}; start a new run")
         codes, counts = np.unique(part[:-1] * vocab_size + part[1:], return_counts=True)
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
             pairs[code] = pairs.get(code, 0) + count

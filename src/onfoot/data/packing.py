@@ -13,11 +13,11 @@ from onfoot.ops.cross_entropy import IGNORE
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Which examples share a row: each, from the longest to the shortest, goes into the first row with room for it."""
+    """Packs examples into rows: from the longest to the shortest, each goes into the first row with enough room."""
     size = 1
     while size < len(lengths):
         size *= 2
-    room = [capacity] * (2 * size)  # a binary tree: room[node] is the most that a row below has left, rows are leaves
+    room = [capacity] * (2 * size)  # a binary tree with rows as leaves: room[node] is the largest room of any row below
     rows: list[list[int]] = [[] for _ in range(size)]
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         node = 1
@@ -32,28 +32,28 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
 
 
 class Rows:
-    """Rows of examples that stay as they are, in an order that is new in each epoch.
+    """Rows of examples, the same in every epoch but in a new order each time.
 
-    With `pack`, a row holds as many examples as fit into `max_length` tokens, numbered by `segments` so that none sees
-    another; without, one. What is missing at the end of a row does not count.
+    With `pack`, a row holds several examples, up to `max_length` tokens; `segments` numbers them so that they do not
+    attend to each other. Without, a row holds one example. Padding at the end of a row is ignored.
     """
 
     def __init__(self, examples: Sequence[Example], max_length: int, seed: int, pack: bool = True) -> None:
         if not examples:
-            raise ValueError("no examples: at least one is needed")
+            raise ValueError("need at least 1 example, got 0")
         self.examples, self.max_length, self.pack = examples, max_length, pack
         lengths = [len(e) for e in examples]
         if max(lengths) > max_length:
             raise ValueError(f"an example of {max(lengths)} tokens does not fit into rows of {max_length}")
         self.plan = first_fit_decreasing(lengths, max_length) if pack else [[i] for i in range(len(examples))]
-        self._numbers = Windows(np.arange(len(self.plan) + 1), 1, seed)  # windows of one token: the rows' numbers
+        self._numbers = Windows(np.arange(len(self.plan) + 1), 1, seed)  # windows of one token, the row number
 
     def __len__(self) -> int:
         return len(self.plan)
 
     @property
     def width(self) -> int:
-        """The tokens of the longest row."""
+        """The length of the longest row."""
         return max(sum(len(self.examples[i]) for i in row) for row in self.plan)
 
     def order(self, epoch: int) -> np.ndarray:
@@ -61,11 +61,11 @@ class Rows:
         return self._numbers.order(epoch)
 
     def sample(self, first: int, count: int) -> Batch:
-        """Rows number first, ..., first + count − 1 of the endless shuffled stream."""
+        """Rows first, ..., first + count − 1 of the endless shuffled sequence."""
         return self.batch(self._numbers.sample(first, count)[0][:, 0])
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
-        """The rows of these numbers, (B, T) with T the length of the longest."""
+        """The rows of these numbers as a batch, (B, T) with T the length of the longest."""
         rows = [[self.examples[i] for i in self.plan[number]] for number in numbers]
         shape = len(rows), max(sum(map(len, row)) for row in rows)
         tokens = np.zeros(shape, dtype=np.int64)
@@ -74,8 +74,8 @@ class Rows:
         for b, row in enumerate(rows):
             end = 0
             for number, example in enumerate(row):
-                place = slice(end, end + len(example))
-                tokens[b, place], targets[b, place], segments[b, place] = example.tokens, example.targets, number
-                end = place.stop
-            segments[b, end:] = len(row)  # padding sees no example
-        return Batch(tokens, targets, segments if self.pack else None)  # causal: padding behind one example is unseen
+                span = slice(end, end + len(example))
+                tokens[b, span], targets[b, span], segments[b, span] = example.tokens, example.targets, number
+                end = span.stop
+            segments[b, end:] = len(row)  # padding attends to no example
+        return Batch(tokens, targets, segments if self.pack else None)  # unpacked: causal attention hides padding

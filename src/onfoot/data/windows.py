@@ -1,4 +1,4 @@
-"""Windows of a token stream in a fixed random order: the sample of any step follows from its number alone."""
+"""Windows of a token stream in a seeded random order: the step number alone determines the batch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Batch = tuple[np.ndarray, np.ndarray]  # tokens and targets, (B, T) each
 
 @dataclass(frozen=True)
 class Windows:
-    """A token stream cut into windows of `context` tokens, each with its successors as targets.
+    """A token stream cut into windows of `context` tokens, with the next tokens as targets.
 
-    The windows do not overlap and leave nothing out: every token but the first is a target exactly once an epoch. The
-    last window may be shorter; what is missing there does not count.
+    The windows do not overlap: every token but the first is a target exactly once per epoch. The last window may be
+    padded; the targets of padding are ignored.
     """
 
     tokens: np.ndarray
@@ -25,13 +25,13 @@ class Windows:
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 2:
-            raise ValueError(f"{len(self.tokens)} tokens: at least 2 are needed, one and its successor")
+            raise ValueError(f"need at least 2 tokens (one input and one target), got {len(self.tokens)}")
 
     def __len__(self) -> int:
         return -(-(len(self.tokens) - 1) // self.context)
 
     def window(self, index: int) -> Batch:
-        """The window of that index in the stream, (context,) each."""
+        """Tokens and targets of one window, (context,) each."""
         begin = index * self.context
         piece = np.asarray(self.tokens[begin : begin + self.context + 1], dtype=np.int64)
         tokens = np.zeros(self.context, dtype=np.int64)
@@ -41,23 +41,23 @@ class Windows:
         return tokens, targets
 
     def order(self, epoch: int) -> np.ndarray:
-        """The order of the windows in an epoch: a permutation that the seed and the epoch determine."""
+        """The permutation of the windows in an epoch, determined by the seed and the epoch."""
         return np.random.default_rng([self.seed, epoch]).permutation(len(self))
 
     def sample(self, first: int, count: int) -> Batch:
-        """Samples number first, ..., first + count − 1 of the endless shuffled stream, (count, context)."""
+        """Windows first, ..., first + count − 1 of the endless shuffled sequence, (count, context)."""
         pairs = []
         order, order_epoch = np.empty(0), -1
         for number in range(first, first + count):
-            epoch, place = divmod(number, len(self))
+            epoch, position = divmod(number, len(self))
             if epoch != order_epoch:
                 order, order_epoch = self._order(epoch), epoch
-            pairs.append(self.window(int(order[place])))
+            pairs.append(self.window(int(order[position])))
         tokens, targets = zip(*pairs, strict=True)
         return np.stack(tokens), np.stack(targets)
 
     def _order(self, epoch: int) -> np.ndarray:
-        cache: dict[int, np.ndarray] = self.__dict__.setdefault("_orders", {})  # one epoch is kept
+        cache: dict[int, np.ndarray] = self.__dict__.setdefault("_orders", {})  # of one epoch only
         if epoch not in cache:
             cache.clear()
             cache[epoch] = self.order(epoch)
@@ -65,13 +65,13 @@ class Windows:
 
 
 def split(tokens: np.ndarray, fraction: float, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """The stream's beginning for training and its end, a `fraction` of it, for validation."""
+    """Splits off the last `fraction` of the stream for validation; the rest is for training."""
     n_validation = int(len(tokens) * fraction)
     n_train = len(tokens) - n_validation
     for part, size in (("training", n_train), ("validation", n_validation)):
         if size < context + 1:
             raise ValueError(
                 f"the text has {len(tokens):,} tokens, which leaves {size:,} for {part}: less than one window of "
-                f"{context} and a successor; give more text or a shorter context"
+                f"{context} + 1 tokens; use more text or a shorter context"
             )
     return tokens[:n_train], tokens[n_train:]

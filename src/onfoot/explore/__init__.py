@@ -1,1 +1,1 @@
-"""Explore: a page on which the forward and the backward pass of a text can be seen, number by number."""
+"""Explore: a web page that shows every number of the forward and backward pass of a text."""

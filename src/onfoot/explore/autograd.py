@@ -1,4 +1,4 @@
-"""The same gradients by PyTorch's autograd: the forward formulas on its tensors, and no backward of ours."""
+"""The same gradients by PyTorch's autograd: our forward formulas on its tensors, without our backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Autograd:
-    """One pass of a model under autograd, with the gradient of every activation kept."""
+    """One forward and backward pass of a model under autograd; keeps the gradient of every activation."""
 
     def __init__(self, model: Model, tokens: np.ndarray, targets: np.ndarray, divisor: float) -> None:
         import torch
@@ -23,40 +23,40 @@ class Autograd:
 
         self.torch = torch
         self.noted: dict[str, Any] = {}
-        self.scores: list[dict[str, Any]] = []  # a block each
+        self.scores: list[dict[str, Any]] = []  # one per block
         self.config = model.config
         self.params: dict[str, Any] = {
             name: torch.tensor(value, requires_grad=True) for name, value in model.params.items()
         }
         plain = get_engine("torch")
         engine = Engine("torch", {**plain.table, "attention_forward": self._attention}, torch.from_numpy)
-        run = model.new_run(note=self._note, engine=engine)
+        run = model.new_run(on_activation=self._note, engine=engine)
         run.params = self.params
         ids = torch.from_numpy(tokens)
         layout = gpt2.Layout(torch.arange(tokens.shape[1]))
         a11, _ = gpt2.features_forward(run, model.config, ids, layout)
         a12, _ = gpt2.head_forward(run, model.config, a11)
-        rows, goals = a12.reshape(-1, a12.shape[-1]), torch.from_numpy(targets).reshape(-1)
-        loss = cross_entropy(rows, goals, reduction="sum") / divisor
+        rows, labels = a12.reshape(-1, a12.shape[-1]), torch.from_numpy(targets).reshape(-1)
+        loss = cross_entropy(rows, labels, reduction="sum") / divisor
         loss.backward(retain_graph=True)
         self.loss = loss.item()
         self._parameter_grads = {name: value.grad for name, value in self.params.items()}
-        # copies: a later pass through part of the graph would add to what is kept in it
+        # copies: a later backward pass through part of the graph would add to .grad
         self._grads = {name: value.grad.clone() for name, value in self.noted.items() if value.grad is not None}
 
     def activation(self, noted: str) -> np.ndarray:
-        """The gradient of an activation by the name under which the pass notes it."""
+        """The gradient of an activation, by the name that the forward pass reports it under."""
         return self._grads[noted][0].numpy()
 
     def parameter(self, name: str) -> np.ndarray:
         return self._parameter_grads[name].numpy()
 
-    def inside(self, block: int, name: str) -> np.ndarray:
-        """The gradient of the scores ("raw", "scaled") or the weights ("ρ") of all heads of a block, (H, T, T)."""
+    def attention(self, block: int, name: str) -> np.ndarray:
+        """The gradient of the scores ("raw", "scaled") or of the weights ("ρ") of all heads of a block, (H, T, T)."""
         return self.scores[block][name].grad[0].numpy()
 
     def through_head(self, block: int, head: int, through: str) -> np.ndarray:
-        """The part of a_2's gradient that goes through one head's q, k or v, or several of them."""
+        """The part of a_2's gradient that flows through one head's q, k or v, or several of them."""
         parts = [self.noted[f"{block}.{x}"] for x in through]
         signals = [self.torch.zeros_like(part) for part in parts]
         for signal, x in zip(signals, through, strict=True):
@@ -66,18 +66,18 @@ class Autograd:
         return gradient[0].numpy()
 
     def _note(self, name: str, value: Any) -> None:
-        self.noted[name] = self._kept(value)
+        self.noted[name] = self._retain_grad(value)
 
-    def _kept(self, value: Any) -> Any:
+    def _retain_grad(self, value: Any) -> Any:
         if value.requires_grad:
             value.retain_grad()
         return value
 
     def _attention(self, q: Any, k: Any, v: Any, causal: bool, start: Any, keep: Any) -> tuple[Any, Any]:
-        raw = self._kept(q @ k.mT)
-        scaled = self._kept(raw / math.sqrt(q.shape[-1]))
-        hidden = self.torch.ones(scaled.shape[-2:], dtype=self.torch.bool).triu(1)
-        masked = scaled.masked_fill(hidden, -math.inf) if causal else scaled
-        rho = self._kept(self.torch.softmax(masked, dim=-1))
+        raw = self._retain_grad(q @ k.mT)
+        scaled = self._retain_grad(raw / math.sqrt(q.shape[-1]))
+        future = self.torch.ones(scaled.shape[-2:], dtype=self.torch.bool).triu(1)
+        masked = scaled.masked_fill(future, -math.inf) if causal else scaled
+        rho = self._retain_grad(self.torch.softmax(masked, dim=-1))
         self.scores.append({"raw": raw, "scaled": scaled, "ρ": rho})
         return rho @ v, None

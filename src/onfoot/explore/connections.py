@@ -1,4 +1,4 @@
-"""A connection of the page's server: one that keeps the server waiting is closed, and never stands in the way."""
+"""The server's HTTP connections: one that keeps the server waiting is closed and never blocks the others."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class TimedConnection(H11Protocol):
-    """HTTP with limits on what a client owes: the whole of a request, and then the taking of its answer.
+    """An HTTP connection with time limits on sending the request and on reading the response.
 
-    A client has `patience` seconds for a request, head and body. So long it may also leave an answer lying without
-    taking any of it. Of the connections without a whole request at most `most_waiting` are kept: the oldest one makes
-    room for a new one, so that no number of them keeps a browser out.
+    A client has `timeout` seconds to send a complete request, headers and body. It may also go at most `timeout`
+    seconds without reading any of the response. At most `max_waiting` connections may have an incomplete request:
+    beyond that the oldest of them is closed, so that they cannot keep a browser out.
     """
 
-    patience = 10.0  # seconds
-    most_waiting = 32
-    owed = ""  # "request", "reading" or nothing
-    since = 0.0  # when it began to be owed
-    unread = 0  # bytes of an answer that were not taken when we last looked
+    timeout = 10.0  # seconds
+    max_waiting = 32
+    waiting_for = ""  # what the client has to do: "request", "reading" or nothing
+    waiting_since = 0.0
+    unread = 0  # bytes of the response that were unread at the last check
     timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.watch()
+        self.update_timer()
         others = [c for c in self.connections if isinstance(c, TimedConnection) and not c.transport.is_closing()]
-        waiting = [c for c in others if c.owed == "request"]
-        if len(waiting) > self.most_waiting:
-            min(waiting, key=lambda c: c.since).transport.abort()
+        waiting = [c for c in others if c.waiting_for == "request"]
+        if len(waiting) > self.max_waiting:
+            min(waiting, key=lambda c: c.waiting_since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.stop()
+        self.cancel_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self.watch()
+        self.update_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.watch()
+        self.update_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self.watch()
+        self.update_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.watch()
+        self.update_timer()
 
-    def watch(self) -> None:
-        """Starts the clock when something begins to be owed, and stops it when it is there."""
-        owed = ""
+    def update_timer(self) -> None:
+        """Starts the timer when the server begins to wait for the client, and cancels it when the wait ends."""
+        waiting_for = ""
         if self.flow.write_paused:
-            owed = "reading"
+            waiting_for = "reading"
         elif self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            owed = "request"
-        if owed != self.owed:
-            self.stop()
-            self.owed, self.since = owed, self.loop.time()
+            waiting_for = "request"
+        if waiting_for != self.waiting_for:
+            self.cancel_timer()
+            self.waiting_for, self.waiting_since = waiting_for, self.loop.time()
             self.unread = self.transport.get_write_buffer_size()
-            if owed and not self.transport.is_closing():
-                self.timer = self.loop.call_later(self.patience, self.give_up)
+            if waiting_for and not self.transport.is_closing():
+                self.timer = self.loop.call_later(self.timeout, self.on_timeout)
 
-    def stop(self) -> None:
+    def cancel_timer(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
-    def give_up(self) -> None:
-        """Closes the connection, unless some of the answer was taken meanwhile."""
+    def on_timeout(self) -> None:
+        """Closes the connection, unless the client has read some of the response since the last check."""
         unread = self.transport.get_write_buffer_size()
-        if self.owed == "reading" and unread < self.unread:
-            self.unread, self.timer = unread, self.loop.call_later(self.patience, self.give_up)
+        if self.waiting_for == "reading" and unread < self.unread:
+            self.unread, self.timer = unread, self.loop.call_later(self.timeout, self.on_timeout)
         else:
             self.transport.abort()

@@ -1,4 +1,4 @@
-"""What the page is told about arrays: their shapes, formulas, terms and source lines, and their numbers as text."""
+"""Arrays as JSON for the page: shapes, formulas, terms, source lines, and numbers as base64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onfoot.explore.sources import lines_of
 if TYPE_CHECKING:
     from onfoot.explore.tensors import Tensor
 
-# formulas in the running text of the page
+# formulas in the page's prose
 PAGE_FORMULAS = [
     "ρ", "Δ_causal", "Δ_scaled", "Δ_0", "∂b_k",
     "∂d = α aᵗ Δ uᵗ",
@@ -25,12 +25,12 @@ PAGE_FORMULAS = [
 
 
 def encoded(value: np.ndarray) -> str:
-    """An array's float64 numbers, row by row in little-endian order, as base64."""
+    """An array as base64 of its float64 numbers, little-endian and row by row."""
     return base64.b64encode(value.astype("<f8").tobytes()).decode()
 
 
 def describe(tensor: Tensor) -> dict[str, Any]:
-    """What the page must know about an array without its numbers."""
+    """Everything about an array except its numbers."""
     formula = tensor.formula
     out: dict[str, Any] = {"symbol": tensor.symbol, "shape": list(tensor.value.shape), "axes": list(tensor.axes)}
     optional = {
@@ -50,7 +50,7 @@ def describe(tensor: Tensor) -> dict[str, Any]:
 
 
 def where_parts(where: str) -> list[str]:
-    """What a formula's symbols stand for, one definition each."""
+    """The definitions of a formula's symbols, one string per definition."""
     return where.split(",  ") if where else []
 
 
@@ -63,7 +63,7 @@ def strings_in(value: Any) -> list[str]:
 
 
 def formulas_of(tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Every formula, symbol and label of the arrays, as MathML by its text."""
+    """Every formula, symbol and label of the arrays: text -> MathML."""
     found: dict[str, Any] = {}
     for tensor in tensors:
         labels = [term.label for term in tensor.terms]

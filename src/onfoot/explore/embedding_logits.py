@@ -1,4 +1,4 @@
-"""The arrays and the steps at the two ends of the network: embedding, and logits with the loss."""
+"""The arrays and steps before and after the blocks: the embedding, and the logits with the loss."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
 from onfoot.tables import Formula
 
-MOST_ROWS = 4096  # of a table of the vocabulary; from larger ones, only the rows that matter for the text are shown
-OTHERS = 48  # rows beside those of the text's own tokens
+MAX_ROWS = 4096  # of the token table; of a larger one, only the rows that matter for the text are shown
+EXTRA_ROWS = 48  # shown in addition to the rows of the text's tokens
 
 
 def shown_rows(m: StudyContext) -> np.ndarray | None:
     """The rows of a large token table to show: those of the text, and those with the largest gradients."""
-    if m.config.vocab_size <= MOST_ROWS:
+    if m.config.vocab_size <= MAX_ROWS:
         return None
     norms = np.linalg.norm(m.trace.grads[TOKEN_TABLE], axis=1)
-    return np.union1d(m.tokens[0], np.argsort(-norms)[:OTHERS])
+    return np.union1d(m.tokens[0], np.argsort(-norms)[:EXTRA_ROWS])
 
 
 def one_hot(ids: np.ndarray, n: int) -> np.ndarray:
-    """(T, n), a row of zeros for an id that does not count."""
+    """One-hot rows (T, n); a row of zeros for an ignored id."""
     out = np.zeros((len(ids), n))
     counts = np.flatnonzero(ids != IGNORE)
     out[counts, ids[counts]] = 1
@@ -64,7 +64,7 @@ def add_embedding(m: StudyContext) -> list[Step]:
 
 
 def _token_table(m: StudyContext) -> tuple[tuple[str, str], list[str]]:
-    """w_tok with its gradient; tied, the gradient in its two parts as well."""
+    """Adds w_tok and its gradient; for a tied table, also the two parts of the gradient. Returns their ids."""
     rows = shown_rows(m)
     where = slice(None) if rows is None else rows
     axes, name = (VOCABULARY, FEATURE), TOKEN_TABLE
@@ -95,7 +95,7 @@ def _token_table(m: StudyContext) -> tuple[tuple[str, str], list[str]]:
         weight = m.add("w_tok, rows", "w_tok", lambda: m.params[name][rows], axes, formula=Formula(""))
         m.tensors[weight].rows = rows
         n = m.config.vocab_size
-        m.tensors[gradient].note = f"{len(rows)} of {n:,} rows: those of the text, and those with the largest gradients"
+        m.tensors[gradient].note = f"{len(rows)} of {n:,} rows: those of the text and those with the largest gradients"
     parts = []
     if tied:
         pieces = {
@@ -157,19 +157,19 @@ def add_logits(m: StudyContext) -> list[Step]:
             product("y_gt / n", ("y_gt", "rc"), by_n, sign=-1),
         ),
         vocab,
-        note="the last token has no target: its row is exactly 0",
+        note="the last token has no target, so its row is exactly 0",
     )
-    owned = []
+    parameters = []
     if not config.tie_word_embeddings:
         # the file holds wᵗ: (vocabulary, width)
         of_weight = dot("a_11ᵗ Δ_12", OVER_TOKENS, ("Δ_12", "jr"), ("a_11", "jc"))
-        owned.append(m.parameter("", "w_11", f"{HEAD}.weight", (VOCABULARY, FEATURE), (of_weight,)))
+        parameters.append(m.parameter("", "w_11", f"{HEAD}.weight", (VOCABULARY, FEATURE), (of_weight,)))
     if config.lm_head_bias:
         of_bias = dot("Σ_tokens Δ_12", OVER_TOKENS, ("Δ_12", "jc"))
-        owned.append(m.parameter("", "b_11", f"{HEAD}.bias", (VOCABULARY,), (of_bias,)))
+        parameters.append(m.parameter("", "b_11", f"{HEAD}.bias", (VOCABULARY,), (of_bias,)))
     return [
         Step("11", "LayerNorm final", "a_11", "Δ_11", norm, inside),
-        Step("12", "FC logits", "a_12", "Δ_12", owned, ["y_gt"]),
+        Step("12", "FC logits", "a_12", "Δ_12", parameters, ["y_gt"]),
         Step("softmax", "Softmax", "y_pred"),
         Step("loss", "Loss", "ℓ"),
     ]

@@ -1,4 +1,4 @@
-"""The arrays and the steps inside one head: Table 1 with numbers."""
+"""The arrays and steps of one attention head: Table 1 with numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onfoot.explore.terms import Factor, Term, dot, product
 from onfoot.tables import Formula
 
 KINDS = {"q": "Queries", "k": "Keys", "v": "Values"}
-# at q, k and v themselves, before their linear layers; the tables have what these become at a_2
+# gradients at q, k and v, before the backward pass of c_attn; the tables have the resulting gradients at a_2
 INNER = {
     "∂v": Formula("∂v = ρᵗ Δ_3^h", ("ATT.1",)),
     "∂q": Formula("∂q = Δ_raw k", ("ATT.2",)),
@@ -27,22 +27,22 @@ SQUARE = (TOKEN, TOKEN)
 
 
 def columns_of(m: StudyContext, h: int, x: str) -> slice:
-    """Where head h's q, k or v stands among the columns of c_attn, which are q | k | v."""
+    """The columns of c_attn (q | k | v) that hold head h's q, k or v."""
     c = m.config
     width = c.value_width if x == "v" else c.key_width
-    begin = {"q": 0, "k": c.n_head * c.key_width, "v": 2 * c.n_head * c.key_width}[x] + h * width
-    return slice(begin, begin + width)
+    start = {"q": 0, "k": c.n_head * c.key_width, "v": 2 * c.n_head * c.key_width}[x] + h * width
+    return slice(start, start + width)
 
 
 def fork_terms(m: StudyContext, b: int) -> tuple[Term, ...]:
-    """Δ_2 as it adds up: through values, queries and keys of every head."""
+    """The terms of Δ_2: one each through the values, queries and keys of every head."""
     return tuple(
         product(f"Δ_{x}^{{{h + 1}}}", (f"{b}.{h}.Δ_{x}", "rc")) for h in range(m.config.n_head) for x in ("v", "q", "k")
     )
 
 
 class HeadArrays:
-    """Adds the arrays of head h of block b, and makes its steps."""
+    """Adds the arrays of head h of block b and builds its steps."""
 
     def __init__(self, m: StudyContext, b: int, h: int) -> None:
         self.m, self.b, self.h = m, b, h
@@ -56,7 +56,7 @@ class HeadArrays:
     def steps(self) -> list[Step]:
         self.forward()
         self.scores_backward()
-        self.ends_backward()
+        self.qkv_backward()
         parameters = {x: self.parameters(x) for x in KINDS}
         p, masked = self.prefix, self.m.config.causal
         rows = [
@@ -69,15 +69,15 @@ class HeadArrays:
             ("out", "Output of the head", f"{p}a_3^h", f"{p}Δ_3^h", [], []),
         ]
         return [
-            Step(f"{p}{name}", title, forward, backward, owned, inside, self.b, self.h)
-            for name, title, forward, backward, owned, inside in rows
+            Step(f"{p}{name}", title, forward, backward, params, inside, self.b, self.h)
+            for name, title, forward, backward, params, inside in rows
         ]
 
     def add(self, symbol: str, value: Any, axes: tuple[str, str], *terms: Term, **more: Any) -> None:
         formula = INNER.get(symbol)
         self.m.add(f"{self.prefix}{symbol}", symbol, value, axes, terms, formula, **more)
 
-    def of(self, symbol: str) -> np.ndarray:
+    def value(self, symbol: str) -> np.ndarray:
         return self.m.tensors.value(f"{self.prefix}{symbol}")
 
     def forward(self) -> None:
@@ -94,12 +94,12 @@ class HeadArrays:
         m.tensors.add(Tensor(f"{p}√d_ρ", "√d_ρ", lambda: self.root, ()))
         self.add(
             "ρ_raw",
-            lambda: self.of("q") @ self.of("k").T,
+            lambda: self.value("q") @ self.value("k").T,
             SQUARE,
             dot("q kᵗ", "features", (f"{p}q", "rj"), (f"{p}k", "cj")),
         )
         scaled = product("ρ_raw / √d_ρ", (f"{p}ρ_raw", "rc"), Factor(f"{p}√d_ρ", "", -1))
-        self.add("ρ_scaled", lambda: self.of("ρ_raw") / self.root, SQUARE, scaled)
+        self.add("ρ_scaled", lambda: self.value("ρ_raw") / self.root, SQUARE, scaled)
         scores = "ρ_scaled"
         if causal:
             scores = "ρ_causal"
@@ -107,7 +107,7 @@ class HeadArrays:
 
         @cache
         def exponentials() -> np.ndarray:
-            s = self.of(scores)
+            s = self.value(scores)
             return np.exp(s - s.max(axis=-1, keepdims=True))
 
         m.tensors.add(Tensor(f"{p}e", f"exp({scores} − max)", exponentials, SQUARE))
@@ -118,7 +118,7 @@ class HeadArrays:
         self.add("a_3^h", self.block.a[3][0][:, self.output], (TOKEN, FEATURE), mixed)
 
     def _masked(self) -> np.ndarray:
-        scaled = self.of("ρ_scaled")
+        scaled = self.value("ρ_scaled")
         return np.where(np.tri(len(scaled)) > 0, scaled, -math.inf)
 
     def scores_backward(self) -> None:
@@ -128,7 +128,7 @@ class HeadArrays:
         d_causal = self.block.delta_causal[0, h]
         width = d3.shape[1]
 
-        def moved(direction: np.ndarray) -> np.ndarray:
+        def perturb(direction: np.ndarray) -> np.ndarray:
             out = np.zeros_like(self.block.a[3])
             out[0][:, self.output] = direction
             return out
@@ -138,18 +138,20 @@ class HeadArrays:
             d3,
             (TOKEN, FEATURE),
             product("Δ_3", Factor(f"{b}.Δ_3", "rc", shift=h * width)),
-            measure=lambda probe: probe.activation(d3, {f"{b}.a_3": moved}),
+            measure=lambda probe: probe.activation(d3, {f"{b}.a_3": perturb}),
             differentiate=lambda autograd: autograd.activation(f"{b}.a_3")[:, self.output],
         )
         self.add(
             "∂ρ",
-            lambda: d3 @ self.of("v").T,
+            lambda: d3 @ self.value("v").T,
             SQUARE,
             dot("Δ_3^h vᵗ", "features", (f"{p}Δ_3^h", "rj"), (f"{p}v", "cj")),
-            measure=lambda probe: probe.weights(self.of("∂ρ"), b, h),
-            differentiate=lambda autograd: autograd.inside(b, "ρ")[h],
+            measure=lambda probe: probe.weights(self.value("∂ρ"), b, h),
+            differentiate=lambda autograd: autograd.attention(b, "ρ")[h],
         )
-        m.tensors.add(Tensor(f"{p}∂ρ⊖ρ", "(∂ρ ⊖ ρ)", lambda: (self.of("∂ρ") * self.of("ρ")).sum(axis=-1), (TOKEN,)))
+        m.tensors.add(
+            Tensor(f"{p}∂ρ⊖ρ", "(∂ρ ⊖ ρ)", lambda: (self.value("∂ρ") * self.value("ρ")).sum(axis=-1), (TOKEN,))
+        )
         top = "Δ_causal" if m.config.causal else "Δ_scaled"
         self.add(
             top,
@@ -170,11 +172,11 @@ class HeadArrays:
         b, h = self.b, self.h
         return {
             "measure": lambda probe: probe.scores(gradient, b, h, lambda direction: direction / scale),
-            "differentiate": lambda autograd: autograd.inside(b, name)[h],
+            "differentiate": lambda autograd: autograd.attention(b, name)[h],
         }
 
-    def ends_backward(self) -> None:
-        """The gradients of q, k and v, and what each becomes at a_2."""
+    def qkv_backward(self) -> None:
+        """The gradients of q, k and v, and of a_2 through each of them."""
         p = self.prefix
         raw, d3, features = f"{p}Δ_raw", f"{p}Δ_3^h", (TOKEN, FEATURE)
         made = {
@@ -183,57 +185,59 @@ class HeadArrays:
             "k": dot("Δ_rawᵗ q", OVER_TOKENS, (raw, "jr"), (f"{p}q", "jc")),
         }
         for x, term in made.items():
-            self.add(f"∂{x}", self._end(x), features, term, **self._end_proof(x))
+            self.add(f"∂{x}", self._qkv_gradient(x), features, term, **self._qkv_proof(x))
             through = dot(f"∂{x} w_{x}ᵗ", "features", (f"{p}∂{x}", "rj"), (f"{p}w_{x}", "cj"))
-            self.add(f"Δ_{x}", self._through(x), features, through, **self._input_proof(f"Δ_{x}", x))
+            self.add(f"Δ_{x}", self._input_gradient(x), features, through, **self._input_proof(f"Δ_{x}", x))
         parts = [product(f"Δ_{x}", (f"{p}Δ_{x}", "rc")) for x in ("v", "q", "k")]
         self.add(
             "Δ_2^h",
-            lambda: self.of("Δ_v") + self.of("Δ_q") + self.of("Δ_k"),
+            lambda: self.value("Δ_v") + self.value("Δ_q") + self.value("Δ_k"),
             features,
             *parts,
             **self._input_proof("Δ_2^h", "qkv"),
         )
 
-    def _end(self, x: str) -> Callable[[], np.ndarray]:
+    def _qkv_gradient(self, x: str) -> Callable[[], np.ndarray]:
         """The gradient of q, k or v."""
         return {
-            "v": lambda: self.of("ρ").T @ self.of("Δ_3^h"),
-            "q": lambda: self.of("Δ_raw") @ self.of("k"),
-            "k": lambda: self.of("Δ_raw").T @ self.of("q"),
+            "v": lambda: self.value("ρ").T @ self.value("Δ_3^h"),
+            "q": lambda: self.value("Δ_raw") @ self.value("k"),
+            "k": lambda: self.value("Δ_raw").T @ self.value("q"),
         }[x]
 
-    def _through(self, x: str) -> Callable[[], np.ndarray]:
-        return lambda: self.of(f"∂{x}") @ self.of(f"w_{x}").T
+    def _input_gradient(self, x: str) -> Callable[[], np.ndarray]:
+        return lambda: self.value(f"∂{x}") @ self.value(f"w_{x}").T
 
-    def _end_proof(self, x: str) -> dict[str, Any]:
-        """∂q is proven by moving this head's q alone."""
-        b, h, whole = self.b, self.h, getattr(self.block, x)
+    def _qkv_proof(self, x: str) -> dict[str, Any]:
+        """∂q is checked by perturbing only this head's q."""
+        b, h, all_heads = self.b, self.h, getattr(self.block, x)
 
-        def moved(direction: np.ndarray) -> np.ndarray:
-            out = np.zeros_like(whole)
+        def perturb(direction: np.ndarray) -> np.ndarray:
+            out = np.zeros_like(all_heads)
             out[0, h] = direction
             return out
 
         return {
-            "measure": lambda probe: probe.activation(self.of(f"∂{x}"), {f"{b}.{x}": moved}),
+            "measure": lambda probe: probe.activation(self.value(f"∂{x}"), {f"{b}.{x}": perturb}),
             "differentiate": lambda autograd: autograd.activation(f"{b}.{x}")[h],
         }
 
     def _input_proof(self, symbol: str, through: str) -> dict[str, Any]:
-        """Δ_q is proven by letting a_2 move as this head's q alone sees it; Δ_2^h likewise with q, k and v."""
+        """Δ_q is checked by perturbing a_2 only where this head's q reads it; Δ_2^h likewise with q, k and v."""
         b, h = self.b, self.h
 
-        def moves(x: str) -> Callable[[np.ndarray], np.ndarray]:
-            def move(direction: np.ndarray) -> np.ndarray:
+        def perturbation(x: str) -> Callable[[np.ndarray], np.ndarray]:
+            def perturb(direction: np.ndarray) -> np.ndarray:
                 out = np.zeros_like(getattr(self.block, x))
-                out[0, h] = direction @ self.of(f"w_{x}")
+                out[0, h] = direction @ self.value(f"w_{x}")
                 return out
 
-            return move
+            return perturb
 
         return {
-            "measure": lambda probe: probe.activation(self.of(symbol), {f"{b}.{x}": moves(x) for x in through}),
+            "measure": lambda probe: probe.activation(
+                self.value(symbol), {f"{b}.{x}": perturbation(x) for x in through}
+            ),
             "differentiate": lambda autograd: autograd.through_head(b, h, through),
         }
 
@@ -247,7 +251,7 @@ class HeadArrays:
             of_bias = dot("Σ_tokens Δ_raw k", OVER_TOKENS, (f"{p}∂q", "jc"))
         else:
             mixing, signal, name = ("ρ", "Δ_3^h", "ρ a_2") if x == "v" else ("Δ_raw", "q", "Δ_raw a_2")
-            m.add(f"{p}{name}", name, lambda: self.of(mixing) @ m.tensors.value(a2), formula=Formula(""))
+            m.add(f"{p}{name}", name, lambda: self.value(mixing) @ m.tensors.value(a2), formula=Formula(""))
             of_weight = dot(f"({name})ᵗ {signal}", OVER_TOKENS, (f"{p}{name}", "jr"), (f"{p}{signal}", "jc"))
             of_bias = dot(
                 "Σ_tokens Δ_3^h" if x == "v" else "Σ_tokens Δ_rawᵗ q",
@@ -259,5 +263,5 @@ class HeadArrays:
             m.parameter(p, f"b_{x}", f"{self.layer}.bias", (FEATURE,), (of_bias,), (..., columns)),
         ]
         if x == "k":
-            m.tensors[f"{p}∂b_k"].note = "exactly 0 is written: the rows of Δ_raw sum to 0, so the sum is rounding only"
+            m.tensors[f"{p}∂b_k"].note = "set to exactly 0: the rows of Δ_raw sum to 0, so the sum is only rounding"
         return pairs

@@ -1,7 +1,7 @@
-"""Makes the small model that `onfoot explore` opens by default: `python -m onfoot.explore.make_default FOLDER`.
+"""Trains the default model of `onfoot explore`: `python -m onfoot.explore.make_default FOLDER`.
 
-Two blocks of width 32, four heads, one token a character, trained for some minutes on the prose of the language
-reference that Python carries. The text differs from one version of Python to the next, and so do the numbers.
+Two blocks of width 32, four heads, one token per character, trained for a few minutes on the prose of the language
+reference that ships with Python. The text differs between versions of Python, and so do the weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 
 
 def prose() -> str:
-    """The paragraphs of the reference that the alphabet can write, in lower case, as one line."""
+    """The paragraphs of the reference that use only the alphabet, in lower case, as one line."""
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", corpus.builtin_text().text or ""):
         line = " ".join(re.sub(r'[*`"“”]', "", paragraph.lower()).replace("’", "'").split())
@@ -34,7 +34,7 @@ def prose() -> str:
 
 
 def make(folder: Path, steps: int = 8000) -> None:
-    """Trains the model and leaves its four files in `folder`."""
+    """Trains the model and writes its four files to `folder`."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         (work / "prose.txt").write_text(prose(), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Formulas from their text, `Δ_5 = Δ_10 + LNᵇ_5(Δ_6)`, to MathML as nested lists that a page turns into elements.
+"""Formulas as text, `Δ_5 = Δ_10 + LNᵇ_5(Δ_6)`, to MathML as nested lists that the page turns into elements.
 
-An element is `[name, child, ...]`, where a child is a string or an element; attributes are a dict in second place.
-The notation is that of the tables: `_` and `^` set a sub- and a superscript, `~` broadcasts, `ᵗ` transposes.
+An element is `[name, child, ...]`, where a child is a string or an element; attributes are a dict after the name.
+The notation is that of the tables: `_` and `^` start a sub- and a superscript, `~` broadcasts, `ᵗ` transposes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOKENS = re.compile(
     r"|(?P<prime>['′])"
     r"|(?P<other>.)"
 )
-RAISED = {"ᵗ": ["mi", "t"], "ᵇ": ["mi", "b"], "³": ["mn", "3"], "²": ["mn", "2"]}
+SUPERSCRIPTS = {"ᵗ": ["mi", "t"], "ᵇ": ["mi", "b"], "³": ["mn", "3"], "²": ["mn", "2"]}
 FUNCTIONS = {"softmax", "log", "exp", "mean", "var", "tanh", "max", "ohe", "LN", "Φ"}
 STRETCHY = set("()[]")
 
@@ -37,7 +37,7 @@ def tree(text: str) -> Node:
 
 
 def markup(node: Node | str) -> str:
-    """The same as a string."""
+    """A node as a string of markup."""
     if isinstance(node, str):
         return escape(node)
     name, *rest = node
@@ -48,66 +48,66 @@ def markup(node: Node | str) -> str:
 
 
 class _Parser:
-    """Reads a formula from left to right; a script belongs to what stands just before it."""
+    """Parses a formula from left to right; a sub- or superscript belongs to the atom before it."""
 
     def __init__(self, text: str) -> None:
         self.tokens = [(match.lastgroup or "", match[0]) for match in TOKENS.finditer(text)]
-        self.place = 0
+        self.pos = 0
 
     def nodes(self) -> list[Node]:
         out: list[Node] = []
-        while self.place < len(self.tokens):
+        while self.pos < len(self.tokens):
             out += self._next()
         return out
 
     def _next(self) -> list[Node]:
-        kind = self.tokens[self.place][0]
+        kind = self.tokens[self.pos][0]
         if kind == "space":
-            self.place += 1
-            return self._gap()
-        if kind == "tilde" and self._follows() in ("letter", "word"):
-            self.place += 1
+            self.pos += 1
+            return self._space()
+        if kind == "tilde" and self._next_kind() in ("letter", "word"):
+            self.pos += 1
             return [["mover", {"accent": "true"}, self._with_scripts(self._atom()), ["mo", "~"]]]
         if kind == "root":
-            self.place += 1
+            self.pos += 1
             return [["msqrt", *self._root_of()]]
         return [self._with_scripts(self._atom())]
 
-    def _gap(self) -> list[Node]:
-        """A product is a thin gap; between words the gap is a space."""
-        before = self.tokens[self.place - 2][0] if self.place >= 2 else ""
-        after = self.tokens[self.place][0] if self.place < len(self.tokens) else ""
-        if "word" in (before, after) and not self._is_operator(self.place - 2) and not self._is_operator(self.place):
+    def _space(self) -> list[Node]:
+        """A product becomes a thin space, a space between words a wider one."""
+        before = self.tokens[self.pos - 2][0] if self.pos >= 2 else ""
+        after = self.tokens[self.pos][0] if self.pos < len(self.tokens) else ""
+        if "word" in (before, after) and not self._is_operator(self.pos - 2) and not self._is_operator(self.pos):
             return [["mspace", {"width": "0.3em"}]]
-        if self.place >= 2 and self.tokens[self.place - 2][1] == "," and self.tokens[self.place - 1][1] == " ":
+        if self.pos >= 2 and self.tokens[self.pos - 2][1] == "," and self.tokens[self.pos - 1][1] == " ":
             return [["mspace", {"width": "0.3em"}]]
-        if self.tokens[self.place - 1][1] == "  ":
+        if self.tokens[self.pos - 1][1] == "  ":
             return [["mspace", {"width": "1.2em"}]]
         factors = ("letter", "script", "raised", "number", "root", "prime")
         return [["mspace", {"width": "0.17em"}]] if before in factors and after in (*factors, "tilde") else []
 
-    def _is_operator(self, place: int) -> bool:
-        """Whether a sign stands there that brings its own space with it."""
-        inside = 0 <= place < len(self.tokens)
-        return inside and self.tokens[place][0] == "other" and self.tokens[place][1] not in "()[],"
+    def _is_operator(self, pos: int) -> bool:
+        """Whether the token there is an operator, which has its own spacing."""
+        inside = 0 <= pos < len(self.tokens)
+        return inside and self.tokens[pos][0] == "other" and self.tokens[pos][1] not in "()[],"
 
-    def _follows(self) -> str:
-        return self.tokens[self.place + 1][0] if self.place + 1 < len(self.tokens) else ""
+    def _next_kind(self) -> str:
+        return self.tokens[self.pos + 1][0] if self.pos + 1 < len(self.tokens) else ""
 
     def _root_of(self) -> list[Node]:
-        """What stands under a root: one atom, or everything between the brackets behind it."""
-        if self.tokens[self.place][1] != "(":
+        """The content of a root: one atom, or everything inside the parentheses that follow it."""
+        if self.tokens[self.pos][1] != "(":
             return [self._with_scripts(self._atom())]
-        self.place += 1
+        self.pos += 1
         out: list[Node] = []
-        while self.tokens[self.place][1] != ")":
+        while self.tokens[self.pos][1] != ")":
             out += self._next()
-        self.place += 1
+        self.pos += 1
         return out
 
     def _atom(self) -> Node:
-        kind, text = self.tokens[self.place]
-        self.place += 1
+        kind, text = self.tokens[self.pos]
+        self.pos += 1
         if kind == "number":
             return ["mn", text]
         if kind == "word":
@@ -125,11 +125,11 @@ class _Parser:
     def _with_scripts(self, base: Node) -> Node:
         sub: Node | None = None
         sup: list[Node] = []
-        while self.place < len(self.tokens) and self.tokens[self.place][0] in ("script", "raised", "prime"):
-            kind, text = self.tokens[self.place]
-            self.place += 1
+        while self.pos < len(self.tokens) and self.tokens[self.pos][0] in ("script", "raised", "prime"):
+            kind, text = self.tokens[self.pos]
+            self.pos += 1
             if kind == "raised":
-                sup.append(RAISED[text])
+                sup.append(SUPERSCRIPTS[text])
             elif kind == "prime":
                 sup.append(["mo", "′"])
             elif text.startswith("_"):
@@ -152,5 +152,5 @@ def _script(text: str) -> Node:
 
 
 def _letter(text: str) -> Node:
-    """A Latin letter slants by itself. Others stand upright: many fonts have Δ, few have a slanted mathematical one."""
+    """Latin letters are italic by default. Others are upright: few fonts have an italic mathematical Δ."""
     return ["mi", text] if text.isascii() else ["mi", {"mathvariant": "normal"}, text]

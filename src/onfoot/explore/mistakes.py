@@ -1,7 +1,7 @@
-"""The mistake mode: a known mistake is put into the network's backward pass, and its gradients are compared.
+"""The Mistakes view: applies a known mistake to the network's backward pass and compares its gradients.
 
-The checker has every layer's backward pass in small named pieces, and a mistake exchanges some of them. Here the
-pieces of all layers make up the backward pass of the whole network, so one exchange acts wherever the piece is used.
+The checker writes every layer's backward pass as small named functions ("pieces"); a mistake replaces some of them.
+Here the pieces of all layers make up the backward pass of the network, so one replacement acts wherever it is used.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ LAYER_NAMES = {
     "embedding": "Embedding",
     "tied_embedding": "Tied embedding",
 }
-FEATURED = (  # what an exported page holds: running the diagnosis of all of them takes half a minute
+FEATURED = (  # those in an exported page: running the diagnosis for all mistakes takes half a minute
     "targets by a cyclic shift", "a mean loss whose gradient is not divided", "divided by all tokens",
     "1/√d_k missing from the backward pass", "row sums broadcast along the wrong axis",
     "the mean in place of the weighted sum", "the sum missing from the gradient of softmax",
-    "the mask as a product before softmax", "dv without the transpose of ρ",
+    "the mask multiplied into the scores", "dv without the transpose of ρ",
     "dout split into heads without a transpose", "γ outside the means", "the variance held constant",
     "unbiased variance", "tanh-GELU with erf's derivative", "update before propagation",
-    "the skip beside attention missing", "repeated ids lost", "the logits' path alone",
+    "the skip connection around attention missing", "repeated ids lost", "only the gradient through the logits",
 )  # fmt: skip
-WRONG = 1e-9  # a relative error above it is no rounding
-UNKNOWN = 0.1  # stands for the unknown number of a mistake that has one: a learning rate
-FILES = (
+TOLERANCE = 1e-9  # a larger relative error is not rounding
+PARAMETER = 0.1  # the value for a mistake that has a parameter, such as a learning rate
+BLOCK_LAYERS = (
     "ln_1",
     "attn.c_attn",
     "attn.c_proj",
@@ -54,17 +54,19 @@ FILES = (
     "mlp.c_fc",
     "mlp.c_proj",
 )  # in the order of the block's arguments
-PASSED_NEXT = {  # the layer whose parameters a signal inside a block meets next
+NEXT_LAYER = {  # error signal in a block -> the layer whose parameter gradients are computed from it
     "10": "mlp.c_proj", "7": "mlp.c_fc", "6": "ln_2", "5": "attn.c_proj", "scaled": "attn.c_attn", "2": "ln_1",
 }  # fmt: skip
 
 
 def possible(m: StudyContext) -> list[Mistake]:
-    """The catalogued mistakes that can happen in this network; a ValueError where its blocks are not GPT-2's own."""
+    """The catalogued mistakes that apply to this network. Raises ValueError if its blocks differ from GPT-2's."""
     c = m.config
     plain = c.activation_function == "gelu_new" and c.layer_norm_epsilon == 1e-5
     if not plain or not c.key_width == c.value_width == c.n_embd / c.n_head:
-        raise ValueError("the mistake mode takes GPT-2's own blocks: gelu_new, an epsilon of 1e-5, heads of one width")
+        raise ValueError(
+            "this view needs GPT-2's blocks: gelu_new, layer_norm_epsilon=1e-5, head width n_embd / n_head"
+        )
     given = {"causal": c.causal, "form": "tanh", "reduction": "mean"}
     layers = [name for name in LAYER_NAMES if name != "tied_embedding" or c.tie_word_embeddings]
     found = [x for name in layers for x in CATALOGUE if x.layer == name]
@@ -72,7 +74,7 @@ def possible(m: StudyContext) -> list[Mistake]:
 
 
 def catalogue(m: StudyContext, featured: bool = False) -> dict[str, Any]:
-    """The names of the mistakes, by layer."""
+    """The keys and names of the mistakes, grouped by layer."""
     chosen = [x for x in possible(m) if not featured or x.name in FEATURED]
     groups = {layer: [x for x in chosen if x.layer == layer] for layer in LAYER_NAMES}
     return {
@@ -89,35 +91,35 @@ def key_of(mistake: Mistake) -> str:
 
 
 def network_pieces(mistake: Mistake | None = None) -> Pieces:
-    """Every piece of the network's backward pass, those of a mistake exchanged."""
+    """Every piece of the network's backward pass, with those of a mistake replaced."""
     tables = (block.PIECES, cross_entropy.NEXT_PIECES, embedding.TIED_PIECES)
     pieces = Pieces(**{name: piece for table in tables for name, piece in vars(table).items()})
     return pieces if mistake is None else pieces.with_changes(_changes(mistake, pieces))
 
 
 def _changes(mistake: Mistake, pieces: Pieces) -> dict[str, Callable[..., Any]]:
-    return mistake.apply(pieces, UNKNOWN) if mistake.parameter else mistake.apply(pieces)
+    return mistake.apply(pieces, PARAMETER) if mistake.parameter else mistake.apply(pieces)
 
 
 class Backward:
-    """The backward pass of the whole network in pieces; `signals` and `grads` are what came of it."""
+    """The backward pass of the network in pieces; the results are in `signals` and `grads`."""
 
     def __init__(self, m: StudyContext, pieces: Pieces) -> None:
         self.m = m
         self.outputs: dict[str, list[np.ndarray]] = {}
-        self.signals: dict[str, np.ndarray] = {}  # by the ids of the study
-        self.grads: dict[str, np.ndarray] = {}  # by the names of the parameters
-        self.p = Pieces(**{name: self._heard(name, piece) for name, piece in vars(pieces).items()})
+        self.signals: dict[str, np.ndarray] = {}  # by array id
+        self.grads: dict[str, np.ndarray] = {}  # by parameter name
+        self.p = Pieces(**{name: self._recorded(name, piece) for name, piece in vars(pieces).items()})
         with np.errstate(all="ignore"):
             self._run()
 
-    def _heard(self, name: str, piece: Callable[..., Any]) -> Callable[..., Any]:
-        def heard(*arguments: Any) -> Any:
+    def _recorded(self, name: str, piece: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*arguments: Any) -> Any:
             out = piece(*arguments)
             self.outputs.setdefault(name, []).append(out)
             return out
 
-        return heard
+        return recorded
 
     def _run(self) -> None:
         m, p, trace, config = self.m, self.p, self.m.trace, self.m.config
@@ -129,7 +131,7 @@ class Backward:
         if config.lm_head_bias:
             self.grads[f"{HEAD}.bias"] = p.dbias(d12)
         d, *norm = layer_norm.steps(p, trace.blocks[-1].a[10], *self._pair("transformer.ln_f"), d11)
-        self._keep("transformer.ln_f", norm)
+        self._store("transformer.ln_f", norm)
         self.signals |= {"Δ_12": d12, "Δ_11": d11}
         for b in reversed(range(config.n_layer)):
             self.signals[f"{b}.Δ_10"] = d
@@ -146,17 +148,17 @@ class Backward:
     def _pair(self, layer: str) -> tuple[np.ndarray, np.ndarray]:
         return self.m.params[f"{layer}.weight"], self.m.params[f"{layer}.bias"]
 
-    def _keep(self, layer: str, pair: list[np.ndarray]) -> None:
+    def _store(self, layer: str, pair: list[np.ndarray]) -> None:
         self.grads[f"{layer}.weight"], self.grads[f"{layer}.bias"] = pair
 
     def _block(self, b: int, d10: np.ndarray) -> np.ndarray:
         config, name = self.m.config, f"transformer.h.{b}"
-        parameters = [value for short in FILES for value in self._pair(f"{name}.{short}")]
+        parameters = [value for short in BLOCK_LAYERS for value in self._pair(f"{name}.{short}")]
         self.outputs.clear()
         a1 = self.m.trace.blocks[b].a[1]
         d1, *grads = block.steps(self.p, a1, *parameters, d10, n_head=config.n_head, causal=config.causal)
-        for i, short in enumerate(FILES):
-            self._keep(f"{name}.{short}", grads[2 * i : 2 * i + 2])
+        for i, short in enumerate(BLOCK_LAYERS):
+            self._store(f"{name}.{short}", grads[2 * i : 2 * i + 2])
         through = dict(zip((8, 6, 3, 2), self.outputs["through"], strict=True))  # contract, expand, attProj, c_attn
         through |= {7: self.outputs["gelu_dx"][0], 5: self.outputs["skip_mlp"][0]}
         self.signals |= {f"{b}.Δ_{i}": through[i] for i in (8, 7, 6, 5, 3)}
@@ -166,24 +168,24 @@ class Backward:
 
 
 def right_signal(m: StudyContext, id: str) -> np.ndarray:
-    """The network's own array for an id of `Backward.signals`, with its batch axis."""
+    """The correct array for an id of `Backward.signals`, with the batch axis."""
     if id.endswith(".Δ_scaled"):
         return m.trace.blocks[int(id.partition(".")[0])].delta_causal
     return m.tensors.value(id)[None]
 
 
 def _rows(m: StudyContext, backward: Backward) -> Iterator[dict[str, Any]]:
-    """Every gradient on the way down, with its error: each signal, then the parameters that it passes next."""
+    """Every gradient in backward order with its error: each signal, then the parameters computed from it."""
     signals, grads = iter(backward.signals.items()), dict(backward.grads)
-    passed_next = {"Δ_12": f"{HEAD}.", "Δ_11": "transformer.ln_f."}
+    next_layer = {"Δ_12": f"{HEAD}.", "Δ_11": "transformer.ln_f."}
     for b in range(m.config.n_layer):
-        passed_next |= {f"{b}.Δ_{i}": f"transformer.h.{b}.{short}." for i, short in PASSED_NEXT.items()}
+        next_layer |= {f"{b}.Δ_{i}": f"transformer.h.{b}.{short}." for i, short in NEXT_LAYER.items()}
     for id, value in signals:
-        place, _, symbol = id.rpartition(".")
-        yield _row(symbol, int(place) if place else None, False, value, right_signal(m, id))
-        if id in passed_next:
-            for name in [name for name in grads if name.startswith(passed_next[id])]:
-                yield _row(name, int(place) if place else None, True, grads.pop(name), m.trace.grads[name])
+        prefix, _, symbol = id.rpartition(".")
+        yield _row(symbol, int(prefix) if prefix else None, False, value, right_signal(m, id))
+        if id in next_layer:
+            for name in [name for name in grads if name.startswith(next_layer[id])]:
+                yield _row(name, int(prefix) if prefix else None, True, grads.pop(name), m.trace.grads[name])
     for name, value in grads.items():
         yield _row(name, None, True, value, m.trace.grads[name])
 
@@ -191,20 +193,20 @@ def _rows(m: StudyContext, backward: Backward) -> Iterator[dict[str, Any]]:
 def _row(name: str, block: int | None, is_parameter: bool, value: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     out: dict[str, Any] = {"name": name, "block": block, "parameter": is_parameter, "problem": "", "error": None}
     if value.shape != right.shape:
-        out["problem"] = f"shape {value.shape} in place of {right.shape}"
+        out["problem"] = f"shape {value.shape} instead of {right.shape}"
     elif not np.isfinite(value).all():
         out["problem"] = f"{int((~np.isfinite(value)).sum())} of {value.size} entries are not finite"
     else:
         out["error"] = relative_error(value, right, SMALLEST)
-    out["wrong"] = bool(out["problem"]) or out["error"] > WRONG
+    out["wrong"] = bool(out["problem"]) or out["error"] > TOLERANCE
     return out
 
 
 def apply_mistake(m: StudyContext, key: str) -> dict[str, Any]:
-    """What a mistake does to this network on this text, and what the checker says about it."""
+    """The effect of a mistake on this network and text, and the checker's diagnosis."""
     found = [x for x in possible(m) if key_of(x) == key]
     if not found:
-        raise KeyError(f"there is no mistake {key!r}")
+        raise KeyError(f"unknown mistake {key!r}")
     mistake = found[0]
     out = {
         "key": key,
@@ -226,7 +228,7 @@ def apply_mistake(m: StudyContext, key: str) -> dict[str, Any]:
 
 
 def _consequences(m: StudyContext, backward: Backward, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How far the whole gradient points from the right one, and what a step along it does to the loss."""
+    """The cosine between the wrong and the correct gradient, and the loss after one step with each."""
     if any(row["problem"] for row in rows if row["parameter"]):
         return {"cosine": None, "loss_wrong": None, "loss_right": None}
     right = np.concatenate([m.trace.grads[name].ravel() for name in m.trace.grads])
@@ -248,7 +250,7 @@ def _loss_after(m: StudyContext, grads: dict[str, np.ndarray]) -> float | None:
 
 @cache
 def diagnosis(mistake: Mistake) -> dict[str, Any]:
-    """The checker's own words about a function with this mistake, on the checker's own cases."""
+    """The checker's diagnosis of a function with this mistake, on the checker's own cases."""
     layer = LAYERS[mistake.layer]
     pieces = layer.pieces.with_changes(_changes(mistake, layer.pieces))
     options = layer.with_options({name: value for name, value in mistake.needs.items() if name in layer.options})
@@ -257,8 +259,8 @@ def diagnosis(mistake: Mistake) -> dict[str, Any]:
         return layer.run(pieces, Case("", inputs, {}), options)
 
     report = check_layer(layer, backward, dtypes=("float64",), name="your function")
-    said = report.diagnosis
-    findings = [] if said is None else said.findings
+    found = report.diagnosis
+    findings = [] if found is None else found.findings
     return {
         "signature": layer.signature,
         "cases": len(report.outcomes),
@@ -267,7 +269,7 @@ def diagnosis(mistake: Mistake) -> dict[str, Any]:
         "found": any(f.name == mistake.name for f in findings),
         "candidates": [
             {"names": names, "residual": residual if math.isfinite(residual) else None}
-            for names, residual in ([] if said is None else said.candidates)
+            for names, residual in ([] if found is None else found.candidates)
         ],
         "report": str(report),
     }

@@ -1,4 +1,4 @@
-"""The arrays and the steps of the whole network: Table 2 with numbers, forward down and backward up."""
+"""The arrays and steps of the network: Table 2 with numbers, forward and backward."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from onfoot.tables import Formula
 
 
 def build_steps(m: StudyContext) -> list[Step]:
-    """Adds every array of the network to the material, and returns the rows of the map from top to bottom."""
-    _add_stream(m)
+    """Adds every array of the network to the context and returns the rows of the map from top to bottom."""
+    _add_residual_stream(m)
     blocks = [step for b in range(m.config.n_layer) for step in _block(m, b)]
     return [*add_embedding(m), *blocks, *add_logits(m)]
 
 
-def stream(b: int) -> str:
-    """The id of what goes into block b: a_1, which for all but the first block is the a_10 of the block before."""
+def block_input(b: int) -> str:
+    """The id of the input of block b: a_1 for the first block, the a_10 of the block before for all others."""
     return "a_1" if b == 0 else f"{b - 1}.a_10"
 
 
-def _add_stream(m: StudyContext) -> None:
-    """a_1 and the a_10 of every block with their signals, each signal a sum over what the activation went into."""
+def _add_residual_stream(m: StudyContext) -> None:
+    """Adds a_1 and the a_10 of every block with their error signals, each a sum over the uses of the activation."""
     blocks = m.trace.blocks
     m.add("a_1", "a_1", blocks[0].a[1][0], terms=_sum(("a_tok", "a_tok"), ("a_pos", "a_pos")))
     m.delta("Δ_1", "Δ_1", blocks[0].delta[1][0], "0.a_1", fork(0, 1))
@@ -41,7 +41,7 @@ def _add_stream(m: StudyContext) -> None:
 
 
 def fork(b: int, i: int) -> tuple[Term, ...]:
-    """What adds up at a_1 or a_5 of a block: the signal through the skip, and the three terms of the layer norm."""
+    """The terms of Δ_1 or Δ_5 of a block: the error signal through the skip, and three terms of the layer norm."""
     symbol = "Δ_5" if i == 1 else "Δ_10"
     return (product(symbol, (f"{b}.{symbol}", "rc")), *norm_backward_terms(f"{b}.", i))
 
@@ -51,9 +51,9 @@ def _sum(*parts: tuple[str, str]) -> tuple[Term, ...]:
 
 
 def _block(m: StudyContext, b: int) -> list[Step]:
-    """The nine rows of a block, with the rows of its heads behind that of attention."""
+    """The nine rows of a block, with the rows of its heads after that of attention."""
     p, name, block = f"{b}.", f"transformer.h.{b}", m.trace.blocks[b]
-    act, act_slope = _activation(m, b)
+    gate_id, derivative_id = _activation(m, b)
 
     def a(i: int, *terms: Term, note: str = "") -> None:
         m.add(f"{p}a_{i}", f"a_{i}", block.a[i][0], terms=terms, note=note)
@@ -67,7 +67,7 @@ def _block(m: StudyContext, b: int) -> list[Step]:
     def back(i: int, delta: int) -> Term:
         return dot(f"Δ_{delta} w_{i}ᵗ", "features", (f"{p}Δ_{delta}", "rj"), (f"{p}w_{i}", "cj"))
 
-    norm_1, inside_1 = m.norm(p, 1, f"{name}.ln_1", stream(b), f"{p}Δ_2")
+    norm_1, inside_1 = m.norm(p, 1, f"{name}.ln_1", block_input(b), f"{p}Δ_2")
     norm_5, inside_5 = m.norm(p, 5, f"{name}.ln_2", f"{p}a_5", f"{p}Δ_6")
     a(2, *norm_forward_terms(p, 1))
     d(2, *fork_terms(m, b))
@@ -75,13 +75,13 @@ def _block(m: StudyContext, b: int) -> list[Step]:
     d(3, back(3, 4))
     a(4, *affine(3))
     d(4, product("Δ_5", (f"{p}Δ_5", "rc")))
-    a(5, *_sum(("a_1", stream(b)), ("a_4", f"{p}a_4")))
+    a(5, *_sum(("a_1", block_input(b)), ("a_4", f"{p}a_4")))
     d(5, *fork(b, 5))
     a(6, *norm_forward_terms(p, 5))
     d(6, back(6, 7))
     a(7, *affine(6))
-    d(7, product("Δ_8 ∘ g'(a_7)", (f"{p}Δ_8", "rc"), (act_slope, "rc")))
-    a(8, product("a_7 ∘ gate", (f"{p}a_7", "rc"), (act, "rc")))
+    d(7, product("Δ_8 ∘ g'(a_7)", (f"{p}Δ_8", "rc"), (derivative_id, "rc")))
+    a(8, product("a_7 ∘ gate", (f"{p}a_7", "rc"), (gate_id, "rc")))
     d(8, back(8, 9))
     a(9, *affine(8))
     d(9, product("Δ_10", (f"{p}Δ_10", "rc")))
@@ -98,7 +98,7 @@ def _block(m: StudyContext, b: int) -> list[Step]:
         step(5, "Skip 1", []),
         step(6, "LayerNorm 2", norm_5, inside_5),
         step(7, "FC expand", m.linear(p, 6, f"{name}.mlp.c_fc", f"{p}a_6", f"{p}Δ_7")),
-        step(8, "Activation g", [], [act, act_slope]),
+        step(8, "Activation g", [], [gate_id, derivative_id]),
         step(9, "FC contract", m.linear(p, 8, f"{name}.mlp.c_proj", f"{p}a_8", f"{p}Δ_9")),
         step(10, "Skip 2", []),
     ]
@@ -106,11 +106,11 @@ def _block(m: StudyContext, b: int) -> list[Step]:
 
 def _heads_note(m: StudyContext) -> str:
     width, n = m.config.value_width, m.config.n_head
-    return f"columns 0 to {width - 1} are head 1, the next {width} head 2, and so on" if n > 1 else ""
+    return f"columns 0 to {width - 1} are head 1, the next {width} are head 2, and so on" if n > 1 else ""
 
 
 def _activation(m: StudyContext, b: int) -> tuple[str, str]:
-    """Adds g as a gate, g(x) = x ∘ gate(x), and its slope g'(x)."""
+    """Adds the activation as a gate, g(x) = x ∘ gate(x), and its derivative g'(x). Returns both ids."""
     pair = activation.ACTIVATIONS[m.config.activation_function]
     forward, backward = (getattr(activation, f"{pair}_{way}") for way in ("forward", "backward"))
     a7 = m.trace.blocks[b].a[7][0]
@@ -120,7 +120,7 @@ def _activation(m: StudyContext, b: int) -> tuple[str, str]:
         y, _ = forward(a7)
         return np.divide(y, a7, out=np.full_like(a7, 0.5), where=a7 != 0)
 
-    def slope() -> np.ndarray:
+    def derivative() -> np.ndarray:
         _, saved = forward(a7)
         return backward(np.ones_like(a7), saved)
 
@@ -130,5 +130,5 @@ def _activation(m: StudyContext, b: int) -> tuple[str, str]:
         "gelu_erf": "gate = Φ(a_7)",
     }
     m.add(forward_id, "gate", gate, formula=Formula(texts[pair], m.formulas["a_8"].equations))
-    m.add(backward_id, "g'(a_7)", slope, formula=Formula("", m.formulas["Δ_7"].equations))
+    m.add(backward_id, "g'(a_7)", derivative, formula=Formula("", m.formulas["Δ_7"].equations))
     return forward_id, backward_id

@@ -1,4 +1,4 @@
-"""One step: what AdamW does with the gradients of this text, and how LoRA layers begin."""
+"""The One step view: AdamW steps on this text, and the first steps of LoRA training."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from onfoot.models.model import Model
 from onfoot.tables import Formula
 from onfoot.train.optimizer import AdamW, global_norm
 
-FIRST = (1e-3, 1)  # the learning rate and the number of steps that the page opens with
-MOST_STEPS = 20
-LARGEST_LR = 1.0
+FIRST = (1e-3, 1)  # the learning rate and the number of steps that the page starts with
+MAX_STEPS = 20
+MAX_LR = 1.0
 LORA_RANK = 2
 LORA_STEPS = 3
 
 
 def copy_of(model: Model) -> Model:
-    """A model of its own with the same parameters: what is done to it leaves the study as it is."""
+    """A copy of the model that can be trained without changing the study."""
     return Model(model.config, model.params, model.dtype, model.engine)
 
 
 def optimizer_steps(m: StudyContext, lr: float, n: int) -> dict[str, Any]:
-    """Takes n steps on the text. The arrays of the last one become arrays of the study, `step n, lr: m of <name>`."""
-    if not 0 < lr <= LARGEST_LR:
-        raise ValueError(f"lr={lr}: a learning rate above 0 and at most {LARGEST_LR} is needed")
-    if not 1 <= n <= MOST_STEPS:
-        raise ValueError(f"{n} steps: 1 to {MOST_STEPS} can be taken")
+    """Takes n AdamW steps on the text. Adds the arrays of the last one to the study as `step n, lr: m of <name>`."""
+    if not 0 < lr <= MAX_LR:
+        raise ValueError(f"lr must be > 0 and <= {MAX_LR}, got {lr}")
+    if not 1 <= n <= MAX_STEPS:
+        raise ValueError(f"steps must be between 1 and {MAX_STEPS}, got {n}")
     model = copy_of(m.model)
     optimizer = AdamW(model, lr=lr)
     losses = []
@@ -64,8 +64,8 @@ def optimizer_steps(m: StudyContext, lr: float, n: int) -> dict[str, Any]:
     }
 
 
-def lora_beginning(m: StudyContext) -> dict[str, Any]:
-    """Companions of rank 2 beside every linear layer of the blocks, at the start and after each of some steps."""
+def lora_steps(m: StudyContext) -> dict[str, Any]:
+    """LoRA of rank 2 on every linear layer of the blocks: its matrices and gradients before each training step."""
     model = copy_of(m.model)
     rank = min(LORA_RANK, m.config.n_embd)
     model.add_lora(r=rank, alpha=rank)
@@ -77,7 +77,7 @@ def lora_beginning(m: StudyContext) -> dict[str, Any]:
         loss, grads = model.loss_and_grads(m.tokens, m.targets, divisor=m.divisor)
         losses.append(loss)
         for layer, states in layers.items():
-            names = {"d": adapter.down(layer), "u": adapter.up(layer)}  # the files hold both transposed
+            names = {"d": adapter.down(layer), "u": adapter.up(layer)}  # stored transposed
             arrays = {x: model.params[name].T.copy() for x, name in names.items()}
             arrays |= {f"∂{x}": grads[name].T.copy() for x, name in names.items()}
             ids = {key: _add(m, f"LoRA {step}: {key} of {layer}", key, value) for key, value in arrays.items()}

@@ -1,4 +1,4 @@
-"""The page: its files, put together for a server or into one file that stands alone."""
+"""The HTML page: assembled for the server, or as one self-contained file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onfoot.explore.describe import encoded
 from onfoot.explore.study import Study, Track, untracked
 
 STATIC = Path(__file__).parent / "static"
-LARGEST_PAGE = 64 * 2**20  # bytes of an exported page
+MAX_PAGE_BYTES = 64 * 2**20  # of an exported page
 
 
 @cache
 def style() -> str:
-    """All style sheets in the order of their names."""
+    """All style sheets in order of file name."""
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.css")))
 
 
 @cache
 def script() -> str:
-    """All scripts in the order of their names, in a scope of their own."""
+    """All scripts in order of file name, in their own scope."""
     parts = [path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
@@ -42,7 +42,7 @@ def _page(**parts: str) -> str:
 
 
 def served_page(opening: dict[str, Any], answer: dict[str, Any]) -> str:
-    """The page that asks its server for style, script and numbers, with the answer to its first question in it."""
+    """The page that loads its style, script and numbers from the server; the first response is embedded in it."""
     return _page(
         policy="",
         icon="icon.svg",
@@ -53,13 +53,13 @@ def served_page(opening: dict[str, Any], answer: dict[str, Any]) -> str:
 
 
 def _data(id: str, value: dict[str, Any]) -> str:
-    """Numbers for the script, as an element that is never run."""
+    """Data for the script, as a JSON element that is never executed."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{id}">{text}</script>'
 
 
 def single_page(data: dict[str, Any]) -> str:
-    """The page with everything in it. Its policy names the one script and the one style that may act."""
+    """The self-contained page. Its Content-Security-Policy allows only its one script and style, by their hashes."""
     code, css = script().replace("</script", "<\\/script"), style()
     policy = f"default-src 'none'; img-src data:; script-src '{_hash(code)}'; style-src '{_hash(css)}'"
     picture = base64.b64encode(icon().encode()).decode()
@@ -77,22 +77,22 @@ def _hash(text: str) -> str:
 
 
 def export(study: Study, opening: dict[str, Any], track: Track = untracked) -> str:
-    """The study as one page that needs no server: every array, every proof, every view."""
+    """The study as one page that needs no server: every array, gradient check and view."""
     parts = study.all_parts(track)
     arrays: dict[str, str] = {}
     tensors = {}
     size = 0
     for tensor in study.tensors:
         text = encoded(tensor.value)
-        key = hashlib.sha256(text.encode()).hexdigest()[:12]  # equal arrays (Δ_4 and Δ_5, say) are kept once
+        key = hashlib.sha256(text.encode()).hexdigest()[:12]  # equal arrays, such as Δ_4 and Δ_5, are stored once
         tensors[tensor.id] = key
         if key not in arrays:
             arrays[key] = text
             size += len(text)
-        if size > LARGEST_PAGE:
+        if size > MAX_PAGE_BYTES:
             raise ValueError(
-                f"the page would be larger than {LARGEST_PAGE // 2**20} MiB: export a smaller model or a shorter text, "
-                f"or leave out --export and look at this one in the browser"
+                f"the page would exceed {MAX_PAGE_BYTES // 2**20} MiB; export a smaller model or a shorter text, "
+                f"or omit --export and open it in the browser"
             )
     data = {"opening": opening, "document": study.document, "parts": parts, "tensors": tensors, "arrays": arrays}
     return single_page(data)

@@ -1,4 +1,4 @@
-"""Runs the server until it is stopped, and opens the page in the browser."""
+"""Runs the server until it is interrupted, and opens the page in the browser."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LOOPBACK = "127.0.0.1"
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on this machine's loopback, which no other machine can reach; port 0 takes a free one."""
+    """A listening socket on loopback, which no other machine can reach; port 0 picks a free port."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((LOOPBACK, port))
     except OSError as error:
         listening.close()
-        raise ValueError(f"port {port} cannot be had ({error.strerror}); choose another with --port") from None
-    listening.listen(64)  # who comes before the server is ready waits for it
+        raise ValueError(f"cannot bind port {port}: {error.strerror}; choose another with --port") from None
+    listening.listen(64)  # connections that arrive before the server is ready wait in the queue
     return listening
 
 
 def new_server(explorer: Explorer, port: int, protocol: type[TimedConnection] = TimedConnection) -> uvicorn.Server:
-    """A server for the page at that port."""
+    """The server of the page on that port."""
     config = uvicorn.Config(
         application(explorer, port),
         http=protocol,
@@ -40,14 +40,14 @@ def new_server(explorer: Explorer, port: int, protocol: type[TimedConnection] = 
         server_header=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=2 * TimedConnection.most_waiting,
+        limit_concurrency=2 * TimedConnection.max_waiting,
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)
 
 
 def serve(explorer: Explorer, listening: socket.socket, open_browser: bool) -> None:
-    """Serves the page on a bound socket; Ctrl-C ends it."""
+    """Serves the page on a bound socket until Ctrl-C."""
     port = listening.getsockname()[1]
     if open_browser:
         threading.Timer(0.3, webbrowser.open, [f"http://{LOOPBACK}:{port}/"]).start()

@@ -1,4 +1,4 @@
-"""The page's server: on this machine only, for this machine's browser only, and nothing but its own files."""
+"""The page's server: answers only this machine's browser, and serves only its own files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from onfoot.models.model import Model
 
-LARGEST_BODY = 64 * 1024  # bytes of a request
-LARGEST_ANSWER = 8_000_000  # cells of an array that is sent whole
-MOST_STEPS = 16  # whose proofs are asked for together
-KEPT = 4  # studies, of a small model
+MAX_BODY = 64 * 1024  # bytes per request
+MAX_CELLS = 8_000_000  # of an array that is sent in one response
+MAX_STEPS = 16  # per request for proofs
+MAX_STUDIES = 4  # in memory, of a small model
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -42,10 +42,10 @@ HEADERS = {
 
 
 class Guard:
-    """Answers only requests that this machine's own browser makes to this page; marks every answer with `HEADERS`.
+    """Middleware that accepts only requests from this page in a local browser, and adds `HEADERS` to every response.
 
-    A page from elsewhere can make a browser send requests here, even under a name of its own that leads to this
-    machine. So the Host must be ours, and so must the Origin where there is one.
+    Another site can make the browser send requests here, even under its own host name if that resolves to this
+    machine (DNS rebinding). So Host must be ours, and so must Origin if it is sent.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
@@ -58,7 +58,7 @@ class Guard:
                 await self.app(scope, receive, send)
             return
 
-        async def send_marked(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
                 message["headers"] = [*message["headers"], *own]
@@ -66,9 +66,9 @@ class Guard:
 
         refusal = self.refusal(scope)
         if refusal is None:
-            await self.app(scope, receive, send_marked)
+            await self.app(scope, receive, send_with_headers)
         else:
-            await refusal(scope, receive, send_marked)
+            await refusal(scope, receive, send_with_headers)
 
     def refusal(self, scope: Scope) -> Response | None:
         headers: dict[bytes, list[bytes]] = {}
@@ -76,63 +76,63 @@ class Guard:
             headers.setdefault(name.lower(), []).append(value)
         hosts = [host.decode("latin-1") for host in headers.get(b"host", [])]
         if len(hosts) != 1 or hosts[0] not in self.hosts:
-            return _message("this server answers to 127.0.0.1 and localhost only", 421)
+            return _message("this server accepts requests for 127.0.0.1 and localhost only", 421)
         for origin in headers.get(b"origin", []):
             if origin.decode("latin-1").removeprefix("http://") not in self.hosts:
                 return _message("requests from other pages are refused", 403)
         if any(site not in (b"same-origin", b"none") for site in headers.get(b"sec-fetch-site", [])):
             return _message("requests from other pages are refused", 403)
         lengths = headers.get(b"content-length", [])
-        if any(not length.isdigit() or int(length) > LARGEST_BODY for length in lengths):
-            return _message(f"a request may have {LARGEST_BODY:,} bytes", 413)
+        if any(not length.isdigit() or int(length) > MAX_BODY for length in lengths):
+            return _message(f"the request body must be at most {MAX_BODY:,} bytes", 413)
         return None
 
 
 class TooLargeError(ValueError):
-    """A request's body is longer than it may be."""
+    """The body of a request exceeds `MAX_BODY`."""
 
 
 class Explorer:
-    """One model, and the studies of the texts that were asked for last."""
+    """One model, and the studies of the most recent texts."""
 
     def __init__(self, model: Model, opening: dict[str, Any]) -> None:
         self.model, self.opening = model, opening
         self.studies: OrderedDict[str, Study] = OrderedDict()
-        self.studying = threading.Lock()
-        self.diagnosing = threading.Lock()
-        self.proving = threading.Lock()  # probes move parameters for a moment, and PyTorch is loaded once
+        self.study_lock = threading.Lock()
+        self.diagnosis_lock = threading.Lock()
+        self.proof_lock = threading.Lock()  # a probe perturbs parameters temporarily, and PyTorch is loaded once
 
-    def study(self, asked: dict[str, Any]) -> Study:
+    def study(self, body: dict[str, Any]) -> Study:
         """The study of {"text": …} or {"ids": …}."""
-        if set(asked) == {"text"} and isinstance(asked["text"], str):
-            tokens = texts.read_text(self.model, asked["text"])
-        elif set(asked) == {"ids"} and isinstance(asked["ids"], str):
-            tokens = texts.read_ids(self.model, asked["ids"])
+        if set(body) == {"text"} and isinstance(body["text"], str):
+            tokens = texts.read_text(self.model, body["text"])
+        elif set(body) == {"ids"} and isinstance(body["ids"], str):
+            tokens = texts.read_ids(self.model, body["ids"])
         else:
-            raise ValueError('ask with {"text": "…"} or {"ids": "3 1 4"}')
-        with self.studying:
+            raise ValueError('expected {"text": "…"} or {"ids": "3 1 4"}')
+        with self.study_lock:
             key = study_key(tokens)
             study = self.studies[key] if key in self.studies else Study(self.model, tokens)
             self.studies[key] = study
             self.studies.move_to_end(key)
-            while len(self.studies) > (1 if study.is_large else KEPT):
+            while len(self.studies) > (1 if study.is_large else MAX_STUDIES):
                 self.studies.popitem(last=False)
             return study
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What the page is told about a text."""
-        study = self.study(asked)
-        with self.studying:
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The response to a request for a text: its document and the first arrays."""
+        study = self.study(body)
+        with self.study_lock:
             return {"document": study.document, "arrays": study.first_arrays()}
 
     def find(self, key: str) -> Study:
         if key not in self.studies:
-            raise KeyError("this run is no longer kept: run the text again")
+            raise KeyError("this run is no longer in memory; run the text again")
         return self.studies[key]
 
 
 def application(explorer: Explorer, port: int) -> ASGIApp:
-    """The server's routes behind their guard. Files are a fixed table: no request names a path."""
+    """The server's routes behind `Guard`. The files are a fixed table: no request names a path on disk."""
     files: dict[str, tuple[Callable[[], str], str]] = {
         "/app.js": (page.script, "text/javascript"),
         "/style.css": (page.style, "text/css"),
@@ -155,65 +155,65 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
             return found if isinstance(found, Response) else _json(found)
 
         async def answer(request: Request) -> Response:
-            return await _answered(lambda: work(request))
+            return await _respond(lambda: work(request))
 
         return Route("/api/study/{key:str}/" + name, answer, methods=["GET"])
 
     async def front(request: Request) -> Response:
         def work() -> Response:
-            asked = {explorer.opening["kind"]: explorer.opening["value"]}
-            return Response(page.served_page(explorer.opening, explorer.answer(asked)), media_type="text/html")
+            body = {explorer.opening["kind"]: explorer.opening["value"]}
+            return Response(page.served_page(explorer.opening, explorer.answer(body)), media_type="text/html")
 
-        return await _answered(work)
+        return await _respond(work)
 
     async def study(request: Request) -> Response:
         try:
-            asked = json.loads(await _body(request))
+            body = json.loads(await _read_body(request))
         except TooLargeError as error:
             return _message(str(error), 413)
         except (ValueError, RecursionError, ClientDisconnect):
-            return _message("the request is not JSON", 400)
-        if not isinstance(asked, dict):
-            return _message("the request is no JSON object", 400)
-        return await _answered(lambda: _json(explorer.answer(asked)))
+            return _message("the request is not valid JSON", 400)
+        if not isinstance(body, dict):
+            return _message("the request is not a JSON object", 400)
+        return await _respond(lambda: _json(explorer.answer(body)))
 
     routes = [
         *(file_route(path) for path in files),
         Route("/", front, methods=["GET"]),
         Route("/api/study", study, methods=["POST"]),
-        part_route("tensor", _tensor, explorer.studying),
-        part_route("proof", lambda study, query: _proofs(study.differences, query), explorer.proving),
-        part_route("autograd", lambda study, query: _proofs(study.autograds, query), explorer.proving),
-        part_route("training", lambda study, query: study.training, explorer.studying),
-        part_route("optimizer", _optimizer, explorer.studying),
-        part_route("lora", lambda study, query: study.lora, explorer.studying),
-        part_route("mistakes", lambda study, query: study.mistakes(), explorer.studying),
-        part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosing),
+        part_route("tensor", _tensor, explorer.study_lock),
+        part_route("proof", lambda study, query: _proofs(study.differences, query), explorer.proof_lock),
+        part_route("autograd", lambda study, query: _proofs(study.autograds, query), explorer.proof_lock),
+        part_route("training", lambda study, query: study.training, explorer.study_lock),
+        part_route("optimizer", _optimizer, explorer.study_lock),
+        part_route("lora", lambda study, query: study.lora, explorer.study_lock),
+        part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
+        part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
     ]
-    handlers = {404: lambda request, error: _message("there is no such page", 404)}
+    handlers = {404: lambda request, error: _message("page not found", 404)}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port)
 
 
 def _tensor(study: Study, query: Any) -> Response:
-    """An array, or one row or column of it, as float64 numbers in little-endian order."""
+    """An array, or one row or column of it, as little-endian float64 numbers."""
     value = study.tensors[query["id"]].value
     table = value.reshape(-1, value.shape[-1]) if value.ndim else value.reshape(1, 1)
     for axis, name in enumerate(("row", "column")):
         if name in query:
             index = int(_number(query, name))
             if not 0 <= index < table.shape[axis]:
-                raise ValueError(f"{name} {index} is outside 0 to {table.shape[axis] - 1}")
+                raise ValueError(f"{name} must be between 0 and {table.shape[axis] - 1}, got {index}")
             table = table[index : index + 1] if axis == 0 else table[:, index : index + 1]
-    if table.size > LARGEST_ANSWER:
-        raise ValueError(f"{table.size:,} cells: ask for a row or a column")
+    if table.size > MAX_CELLS:
+        raise ValueError(f"{table.size:,} cells exceed the limit of {MAX_CELLS:,}; request one row or column")
     return Response(table.astype("<f8").tobytes(), media_type="application/octet-stream")
 
 
 def _proofs(prove: Callable[[str], dict[str, Any]], query: Any) -> dict[str, Any]:
-    """The proofs of one step or several, as in step=0.2,0.3."""
+    """The proofs of one or more steps, as in step=0.2,0.3."""
     steps = query["step"].split(",")
-    if len(steps) > MOST_STEPS:
-        raise ValueError(f"{len(steps)} steps: ask for {MOST_STEPS} at most")
+    if len(steps) > MAX_STEPS:
+        raise ValueError(f"at most {MAX_STEPS} steps per request, got {len(steps)}")
     return {"proofs": {id: proof for step in steps for id, proof in prove(step).items()}}
 
 
@@ -225,29 +225,29 @@ def _number(query: Any, name: str) -> float:
     try:
         number = float(query[name])
     except ValueError:
-        raise ValueError(f"{name} is not a number") from None
+        raise ValueError(f"{name} must be a number, got {query[name]!r}") from None
     if number != number or abs(number) > 1e9:
-        raise ValueError(f"{name}={number} is out of range")
+        raise ValueError(f"{name} must be between -1e9 and 1e9, got {number}")
     return number
 
 
-async def _body(request: Request) -> bytes:
-    """The request's body, however it announces its length."""
+async def _read_body(request: Request) -> bytes:
+    """The body of a request, with or without a Content-Length."""
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > LARGEST_BODY:
-            raise TooLargeError(f"a request may have {LARGEST_BODY:,} bytes")
+        if len(body) > MAX_BODY:
+            raise TooLargeError(f"the request body must be at most {MAX_BODY:,} bytes")
     return body
 
 
-async def _answered(work: Callable[[], Response]) -> Response:
-    """The answer, or what is to be said about a question that has none."""
+async def _respond(work: Callable[[], Response]) -> Response:
+    """The response of `work`, or an error message for the page."""
     try:
         return await run_in_threadpool(work)
     except KeyError as error:
         return _message(str(error.args[0]), 404)
-    except ValueError as error:  # an answer like any other: the page shows it, and nothing went wrong
+    except ValueError as error:  # invalid input, not a server error: the page shows the message
         return _json({"refused": str(error)})
 
 

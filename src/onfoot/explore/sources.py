@@ -1,4 +1,4 @@
-"""Which line of the library realises an equation: found by the ids that its comments carry."""
+"""The source lines that implement an equation, found by the equation ids in their comments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
 OPS = ("linear", "embedding", "layer_norm", "activation", "attention", "attention_head", "cross_entropy", "lora")
-PLACES = (
+FILES = (
     *(f"ops/{name}.py" for name in OPS), "models/gpt2.py", "models/head.py", "models/trace.py", "ops/update.py",
 )  # fmt: skip
 COMMENT = re.compile(r"# eq ((?:\d+(?:\.[a-d])?|[A-Z]+\.\d+)(?:, (?:\d+(?:\.[a-d])?|[A-Z]+\.\d+))*)")
-# what no equation names: sums, and error signals that pass a sum unchanged
+# lines without an equation id: sums, and error signals that pass through a sum unchanged
 PLAIN = {
     "a_1": r"a_tok \+ a_pos",
     "a_5": r"# a_5 = a_1 \+ a_4",
@@ -29,14 +29,14 @@ PLAIN = {
 def _files() -> dict[str, list[str]]:
     return {
         path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8").splitlines()
-        for place in PLACES
-        for path in sorted(PACKAGE.glob(place))
+        for pattern in FILES
+        for path in sorted(PACKAGE.glob(pattern))
     }
 
 
 @cache
 def equation_lines() -> dict[str, list[dict[str, Any]]]:
-    """Equation id -> the lines that carry it: file, number and text."""
+    """Equation id -> the lines that have it in a comment: file, number and text."""
     found: dict[str, list[dict[str, Any]]] = {}
     for file, lines in _files().items():
         for number, line in enumerate(lines, start=1):
@@ -47,7 +47,7 @@ def equation_lines() -> dict[str, list[dict[str, Any]]]:
 
 
 def lines_of(symbol: str, equations: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The lines behind a formula. Equations of a whole head are also written in the form that the models use."""
+    """The lines that implement a formula, each once."""
     known = equation_lines()
     lines = [line for id in equations for line in known.get(id, [])]
     if not lines and symbol in PLAIN:

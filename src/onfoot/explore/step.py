@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass
 class Step:
-    """An activation, its error signal, and the parameters that the step owns, all by the ids of their arrays."""
+    """A step of the network: the ids of its activation, its error signal and its parameters."""
 
     id: str
     name: str
     forward: str
     backward: str | None = None
     parameters: list[tuple[str, str]] = field(default_factory=list)  # (parameter, gradient)
-    inside: list[str] = field(default_factory=list)  # arrays that the formulas name in passing
+    inside: list[str] = field(default_factory=list)  # intermediate values in the formulas
     block: int | None = None
     head: int | None = None
 

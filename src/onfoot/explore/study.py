@@ -1,4 +1,4 @@
-"""A study: one text under one model, and everything that the page can ask about it."""
+"""A study: one text run through one model, and everything that the page can request about it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from onfoot.explore.step import Step
     from onfoot.models.model import Model
 
-LARGEST = 200_000_000  # parameters of a model that can be studied: in float64 they fill 1.6 GB, and so do gradients
-LARGE = 3_000_000  # above it, only what needs no second copy of the model and no pass for every token
+MAX_PARAMS = 200_000_000  # in float64 they take 1.6 GB, and their gradients as much again
+LARGE = 3_000_000  # parameters; above it, no view that needs a copy of the model or one pass per token
 PREDICTIONS = 5
 FIRST_STEP = "embedding"
 
 
-Track = Callable[[list[str], str], Iterable[str]]  # goes through a list while someone watches
+Track = Callable[[list[str], str], Iterable[str]]  # iterates over a list with a progress bar
 
 
 def untracked(items: list[str], what: str) -> Iterable[str]:
@@ -40,7 +40,7 @@ def untracked(items: list[str], what: str) -> Iterable[str]:
 
 
 class Study:
-    """The trace of one text, its arrays, and what is computed from them when it is first asked for."""
+    """The trace of one text and its arrays. Everything else is computed on first use and cached."""
 
     def __init__(self, model: Model, tokens: np.ndarray) -> None:
         check_model(model)
@@ -48,10 +48,10 @@ class Study:
         self.targets = next_token_targets(tokens)
         self.divisor = count_targets(self.targets)
         trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=True)
-        self.material = StudyContext(model, trace, tokens, self.targets, self.divisor)
-        self.steps: list[Step] = build_steps(self.material)
+        self.context = StudyContext(model, trace, tokens, self.targets, self.divisor)
+        self.steps: list[Step] = build_steps(self.context)
         self.loss = trace.loss
-        self.tensors = self.material.tensors
+        self.tensors = self.context.tensors
         self.key = study_key(tokens)
         self._differences: dict[str, dict[str, Any]] = {}
         self._mistakes: dict[str, dict[str, Any]] = {}
@@ -63,7 +63,7 @@ class Study:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """The map and everything that the page needs before it looks at numbers."""
+        """The map, and everything else that the page needs before it loads numbers."""
         tensors = {tensor.id: describe(tensor) for tensor in self.tensors}
         return {
             "key": self.key,
@@ -78,7 +78,7 @@ class Study:
         }
 
     def first_arrays(self) -> dict[str, str]:
-        """The arrays of the step that the page opens with, in base64: the page need not ask for them."""
+        """The arrays of the step that the page opens with, as base64, so that it need not request them."""
         step = next(step for step in self.steps if step.id == FIRST_STEP)
         shown = [id for id in (step.forward, step.backward) if id is not None]
         factors = [f.tensor for id in shown for term in self.tensors[id].terms for f in term.factors]
@@ -106,8 +106,8 @@ class Study:
         }
 
     def _tokens(self) -> list[dict[str, Any]]:
-        """Each token with its target, the loss there, and what the model would have bet on."""
-        predicted, losses = self.material.trace.a["pred"][0], self.tensors.value("ℓ")
+        """Each token with its target, its loss and the model's top predictions."""
+        predicted, losses = self.context.trace.a["pred"][0], self.tensors.value("ℓ")
         out = []
         for t, (id, target) in enumerate(zip(self.tokens[0].tolist(), self.targets[0].tolist(), strict=True)):
             best = np.argsort(-predicted[t], kind="stable")[:PREDICTIONS]
@@ -128,34 +128,34 @@ class Study:
         """The gradients that a row of the map shows."""
         found = [step for step in self.steps if step.id == step_id]
         if not found:
-            raise KeyError(f"there is no step {step_id!r}")
+            raise KeyError(f"unknown step {step_id!r}")
         ids = [found[0].backward, *(gradient for _, gradient in found[0].parameters), *found[0].inside]
         return [id for id in ids if id is not None and self.tensors[id].is_gradient]
 
     def differences(self, step_id: str) -> dict[str, dict[str, Any]]:
-        """What finite differences say about the gradients of a step. Every gradient has a direction of its own."""
+        """The gradients of a step checked by finite differences, each along its own random direction."""
         return {id: self._difference(id) for id in self.gradients_of(step_id)}
 
     def _difference(self, id: str) -> dict[str, Any]:
         if id not in self._differences:
             seed = int.from_bytes(hashlib.sha256(id.encode()).digest()[:4], "big")
-            probe = ScoresProbe(self._moved, self.tokens, self.targets, self.divisor, seed)
+            probe = ScoresProbe(self._perturbed_model, self.tokens, self.targets, self.divisor, seed)
             self._differences[id] = measured(self.tensors[id], probe)
         return self._differences[id]
 
     def autograds(self, step_id: str) -> dict[str, dict[str, Any]]:
-        """What PyTorch's autograd says about the gradients of a step; nothing where it is not installed."""
+        """The gradients of a step checked against PyTorch's autograd; empty if PyTorch is not installed."""
         if self.autograd is None:
             return {}
-        norm = global_norm(self.material.trace.grads)
+        norm = global_norm(self.context.trace.grads)
         return {id: differentiated(self.tensors[id], self.autograd, norm) for id in self.gradients_of(step_id)}
 
     @cached_property
-    def _moved(self) -> Model:
-        """The model that probes move parameters of: a dict of its own, so that others never see a moved one."""
-        twin = copy.copy(self.model)
-        twin.params = dict(self.model.params)
-        return twin
+    def _perturbed_model(self) -> Model:
+        """The model that probes perturb. Its dict of parameters is its own, so no one else sees a perturbed one."""
+        clone = copy.copy(self.model)
+        clone.params = dict(self.model.params)
+        return clone
 
     @cached_property
     def autograd_installed(self) -> bool:
@@ -163,46 +163,46 @@ class Study:
 
     @cached_property
     def autograd(self) -> Autograd | None:
-        """The oracle, or None where PyTorch is not installed."""
+        """Autograd's pass over the same text, or None if PyTorch is not installed."""
         if not self.autograd_installed:
             return None
         return Autograd(self.model, self.tokens, self.targets, self.divisor)
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        self._only_small("taking the loss apart by token takes a backward pass for each")
-        return self._with_arrays(training.explain_training(self.material))
+        self._require_small_model("splitting the loss by token takes one backward pass per token")
+        return self._with_arrays(training.explain_training(self.context))
 
     def optimizer(self, lr: float, steps: int) -> dict[str, Any]:
-        self._only_small("a step needs several copies of the model")
+        self._require_small_model("an optimizer step needs several copies of the model")
         if (lr, steps) not in self._optimizer:
-            while len(self._optimizer) >= one_step.MOST_STEPS:
-                self._forget(next(iter(self._optimizer)))
-            self._optimizer[lr, steps] = self._with_arrays(one_step.optimizer_steps(self.material, lr, steps))
+            while len(self._optimizer) >= one_step.MAX_STEPS:
+                self._evict(next(iter(self._optimizer)))
+            self._optimizer[lr, steps] = self._with_arrays(one_step.optimizer_steps(self.context, lr, steps))
         return self._optimizer[lr, steps]
 
-    def _forget(self, key: tuple[float, int]) -> None:
+    def _evict(self, key: tuple[float, int]) -> None:
         for row in self._optimizer.pop(key)["parameters"]:
             for id in row["arrays"].values():
                 self.tensors.remove(id)
 
     @cached_property
     def lora(self) -> dict[str, Any]:
-        self._only_small("LoRA layers are trained on a copy of the model")
-        return self._with_arrays(one_step.lora_beginning(self.material))
+        self._require_small_model("LoRA layers are trained on a copy of the model")
+        return self._with_arrays(one_step.lora_steps(self.context))
 
     def mistakes(self) -> dict[str, Any]:
-        self._only_small("the wrong gradients are a second copy of all")
-        return mistakes.catalogue(self.material)
+        self._require_small_model("the wrong gradients are a second copy of all gradients")
+        return mistakes.catalogue(self.context)
 
     def mistake(self, key: str) -> dict[str, Any]:
-        self._only_small("the wrong gradients are a second copy of all")
+        self._require_small_model("the wrong gradients are a second copy of all gradients")
         if key not in self._mistakes:
-            self._mistakes[key] = mistakes.apply_mistake(self.material, key)
+            self._mistakes[key] = mistakes.apply_mistake(self.context, key)
         return self._mistakes[key]
 
     def all_parts(self, track: Track = untracked) -> dict[str, Any]:
-        """Every view and every proof, by what the page asks with."""
+        """Every view and every proof, by the key that the page requests it with."""
         ids = [step.id for step in self.steps]
         parts: dict[str, Any] = {f"proof {id}": {"proofs": self.differences(id)} for id in track(ids, "differences")}
         parts |= {f"autograd {id}": {"proofs": self.autograds(id)} for id in track(ids, "autograd")}
@@ -214,32 +214,32 @@ class Study:
 
     def _featured_mistakes(self, track: Track) -> dict[str, Any]:
         try:
-            listed = mistakes.catalogue(self.material, featured=True)
-        except ValueError:  # a network that the mistake mode does not take
+            listed = mistakes.catalogue(self.context, featured=True)
+        except ValueError:  # blocks that differ from GPT-2's
             return {}
         keys = [one["key"] for group in listed["groups"] for one in group["mistakes"]]
         return {"mistakes": listed, **{f"mistake {key}": self.mistake(key) for key in track(keys, "mistakes")}}
 
-    def _only_small(self, why: str) -> None:
+    def _require_small_model(self, why: str) -> None:
         if self.is_large:
             raise ValueError(
-                f"this model has {self.model.n_params:,} parameters; this view takes up to {LARGE:,}, because {why}"
+                f"the model has {self.model.n_params:,} parameters; this view supports up to {LARGE:,}, because {why}"
             )
 
     def _with_arrays(self, part: dict[str, Any]) -> dict[str, Any]:
-        """A part of the page with a description of the arrays that it names and the document does not have."""
+        """A part of the page, with descriptions of the arrays that it names."""
         arrays = [self.tensors[id] for id in dict.fromkeys(strings_in(part)) if id in self.tensors]
         return {**part, "tensors": {array.id: describe(array) for array in arrays}, "math": formulas_of(arrays)}
 
 
 def study_key(tokens: np.ndarray) -> str:
-    """The same for the same tokens."""
+    """A hash of the tokens, which identifies a study."""
     return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
 
 
 def check_model(model: Model) -> None:
-    """Refuses a model that the page cannot show."""
+    """Raises ValueError for a model that the page cannot show."""
     if getattr(model.config, "model_type", "") != "gpt2":
-        raise ValueError(f"explore shows GPT-2 models; this one is {model.config.model_type!r}")
-    if model.n_params > LARGEST:
-        raise ValueError(f"the model has {model.n_params:,} parameters; explore takes up to {LARGEST:,}")
+        raise ValueError(f"explore supports GPT-2 models only, got model_type {model.config.model_type!r}")
+    if model.n_params > MAX_PARAMS:
+        raise ValueError(f"the model has {model.n_params:,} parameters; explore supports up to {MAX_PARAMS:,}")

@@ -1,4 +1,4 @@
-"""What a study is made from: a model, a text, the trace of its pass, and helpers that turn them into arrays by id."""
+"""The input of a study (a model, a text and its trace), and helpers that add arrays to the study."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OVER_TOKENS = "tokens"
 
 
 class StudyContext:
-    """The model, the trace, and the arrays that are being collected from them."""
+    """A model, a text, its trace, and the arrays collected from them."""
 
     def __init__(self, model: Model, trace: Trace, tokens: np.ndarray, targets: np.ndarray, divisor: float) -> None:
         self.model, self.config, self.params = model, model.config, model.params
@@ -38,7 +38,7 @@ class StudyContext:
         formula: Formula | None = None,
         **more: Any,
     ) -> str:
-        """Adds an array. Its formula is that of its symbol, unless another is given."""
+        """Adds an array and returns its id. Its formula defaults to that of its symbol."""
         found = self.formulas.get(symbol, Formula("")) if formula is None else formula
         maker = make if callable(make) else lambda: make
         return self.tensors.add(Tensor(id, symbol, maker, axes, found, terms, **more))
@@ -54,7 +54,7 @@ class StudyContext:
         formula: Formula | None = None,
         note: str = "",
     ) -> str:
-        """Adds the gradient of an activation that the pass notes; it is proven by moving that activation."""
+        """Adds the gradient of an activation; it is checked by perturbing that activation."""
         from onfoot.probe import itself
 
         return self.add(
@@ -72,7 +72,7 @@ class StudyContext:
     def parameter(
         self, prefix: str, symbol: str, name: str, axes: tuple[str, ...], terms: tuple[Term, ...], where: Any = ...
     ) -> tuple[str, str]:
-        """Adds (a part of) a parameter and its gradient; returns both ids."""
+        """Adds a parameter, or the part `where` of it, and its gradient; returns both ids."""
         weight = self.add(
             f"{prefix}{symbol}", symbol, lambda: self.params[name][where], axes, formula=Formula(""), parameter=name
         )
@@ -98,9 +98,9 @@ class StudyContext:
         ]
 
     def norm(self, prefix: str, i: int, layer: str, x: str, delta: str) -> tuple[list[tuple[str, str]], list[str]]:
-        """Adds layer norm i: its parameters with their gradients, and what it has inside, forward and backward.
+        """Adds layer norm i: its parameters with their gradients, and its intermediate values, forward and backward.
 
-        `x` is the id of its input, `delta` that of the error signal at its output.
+        `x` is the id of its input, `delta` the id of the error signal at its output.
         """
 
         @cache
@@ -156,7 +156,7 @@ def norm_forward_terms(prefix: str, i: int) -> tuple[Term, ...]:
 
 
 def norm_backward_terms(prefix: str, i: int) -> tuple[Term, ...]:
-    """The three terms of a layer norm's error signal: what comes in, less its mean, less its part along ā."""
+    """The three terms of a layer norm's error signal: x, minus its mean, minus its component along ā, all over σ."""
     over_sigma = Factor(f"{prefix}σ_{i}", "r", -1)
     return (
         product(f"x_{i} / σ_{i}", (f"{prefix}x_{i}", "rc"), over_sigma),
@@ -172,5 +172,5 @@ def norm_backward_terms(prefix: str, i: int) -> tuple[Term, ...]:
 
 
 def affine_terms(x: str, weight: str, bias: str, i: int) -> tuple[Term, ...]:
-    """x w + b: one sum over the features of x, and the bias."""
+    """x w + b: a sum over the features of x, and the bias."""
     return dot(f"a_{i} w_{i}", "features", (x, "rj"), (weight, "jc")), product(f"~b_{i}", (bias, "c"))

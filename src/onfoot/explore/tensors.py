@@ -1,4 +1,4 @@
-"""The arrays of one study by id: what each is, how a cell of it is made, and how its gradient is proven."""
+"""The arrays of a study by id: what each is, how its cells are computed, and how a gradient is checked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from onfoot.explore.autograd import Autograd
     from onfoot.probe import Check, Probe
 
-TOKEN, FEATURE, VOCABULARY, POSITION = "token", "feature", "vocabulary", "position"  # what an axis counts
+TOKEN, FEATURE, VOCABULARY, POSITION = "token", "feature", "vocabulary", "position"  # kinds of axes
 
 
 @dataclass
 class Tensor:
-    """One array of up to two axes. It is computed when it is first looked at."""
+    """One array of up to two axes, computed on first use."""
 
     id: str
     symbol: str
@@ -30,12 +30,12 @@ class Tensor:
     formula: Formula = NOTHING
     terms: tuple[Term, ...] = ()
     note: str = ""
-    rows: np.ndarray | None = None  # the indices of the rows, and of the columns, where not all are here
+    rows: np.ndarray | None = None  # the indices of its rows and columns, if it has only some of them
     columns: np.ndarray | None = None
-    row_labels: list[str] | None = None  # where the rows are neither tokens nor features
-    parameter: str | None = None  # the tensor of the model's files that it is, or is the gradient of
-    measure: Callable[[Probe], Check] | None = None  # the finite difference that a gradient must agree with
-    differentiate: Callable[[Autograd], np.ndarray] | None = None  # the same gradient by autograd
+    row_labels: list[str] | None = None  # if the rows are neither tokens nor features
+    parameter: str | None = None  # the name of the parameter that it is, or is the gradient of
+    measure: Callable[[Probe], Check] | None = None  # the check by finite differences; gradients only
+    differentiate: Callable[[Autograd], np.ndarray] | None = None  # the same gradient by autograd; gradients only
 
     @cached_property
     def value(self) -> np.ndarray:
@@ -54,7 +54,7 @@ class Tensors:
 
     def add(self, tensor: Tensor) -> str:
         if tensor.id in self._by_id:
-            raise ValueError(f"the array {tensor.id!r} is there already")
+            raise ValueError(f"array {tensor.id!r} already exists")
         self._by_id[tensor.id] = tensor
         return tensor.id
 
@@ -63,7 +63,7 @@ class Tensors:
 
     def __getitem__(self, id: str) -> Tensor:
         if id not in self._by_id:
-            raise KeyError(f"there is no array {id!r}")
+            raise KeyError(f"unknown array {id!r}")
         return self._by_id[id]
 
     def __contains__(self, id: str) -> bool:
@@ -79,7 +79,7 @@ class Tensors:
         return self[id].value
 
     def sum_of_terms(self, id: str) -> np.ndarray:
-        """What the terms of an array add up to: the array itself, where its terms are right."""
+        """The sum of an array's terms; equal to the array if its terms are right."""
         tensor = self[id]
         total = np.zeros(tensor.value.shape)
         for term in tensor.terms:

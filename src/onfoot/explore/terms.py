@@ -1,8 +1,8 @@
-"""Terms: how one cell of an array is made of cells of others, as data that a page can compute with.
+"""Terms: how a cell of an array is computed from cells of other arrays, as data that the page can evaluate.
 
-A term is a product of factors, or a sum over j of such products. A factor is a cell of another array, named by index
-letters: r and c are the row and the column of the cell that is explained, j is summed over. So Δ_8 = Δ_9 w_8ᵗ is one
-term over j with the factors Δ_9 at "rj" and w_8 at "cj". The sum of all terms is the cell.
+A term is a product of factors, or a sum over j of such products. A factor is a cell of another array, given by index
+letters as in einsum: r and c are the row and column of the explained cell, j is summed over. So Δ_8 = Δ_9 w_8ᵗ is one
+term over j with the factors Δ_9 at "rj" and w_8 at "cj". The cell is the sum of its terms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Term:
-    """One summand: its formula as text, its factors, and what j runs over where it is a sum itself."""
+    """One term: its formula as text, its factors, and what j runs over if it is a sum."""
 
     label: str
     factors: tuple[Factor, ...]
@@ -51,7 +51,7 @@ class Term:
 
 
 def product(label: str, *factors: tuple[str, str] | Factor, sign: int = 1) -> Term:
-    """A term that is one product."""
+    """A term that is a single product."""
     return Term(label, _factors(factors), sign)
 
 
@@ -65,7 +65,7 @@ def _factors(given: Sequence[tuple[str, str] | Factor]) -> tuple[Factor, ...]:
 
 
 def evaluate(term: Term, shape: tuple[int, ...], value_of: Callable[[str], np.ndarray]) -> np.ndarray:
-    """The term in every cell of an array of that shape."""
+    """The value of the term in every cell of an array of that shape."""
     axes = "rc"[2 - len(shape) :]
     sizes = dict(zip(axes, shape, strict=True))
     arrays = []

@@ -1,4 +1,4 @@
-"""From what a user typed to token ids, or a message that says what is wrong with it and what would be right."""
+"""User input to token ids, or a ValueError that explains what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -12,56 +12,55 @@ from onfoot.models.inputs import check_tokens
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
-MAX_TOKENS = 64  # attention weights grow with the square of it, and every one of them is on the page
+MAX_TOKENS = 64  # attention weights grow quadratically, and the page has all of them
 MAX_CHARACTERS = 4_000
 VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥"}
 
 
 def read_text(model: Model, text: str) -> np.ndarray:
-    """The ids of a text, (1, T), by the model's own tokenizer."""
+    """The token ids (1, T) of a text."""
     if model.tokenizer is None:
-        raise ValueError("this model has no tokenizer: give token ids instead, such as 3 1 4 1 5")
+        raise ValueError("this model has no tokenizer; give token ids instead, such as 3 1 4 1 5")
     if not text.strip():
-        raise ValueError("the text is empty: give at least two tokens, one and its successor")
+        raise ValueError("the text is empty; at least two tokens are needed, an input and its target")
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"the text has {len(text):,} characters, the page takes {MAX_CHARACTERS:,}: shorten it")
+        raise ValueError(f"the text has {len(text):,} characters, the limit is {MAX_CHARACTERS:,}; shorten it")
     try:
         ids = model.tokenizer.encode(text)
     except ValueError as error:  # a character that the tokenizer does not know
         reason, _, _ = str(error).partition(";")
         known = "".join(x for x in vocabulary(model) if len(x) == 1) if model.config.vocab_size < 128 else ""
-        raise ValueError(reason + (f"; it knows {known}" if known else "")) from None
+        raise ValueError(reason + (f"; it has {known}" if known else "")) from None
     return check_ids(model, ids)
 
 
 def read_ids(model: Model, ids: str) -> np.ndarray:
-    """Token ids from text such as "3 1 4", (1, T)."""
+    """Token ids (1, T) from a string such as "3 1 4"."""
     if len(ids) > MAX_CHARACTERS:
-        raise ValueError(f"{len(ids):,} characters of token ids, the page takes {MAX_CHARACTERS:,}: give fewer")
+        raise ValueError(f"the token ids have {len(ids):,} characters, the limit is {MAX_CHARACTERS:,}; give fewer")
     words = ids.replace(",", " ").split()
     if not words:
-        raise ValueError("no token ids: give at least two, such as 3 1 4 1 5")
+        raise ValueError("no token ids; give at least two, such as 3 1 4 1 5")
     for word in words:
         if not word.removeprefix("-").isdecimal():
-            raise ValueError(f"token id {word!r} is not a whole number: give ids such as 3 1 4 1 5")
+            raise ValueError(f"token id {word!r} is not an integer; give ids such as 3 1 4 1 5")
     return check_ids(model, [int(word) for word in words])
 
 
 def check_ids(model: Model, ids: list[int]) -> np.ndarray:
-    most = min(MAX_TOKENS, model.config.n_positions)
+    limit = min(MAX_TOKENS, model.config.n_positions)
     if len(ids) < 2:
-        one = "1 token" if len(ids) == 1 else "no token"
-        raise ValueError(f"{one}: at least two are needed, one and its successor")
-    if len(ids) > most:
-        raise ValueError(f"{len(ids)} tokens, the page takes {most}: shorten the text")
+        raise ValueError(f"at least two tokens are needed, an input and its target, got {len(ids)}")
+    if len(ids) > limit:
+        raise ValueError(f"{len(ids)} tokens exceed the limit of {limit}; shorten the text")
     wrong = [id for id in ids if not 0 <= id < model.config.vocab_size]
     if wrong:
-        raise ValueError(f"token id {wrong[0]} is unknown: this model has the ids 0 to {model.config.vocab_size - 1}")
+        raise ValueError(f"token id must be between 0 and {model.config.vocab_size - 1}, got {wrong[0]}")
     return check_tokens(np.array([ids], dtype=np.int64), model.config.vocab_size, model.config.n_positions)
 
 
 def shown(model: Model, id: int) -> str:
-    """A token as people can see it: a space as ␣, and its id where it cannot be written."""
+    """A token in printable form: a space as ␣, and `#id` if it cannot be printed."""
     if model.tokenizer is None:
         return str(id)
     text = model.tokenizer.decode([id]) or model.tokenizer.backend.id_to_token(id) or ""
@@ -71,5 +70,5 @@ def shown(model: Model, id: int) -> str:
 
 
 def vocabulary(model: Model) -> list[str]:
-    """Every token of the model as people can see it."""
+    """Every token of the model in printable form."""
     return [shown(model, id) for id in range(model.config.vocab_size)]

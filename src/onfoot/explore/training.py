@@ -1,4 +1,4 @@
-"""What explains training: where the error signal goes, and whose loss a gradient comes from."""
+"""The Training view: how the error signal splits at skip connections, and which loss each gradient comes from."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from onfoot.tables import Formula
 SWAPS = 8
 
 
-def share(part: np.ndarray, whole: np.ndarray) -> float:
-    """How much of `whole` a part makes up: its projection on it. The shares of all parts add up to 1."""
-    square = float((whole * whole).sum())
-    return float((part * whole).sum()) / square if square else 0.0
+def share(part: np.ndarray, total: np.ndarray) -> float:
+    """The share of a part in `total`: its projection onto it. The shares of all parts add up to 1."""
+    square = float((total * total).sum())
+    return float((part * total).sum()) / square if square else 0.0
 
 
 def forks(m: StudyContext) -> list[dict[str, Any]]:
-    """Both forks of every block, from the top down: the signal through the skip and through the branch."""
+    """Both forks of every block, last block first: the error signal through the skip and through the branch."""
     out = []
     for b in reversed(range(m.config.n_layer)):
         d = {i: value[0] for i, value in m.trace.blocks[b].delta.items()}
-        for at, skip, whole, branch in ((5, d[10], d[5], "expand and contract"), (1, d[5], d[1], "attention")):
-            through = whole - skip
+        for at, skip, total, branch in ((5, d[10], d[5], "MLP"), (1, d[5], d[1], "attention")):
+            through = total - skip
             out.append(
                 {
                     "block": b,
                     "at": f"Δ_{at}",
                     "branch": branch,
-                    "skip_share": share(skip, whole),
-                    "branch_share": share(through, whole),
+                    "skip_share": share(skip, total),
+                    "branch_share": share(through, total),
                     "skip_norm": float(np.linalg.norm(skip)),
                     "branch_norm": float(np.linalg.norm(through)),
-                    "norm": float(np.linalg.norm(whole)),
+                    "norm": float(np.linalg.norm(total)),
                 }
             )
     return out
 
 
 def tied(m: StudyContext) -> dict[str, Any] | None:
-    """The two uses of a tied token table, and what each adds to its gradient."""
+    """The two parts of a tied token table's gradient, as embedding and as logits; None if it is not tied."""
     if not m.config.tie_word_embeddings:
         return None
     parts = {name: m.tensors.value(f"∂w_tok, as {name}") for name in ("embedding", "logits")}
-    whole = m.tensors.value("∂w_tok")
+    total = m.tensors.value("∂w_tok")
     norms = {name: float(np.linalg.norm(value)) for name, value in parts.items()}
     dot = float((parts["embedding"] * parts["logits"]).sum())
     return {
-        "shares": {name: share(value, whole) for name, value in parts.items()},
-        "norms": {**norms, "sum": float(np.linalg.norm(whole))},
+        "shares": {name: share(value, total) for name, value in parts.items()},
+        "norms": {**norms, "sum": float(np.linalg.norm(total))},
         "cosine": dot / (norms["embedding"] * norms["logits"]) if all(norms.values()) else 0.0,
         "rows_embedding": int((np.abs(parts["embedding"]).sum(axis=1) > 0).sum()),
         "rows_logits": int((np.abs(parts["logits"]).sum(axis=1) > 0).sum()),
@@ -61,7 +61,7 @@ def tied(m: StudyContext) -> dict[str, Any] | None:
 
 
 def signal_norms(m: StudyContext) -> str:
-    """Adds ‖Δ_i‖ of every token at every depth as an array; returns its id."""
+    """Adds an array of ‖Δ_i‖ of every token at every depth; returns its id."""
     rows = [("Δ_12", m.trace.delta[12][0]), ("Δ_11", m.trace.delta[11][0])]
     for b in reversed(range(m.config.n_layer)):
         block = m.trace.blocks[b].delta
@@ -69,30 +69,37 @@ def signal_norms(m: StudyContext) -> str:
     rows.append(("Δ_1", m.trace.blocks[0].delta[1][0]))
     value = np.stack([np.linalg.norm(x, axis=-1) for _, x in rows])  # (depth, T)
     id = m.add("‖Δ‖", "‖Δ‖", value, ("depth", TOKEN), formula=Formula("‖Δ‖, of each token at each depth"))
-    m.tensors[id].row_labels = [_lowered(label) for label, _ in rows]
+    m.tensors[id].row_labels = [_with_subscripts(label) for label, _ in rows]
     return id
 
 
-def _lowered(label: str) -> str:
-    """Δ_10 as Δ₁₀, for labels that are plain text."""
+def _with_subscripts(label: str) -> str:
+    """Δ_10 as Δ₁₀, for plain-text labels."""
     stem, _, digits = label.partition("_")
     return stem + digits.translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
 def parameter_norms(m: StudyContext) -> list[dict[str, Any]]:
-    """Every tensor of the model: the norm of its gradient, and what it is against the tensor's own."""
+    """For every parameter the norms of its gradient and of its weight, and their ratio."""
     out = []
     for name, grad in m.trace.grads.items():
-        size, own = float(np.linalg.norm(grad)), float(np.linalg.norm(m.params[name]))
-        out.append({"name": name, "gradient": size, "weight": own, "ratio": size / own if own else None})
+        grad_norm, weight_norm = float(np.linalg.norm(grad)), float(np.linalg.norm(m.params[name]))
+        out.append(
+            {
+                "name": name,
+                "gradient": grad_norm,
+                "weight": weight_norm,
+                "ratio": grad_norm / weight_norm if weight_norm else None,
+            }
+        )
     order = list(m.params)
     return sorted(out, key=lambda row: order.index(row["name"]))
 
 
 def drivers(m: StudyContext) -> str:
-    """Adds, for every tensor of the model, the share of its gradient that each token's loss is behind.
+    """Adds the share that each token's loss has in each parameter's gradient; returns the id of the array.
 
-    The loss is a sum over targets, and so is every gradient: one backward pass a target takes it apart.
+    The loss is a sum over targets, and so is every gradient: one backward pass per target gives its part.
     """
     names, targets = [row["name"] for row in parameter_norms(m)], m.targets[0]
     shares = np.zeros((len(names), len(targets)))
@@ -107,16 +114,16 @@ def drivers(m: StudyContext) -> str:
 
 
 def attribution(m: StudyContext) -> dict[str, Any]:
-    """Gradient × input of each token, and the swaps that promise the lowest loss, with what they truly do."""
+    """Gradient × input of each token, and the swaps with the lowest predicted loss, with the actual change."""
     result = attribute(m.model, m.tokens[0], m.targets[0], n_swaps=SWAPS)
     return {"contributions": result.contributions.tolist(), "swaps": [vars(swap) for swap in result.swaps]}
 
 
 def explain_training(m: StudyContext) -> dict[str, Any]:
-    """All of the above for the page."""
+    """Everything that the Training view shows."""
     for id in ("‖Δ‖", "drivers"):
         if id in m.tensors:
-            raise ValueError("training was explained already: ask the study, which keeps it")
+            raise ValueError("explain_training was already called for this study; use Study.training, which caches it")
     return {
         "forks": forks(m),
         "tied": tied(m),

@@ -1,1 +1,1 @@
-"""Files of other tools, in and out: Hugging Face folders, tokenizers."""
+"""Reading and writing the file formats of other tools: Hugging Face folders, GGUF, PEFT adapters, tokenizers."""

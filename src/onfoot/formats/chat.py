@@ -1,4 +1,4 @@
-"""Conversations as text: a model's own Jinja chat template, or ChatML where it has none."""
+"""Renders conversations as text with a model's Jinja chat template, or with ChatML if it has none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Message = dict[str, Any]  # "role" and "content", both strings
 
 
 class Part(NamedTuple):
-    """A piece of text that is encoded by itself, and whether it is what the model has to say."""
+    """A piece of a conversation that is tokenized on its own; `learn` is true for the assistant's answers."""
 
     text: str
     learn: bool
@@ -32,29 +32,29 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How a conversation is written for one model."""
+    """A model's chat template with its special tokens."""
 
     source: str = CHATML
     bos: str = ""
     eos: str = ""
-    name: str = "ChatML"  # where it is from, for messages to the user
+    name: str = "ChatML"  # its file, for error messages
 
     @classmethod
     def find(cls, folder: str | Path) -> ChatTemplate:
-        """The template in a model's folder: chat_template.jinja, or tokenizer_config.json's; ChatML without either."""
+        """The template in a folder's chat_template.jinja or tokenizer_config.json; ChatML if there is neither."""
         if not Path(folder).is_dir():
             raise ValueError(f"{folder} is not a folder")
         config_path, path = Path(folder) / CONFIG_FILE, Path(folder) / TEMPLATE_FILE
         config = read_json(config_path) if config_path.exists() else {}
         special = {"bos": _token(config.get("bos_token")), "eos": _token(config.get("eos_token"))}
-        if path.exists():  # comes first in transformers too
+        if path.exists():  # takes precedence in transformers too
             return cls(read_text(path, TEMPLATE_BYTES), **special, name=str(path))
         if config.get("chat_template") is not None:
             return cls(_default_template(config["chat_template"], config_path), **special, name=str(config_path))
         return cls(**special)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the template beside a saved tokenizer, so that `find` and AutoTokenizer give the same texts."""
+        """Saves the template next to a saved tokenizer, so that `find` and AutoTokenizer render the same text."""
         path = Path(folder) / CONFIG_FILE
         config = read_json(path) if path.is_file() else {}
         config.pop("chat_template", None)
@@ -65,7 +65,7 @@ class ChatTemplate:
         (Path(folder) / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The conversation as one text; with a generation prompt it ends where the assistant's next answer begins."""
+        """The conversation as one text; a generation prompt starts the assistant's next answer."""
         try:
             return render(
                 self.source,
@@ -76,102 +76,102 @@ class ChatTemplate:
                 eos_token=self.eos,
                 add_generation_prompt=add_generation_prompt,
             )
-        except Exception as error:  # a template is a program, and may fail in any way
-            raise ValueError(f"the chat template of {self.name} fails: {one_line(error)}") from None
+        except Exception as error:  # a template is a program and can raise anything
+            raise ValueError(f"the chat template of {self.name} failed: {one_line(error)}") from None
 
     def parts(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> list[Part]:
-        """The conversation cut where the assistant's turns begin and end; each turn has its end marker with it.
+        """The conversation split at the start and end of each assistant turn; a turn includes its end-of-turn marker.
 
-        What follows the last turn is left out, or, with a generation prompt, is the last part. So the texts that a
-        model was trained on and those that it goes on from are cut, and encoded, in the same way.
+        Text after the last turn is dropped, or becomes the last part with a generation prompt. So training and
+        generation split and tokenize a conversation in the same way.
         """
         check_messages(messages)
         parts: list[Part] = []
         text = ""
         for k, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = self._longer(text, messages[:k], True)
-                after = self._longer(before, messages[: k + 1], False)
+                before = self._render_after(text, messages[:k], True)
+                after = self._render_after(before, messages[: k + 1], False)
                 if after == before:
-                    raise ValueError(f"the chat template of {self.name} writes nothing for message {k + 1}")
+                    raise ValueError(f"the chat template of {self.name} renders nothing for message {k + 1}")
                 parts += [Part(before[len(text) :], False), Part(after[len(before) :], True)]
                 text = after
         if add_generation_prompt:
-            parts.append(Part(self._longer(text, messages, True)[len(text) :], False))
+            parts.append(Part(self._render_after(text, messages, True)[len(text) :], False))
         return parts
 
     def end_of_turn(self) -> str:
-        """What the template writes behind an answer, space aside: where generation has to stop. May be empty."""
+        """The text after an answer, without whitespace, at which generation stops; may be empty."""
         question, answer = {"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "ANSWER"}
         return self.render([question, answer], False).rpartition("ANSWER")[2].strip()
 
-    def _longer(self, beginning: str, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """The rendered messages, which have to go on from `beginning`: else where an answer stands cannot be told."""
+    def _render_after(self, prefix: str, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        """The rendered messages, which must start with `prefix`: otherwise the answers cannot be located in them."""
         text = self.render(messages, add_generation_prompt)
-        if not text.startswith(beginning):
-            same = next((i for i, (a, b) in enumerate(zip(text, beginning, strict=False)) if a != b), len(text))
+        if not text.startswith(prefix):
+            i = next((i for i, (a, b) in enumerate(zip(text, prefix, strict=False)) if a != b), len(text))
             raise ValueError(
-                f"the chat template of {self.name} rewrites what came before message {max(len(messages), 1)}: "
-                f"{beginning[same : same + 40]!r} becomes {text[same : same + 40]!r}, so that where the answers stand "
-                f"cannot be told; put a {TEMPLATE_FILE} that only appends text into the model's folder, or give "
+                f"the chat template of {self.name} changes the text before message {max(len(messages), 1)}: "
+                f"{prefix[i : i + 40]!r} becomes {text[i : i + 40]!r}, so the answers cannot be located; "
+                f"put a {TEMPLATE_FILE} that only appends text into the model's folder, or use "
                 f'"prompt" and "completion"'
             )
         return text
 
 
 def chat_prompt(template: ChatTemplate | str | Path, messages: Sequence[Message]) -> str:
-    """The text that a model answers to: the conversation up to where its next answer begins."""
+    """The prompt of a conversation: its text up to the start of the model's next answer."""
     check_messages(messages)
-    found = template if isinstance(template, ChatTemplate) else ChatTemplate.find(template)
-    return found.render(messages, True)
+    chat_template = template if isinstance(template, ChatTemplate) else ChatTemplate.find(template)
+    return chat_template.render(messages, True)
 
 
 def chat_prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
-    """The ids of that text, encoded part by part: the very ids that training had before such an answer."""
+    """The ids of the prompt, encoded part by part, as in training."""
     return [i for part in template.parts(messages, True) for i in tokenizer.encode(part.text)]
 
 
 def check_messages(messages: Any) -> None:
-    """Refuses what is not a list of {"role", "content"} with known roles and strings."""
+    """Raises ValueError unless `messages` is a list of {"role", "content"} with known roles and string contents."""
     if not isinstance(messages, list) or not messages:
-        raise ValueError('"messages" must be a list of at least one {"role", "content"}')
+        raise ValueError('"messages" must be a non-empty list of {"role", "content"} objects')
     for k, message in enumerate(messages, start=1):
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
-            raise ValueError(f'message {k} is not an object with "role" and "content"')
+            raise ValueError(f'message {k} must be an object with "role" and "content"')
         if message["role"] not in ROLES:
-            raise ValueError(f"message {k} has the role {shown(message['role'])}; known are {', '.join(ROLES)}")
+            raise ValueError(f"message {k} has unknown role {shown(message['role'])}; choose from {', '.join(ROLES)}")
         check_text(message["content"], f'"content" of message {k}')
 
 
 def check_text(value: Any, what: str) -> str:
-    """`value`, where it is a string that has UTF-8."""
+    """The value, if it is a string that UTF-8 can encode; otherwise raises ValueError."""
     if not isinstance(value, str):
-        raise ValueError(f"{what} is not a string but {repr(value)[:40]}")
+        raise ValueError(f"{what} must be a string, got {repr(value)[:40]}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{what} has half a surrogate pair, \\u{ord(value[error.start]):04x}, at {error.start}"
+            f"{what} has an unpaired surrogate, \\u{ord(value[error.start]):04x}, at position {error.start}"
         ) from None
     return value
 
 
 def _default_template(value: Any, path: Path) -> str:
-    """The template itself, or the one called "default" in a list of {name, template}."""
+    """The template, or the one named "default" in a list of {name, template}."""
     if isinstance(value, list):
         pairs = [(v.get("name"), v.get("template")) for v in value if isinstance(v, dict)]
         named = {name: template for name, template in pairs if isinstance(name, str)}
         if "default" not in named:
             names = ", ".join(map(plain_name, list(named)[:8]))
-            raise ValueError(f'{path}: of its chat templates ({names}) none is called "default"')
+            raise ValueError(f'{path}: none of its chat templates ({names}) is named "default"')
         value = named["default"]
     if not isinstance(value, str):
-        raise ValueError(f'{path}: "chat_template" is neither a string nor a list of {{name, template}}')
+        raise ValueError(f'{path}: "chat_template" must be a string or a list of {{name, template}}')
     return value
 
 
 def _token(value: Any) -> str:
-    """A special token's text, as tokenizer_config.json may write it."""
+    """A special token's text from its entry in tokenizer_config.json."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""

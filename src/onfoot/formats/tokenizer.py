@@ -1,4 +1,4 @@
-"""Tokenizers, in Hugging Face's tokenizer.json: read, or made on the spot from bytes, characters or by BPE."""
+"""Tokenizers in Hugging Face's tokenizer.json format: loaded, or built from bytes, characters or BPE."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tokenizers import Tokenizer as Backend
 from onfoot.formats.files import one_line, parse_json, read_json, read_text, shown
 from onfoot.formats.template import TEMPLATE_BYTES
 
-EOS = "<|endoftext|>"  # between documents, and at the end of a generated one
+EOS = "<|endoftext|>"  # between documents, and at the end of generated text
 UNKNOWN = "<|unknown|>"
-MOST_GROWTH = 100  # by replacements, of a text's length
-LARGEST_ID = 2**31 - 1
+MAX_GROWTH = 100  # of a text's length, by replacements
+MAX_VOCAB_SIZE = 2**31 - 1
 TOKENIZER_BYTES = 64 << 20
 
 
 class Tokenizer:
-    """Text to ids and back; beside it, what Hugging Face keeps with a tokenizer: special tokens, a chat template.
+    """Encodes and decodes text; also has the special tokens and the chat template.
 
-    A text is never cut, padded or encoded at random, whatever the file says: that is decided where it is used.
+    Truncation, padding and BPE dropout in the file are disabled: the caller decides about them.
     """
 
     def __init__(
@@ -35,51 +35,51 @@ class Tokenizer:
         chat_template: str | None = None,
         name: str = "the tokenizer",
     ) -> None:
-        self.name = name  # the file it is from, for errors
-        with sound(name):
+        self.name = name  # its file, for error messages
+        with tokenizer_errors(name):
             backend.no_truncation()
             backend.no_padding()
-            if getattr(backend.model, "dropout", None) is not None:  # BPE's, which is for training tokenizers' models
+            if getattr(backend.model, "dropout", None) is not None:  # BPE dropout, which encodes at random
                 backend.model.dropout = None
-            self.size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids are below it
+            self.size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # largest id + 1
             growth = max(_growth(part) for part in (backend.normalizer, backend.decoder))
             self.eos = eos if eos is not None and backend.token_to_id(eos) is not None else None
             self.bos = bos if bos is not None and backend.token_to_id(bos) is not None else None
-        if self.size > LARGEST_ID:
-            raise ValueError(f"{name}: it has the id {self.size - 1}, and the largest can be {LARGEST_ID - 1}")
-        if growth > MOST_GROWTH:
+        if self.size > MAX_VOCAB_SIZE:
+            raise ValueError(f"{name}: token id {self.size - 1} is too large; the limit is {MAX_VOCAB_SIZE - 1}")
+        if growth > MAX_GROWTH:
             raise ValueError(
-                f"{name}: it makes a text up to {growth:,} times as long, and {MOST_GROWTH} times is allowed"
+                f"{name}: it can make a text up to {growth:,} times as long; the limit is {MAX_GROWTH} times"
             )
         self.backend = backend
         self.chat_template = chat_template  # Jinja source
 
     @property
     def eos_id(self) -> int | None:
-        """The id of the token that ends a document, if there is one."""
+        """The id of the end-of-text token, if there is one."""
         return None if self.eos is None else self.backend.token_to_id(self.eos)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. A character that the tokenizer does not know is refused by name."""
+        """The ids of a text; raises ValueError for an unknown character."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"the text has half a character, {text[error.start]!r}, at position {error.start}"
+                f"the text has an unpaired surrogate, {text[error.start]!r}, at position {error.start}"
             ) from None
-        with sound(self.name):
+        with tokenizer_errors(self.name):
             encoding = self.backend.encode(text, add_special_tokens=False)
             unknown = self.backend.token_to_id(UNKNOWN)
         if unknown is not None and unknown in encoding.ids:
             begin, end = encoding.offsets[encoding.ids.index(unknown)]
             raise ValueError(
-                f"the character {text[begin:end]!r} is not in this character tokenizer's alphabet ({self.name}); "
-                f"use the byte or bpe tokenizer for text of any kind"
+                f"the character {text[begin:end]!r} is not in this character tokenizer's vocabulary ({self.name}); "
+                f"use the byte or bpe tokenizer for arbitrary text"
             )
         return encoding.ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        with sound(self.name):
+        with tokenizer_errors(self.name):
             return self.backend.decode(list(ids), skip_special_tokens=True)
 
     @classmethod
@@ -94,29 +94,29 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From a tokenizer.json, a vocab.json with merges.txt beside it, or a folder that holds either."""
+        """Loads a tokenizer.json, a vocab.json with its merges.txt, or a folder with either."""
         path = Path(path)
         if path.is_dir():
             found = cls.find(path)
             if found is None:
-                raise ValueError(f"{path} holds no tokenizer.json and no vocab.json with merges.txt")
+                raise ValueError(f"{path} has no tokenizer.json and no vocab.json with merges.txt")
             return found
         if not path.exists():
-            raise ValueError(f"the tokenizer {path} does not exist; known names are byte, char, bpe")
+            raise ValueError(f"tokenizer {path} does not exist; built-in tokenizers: byte, char, bpe")
         text = read_text(path, TOKENIZER_BYTES)
         if path.name == "vocab.json":
             backend = _vocab_and_merges(text, path)
         else:
-            with sound(str(path)):
+            with tokenizer_errors(str(path)):
                 backend = Backend.from_str(text)
         config = _config(path)
         special = [_special(config, name) for name in ("eos_token", "bos_token")]
         return cls(backend, special[0] or EOS, special[1], _chat_template(path, config), str(path))
 
     def save(self, folder: str | Path, model_max_length: int) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, which AutoTokenizer loads."""
+        """Saves tokenizer.json and tokenizer_config.json for AutoTokenizer."""
         folder = Path(folder)
-        # as text: the library's own writing says "Exception" where a disk is full
+        # not backend.save: it raises a bare Exception if the disk is full
         (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
         if self.eos is not None:
@@ -129,35 +129,35 @@ class Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, so that any text has ids: 256 of them and the end token."""
+    """One token per byte, for any text: 256 ids and the end-of-text token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     _byte_level(backend, use_regex=True)
-    return _with_end(backend)
+    return _with_eos(backend)
 
 
 def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """One token a character of the given texts."""
+    """One token per character of the given texts."""
     alphabet = sorted({character for text in texts for character in text})
     vocab = {c: i for i, c in enumerate([*alphabet, UNKNOWN])}
     backend = Backend(models.WordLevel(vocab, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([AddedToken(UNKNOWN, special=True)])
-    return _with_end(backend)
+    return _with_eos(backend)
 
 
 def bpe_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE, trained on the given texts: any text has ids, frequent pieces have one."""
+    """A byte-level BPE tokenizer trained on the given texts; it encodes any text."""
     if vocab_size < 257:
-        raise ValueError(f"a BPE vocabulary of {vocab_size} is too small: 256 bytes and the end token need 257")
+        raise ValueError(f"vocab_size must be >= 257 for BPE (256 bytes and the end-of-text token), got {vocab_size}")
     backend = Backend(models.BPE())
     _byte_level(backend, use_regex=True)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     backend.train_from_iterator(texts, trainer)
-    return _with_end(backend)
+    return _with_eos(backend)
 
 
 def _byte_level(backend: Backend, use_regex: bool) -> None:
@@ -165,23 +165,23 @@ def _byte_level(backend: Backend, use_regex: bool) -> None:
     backend.decoder = decoders.ByteLevel()
 
 
-def _with_end(backend: Backend) -> Tokenizer:
+def _with_eos(backend: Backend) -> Tokenizer:
     backend.add_special_tokens([AddedToken(EOS, special=True)])
     return Tokenizer(backend)
 
 
 def check_fits(tokenizer: Tokenizer, config: Any, path: str | Path) -> None:
-    """Refuses a tokenizer with ids that a model of this configuration has no rows for."""
+    """Raises ValueError if the tokenizer has ids outside the model's vocabulary."""
     if tokenizer.size > config.vocab_size:
         raise ValueError(
-            f"{path}: the tokenizer has ids up to {tokenizer.size - 1}, the model vocab_size={config.vocab_size}; "
-            f"they do not belong together"
+            f"{path}: the tokenizer has ids up to {tokenizer.size - 1}, but the model has "
+            f"vocab_size={config.vocab_size}; use the model's own tokenizer"
         )
 
 
 @contextmanager
-def sound(name: str) -> Iterator[None]:
-    """Whatever the tokenizer's own code raises is a ValueError that names its file; a panic there is no Exception."""
+def tokenizer_errors(name: str) -> Iterator[None]:
+    """Turns every error of the tokenizers library, Rust panics included, into a ValueError that names the file."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -189,28 +189,28 @@ def sound(name: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"{name} is not a tokenizer that works: {one_line(error)}") from None
+        raise ValueError(f"{name} is not a valid tokenizer: {one_line(error)}") from None
 
 
 def _growth(part: Any) -> int:
-    """How many times as long a normalizer or a decoder can make a text by its replacements, one after the other."""
-    growth, waiting = 1, [] if part is None else [json.loads(part.__getstate__())]
-    while waiting:
-        one = waiting.pop()
-        for inside in (one.get("normalizers"), one.get("decoders")):
-            waiting += inside or []
-        growth = min(growth * max(1, len(one.get("content") or one.get("prepend") or "")), 10**9)
+    """The largest factor by which a normalizer or decoder can lengthen a text with its replacements."""
+    growth, stack = 1, [] if part is None else [json.loads(part.__getstate__())]
+    while stack:
+        state = stack.pop()
+        for children in (state.get("normalizers"), state.get("decoders")):
+            stack += children or []
+        growth = min(growth * max(1, len(state.get("content") or state.get("prepend") or "")), 10**9)
     return growth
 
 
 def _vocab_and_merges(text: str, path: Path) -> Backend:
-    """GPT-2's pair of files."""
+    """The tokenizer in GPT-2's vocab.json and merges.txt."""
     merges = path.with_name("merges.txt")
     if not merges.exists():
-        raise ValueError(f"{path} needs merges.txt beside it")
+        raise ValueError(f"{path} needs merges.txt in the same folder")
     vocab = parse_json(text, f"{path} is")
-    if not isinstance(vocab, dict) or not all(type(i) is int and 0 <= i < LARGEST_ID for i in vocab.values()):
-        raise ValueError(f"{path} does not map tokens to ids")
+    if not isinstance(vocab, dict) or not all(type(i) is int and 0 <= i < MAX_VOCAB_SIZE for i in vocab.values()):
+        raise ValueError(f"{path} must map tokens to integer ids")
     pairs: list[tuple[str, str]] = []
     for line in read_text(merges, TOKENIZER_BYTES).split("\n"):
         left, _, right = line.rstrip("\r").partition(" ")
@@ -219,20 +219,20 @@ def _vocab_and_merges(text: str, path: Path) -> Backend:
         if not left or not right or " " in right:
             raise ValueError(f"{merges}: {shown(line)} is not a pair of tokens")
         pairs.append((left, right))
-    with sound(str(path.parent)):
+    with tokenizer_errors(str(path.parent)):
         backend = Backend(models.BPE(vocab=vocab, merges=pairs))
     _byte_level(backend, use_regex=True)
     return backend
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """The tokenizer_config.json beside a tokenizer, where there is one."""
+    """The tokenizer_config.json in the tokenizer's folder; empty if there is none."""
     config = path.with_name("tokenizer_config.json")
     return read_json(config) if config.exists() else {}
 
 
 def _special(config: dict[str, Any], name: str) -> str | None:
-    """A special token that the tokenizer_config.json names."""
+    """A special token from tokenizer_config.json."""
     token = config.get(name)
     if isinstance(token, dict):
         token = token.get("content")
@@ -242,4 +242,4 @@ def _special(config: dict[str, Any], name: str) -> str | None:
 def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
     file = path.with_name("chat_template.jinja")
     template = read_text(file, TEMPLATE_BYTES) if file.exists() else config.get("chat_template")
-    return template if isinstance(template, str) else None  # a list of several is not taken over
+    return template if isinstance(template, str) else None  # a list of templates is ignored

@@ -1,1 +1,1 @@
-"""Generation: the KV cache, sampling, and the loop that appends one token after another."""
+"""Text generation: the KV cache, sampling and the autoregressive loop."""

@@ -1,4 +1,4 @@
-"""Conversations with a model: its chat template, the ids it answers to, and the tokens that end an answer."""
+"""Chat with a model: its template, prompt ids and stop conditions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def template_of(model: Model) -> ChatTemplate:
-    """The model's own template: from its GGUF file, or from the folder it was loaded from; ChatML without either."""
+    """The chat template of the model's folder or GGUF file; ChatML if it has none."""
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise ValueError("a conversation needs a tokenizer, and this model has none")
+        raise ValueError("chat needs a tokenizer, but this model has none")
     if model.source is not None and Path(model.source).is_dir():
         return ChatTemplate.find(model.source)
     special = {"bos": tokenizer.bos or "", "eos": tokenizer.eos or ""}
@@ -28,14 +28,14 @@ def template_of(model: Model) -> ChatTemplate:
 
 
 def prompt_ids(model: Model, messages: Sequence[Message]) -> np.ndarray:
-    """The ids of a conversation up to where the model's next answer begins, (T,)."""
+    """The ids of a conversation up to the start of the model's next answer, (T,)."""
     template = template_of(model)
     assert model.tokenizer is not None
     return np.asarray(chat_prompt_ids(model.tokenizer, template, messages), dtype=np.int64)
 
 
 def ends(model: Model) -> tuple[tuple[int, ...], list[str]]:
-    """Where an answer stops: ids, and a text where the template's end of a turn is not one token."""
+    """The stop ids and stop strings of an answer; a string if the end-of-turn marker is not a single token."""
     assert model.tokenizer is not None
     text = template_of(model).end_of_turn()
     ids = model.tokenizer.encode(text) if text else []

@@ -1,4 +1,4 @@
-"""The autoregressive loop: sample a token, append it, go on."""
+"""The autoregressive loop: sample a token, append it, repeat."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ def stream(
     seed: int = 0,
     slide: bool = False,
 ) -> Iterator[np.ndarray]:
-    """Yields one new token for every prompt, (B,), max_new_tokens times.
+    """Yields one new token per prompt, (B,), max_new_tokens times.
 
-    The prompts go through the model in one pass; after that each step computes one row. Shorter prompts are padded on
-    the left, where no token sees the padding. Each row has a random generator of its own: what is sampled for a prompt
-    does not depend on what the other prompts are. With `slide`, a full context goes on with its last half alone.
+    One forward pass processes the prompts; after that each step computes one row. Shorter prompts are padded on the
+    left, and no token attends to the padding. Each prompt has its own random generator, so its samples do not depend on
+    the other prompts. With `slide`, generation continues with the last half of the context when it is full.
     """
     if not model.config.causal:
-        raise ValueError("causal=False: a model whose tokens see their successors cannot generate")
+        raise ValueError("cannot generate with causal=False: tokens would attend to later tokens")
     if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens}: at least 1 is needed")
+        raise ValueError(f"max_new_tokens must be >= 1, got {max_new_tokens}")
     if seed < 0:
-        raise ValueError(f"seed={seed}: 0 or above is needed")
+        raise ValueError(f"seed must be >= 0, got {seed}")
     lengths = np.array([len(p) for p in prompts])
     longest = int(lengths.max())
     limit = model.config.n_positions
     if longest + max_new_tokens > limit and not slide:
         raise ValueError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones exceed n_positions={limit}; shorten "
-            f"the prompt, ask for at most {limit - longest} new tokens, or slide (go on with the context's last half)"
+            f"a prompt of {longest} tokens plus {max_new_tokens} new tokens exceeds n_positions={limit}; shorten the "
+            f"prompt, generate at most {limit - longest} new tokens, or use slide (continue with the last half)"
         )
     pad = longest - lengths  # (B,)
     tokens = np.zeros((len(prompts), longest + max_new_tokens), dtype=np.int64)
     for row, prompt in enumerate(prompts):
         tokens[row, pad[row] : longest] = prompt
     generators = [np.random.default_rng([seed, row]) for row in range(len(prompts))]
-    origin = fresh = 0  # where the context begins, and the tokens that are not in the cache yet
+    origin = fresh = 0  # the start of the context, and of the tokens that are not in the cache yet
     cache = KVCache(min(longest + max_new_tokens, limit))
     for end in range(longest, longest + max_new_tokens):
         if end - origin > limit:
@@ -65,10 +65,10 @@ def stream(
 
 
 def step(model: Model, tokens: np.ndarray, pad: np.ndarray, cache: KVCache) -> Any:
-    """The logits of the last token of each row, (B, V); the tokens before stand in the cache, these are added."""
+    """The logits of the last token of each row, (B, V); appends the tokens to the cache."""
     engine, b, t = model.engine, *tokens.shape
     index = cache.length + np.arange(t)
-    positions = np.maximum(index - pad[:, None], 0)  # (B, T): a row's own first token has position 0
+    positions = np.maximum(index - pad[:, None], 0)  # (B, T): the first token after the padding has position 0
     start = None if not pad.any() else np.broadcast_to(pad[:, None], (b, t))
     layout = Layout(positions, start, cache.capacity)
     if engine.records and t == 1 and cache.length:
@@ -97,22 +97,22 @@ def generate(
     stop: Sequence[str] = (),
     slide: bool = False,
 ) -> Any:
-    """Prompts with their continuations: an array (B, T + new) for an array, a list of arrays for a list.
+    """The prompts with their continuations: an array (B, T + new) for an array, a list of arrays for a list.
 
-    A row is done after a token of `stop_ids` or when its new text contains a string of `stop`; in an array, the place
-    behind its end is filled with its last token.
+    A row ends after a token in `stop_ids`, or when its new text contains a string in `stop`. In an array, shorter rows
+    are padded with their last token.
     """
     if stop and model.tokenizer is None:
-        raise ValueError("stop strings need a tokenizer; this model has none (use stop_ids)")
+        raise ValueError("stop strings need a tokenizer, but this model has none; use stop_ids")
     as_list = isinstance(tokens, list | tuple) and bool(tokens) and not np.isscalar(tokens[0])
     rows = tokens if as_list else to_numpy(tokens)
     if not as_list and len(rows) and rows.ndim != 2:
-        raise ValueError(f"tokens have shape {rows.shape}; (batch, tokens) is needed, or a list of prompts")
+        raise ValueError(f"tokens must have shape (batch, tokens), got {rows.shape}; or pass a list of prompts")
     prompts = [
         inputs.check_tokens(np.asarray(row)[None], model.config.vocab_size, model.config.n_positions)[0] for row in rows
     ]
     if not prompts:
-        raise ValueError("no prompts were given; at least one is needed")
+        raise ValueError("no prompts given; at least one is required")
     new: list[list[int]] = [[] for _ in prompts]
     done = [False] * len(prompts)
     for column in stream(model, prompts, max_new_tokens, sampling, seed, slide):

@@ -9,32 +9,32 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. A temperature of 0 takes the likeliest token, always."""
+    """The sampling strategy. A temperature of 0 always picks the most likely token (greedy decoding)."""
 
     temperature: float = 1.0
-    top_k: int | None = None  # only the k likeliest tokens
-    top_p: float | None = None  # only the likeliest tokens that together reach probability p
-    min_p: float | None = None  # only tokens at least min_p times as likely as the likeliest
-    repetition_penalty: float = 1.0  # above 1, tokens that were seen before get less likely
+    top_k: int | None = None  # keep the k most likely tokens
+    top_p: float | None = None  # keep the most likely tokens whose total probability reaches p
+    min_p: float | None = None  # keep tokens at least min_p times as likely as the most likely
+    repetition_penalty: float = 1.0  # values above 1 make tokens seen before less likely
 
     def __post_init__(self) -> None:
         def refuse(name: str, limit: str) -> None:
-            raise ValueError(f"{name}={getattr(self, name)!r}: {limit}")
+            raise ValueError(f"{name} must be {limit}, got {getattr(self, name)!r}")
 
         if not self.temperature >= 0:
-            refuse("temperature", "0 (always the likeliest token) or above")
+            refuse("temperature", ">= 0 (0 always picks the most likely token)")
         if self.top_k is not None and self.top_k < 1:
-            refuse("top_k", "at least 1, or none")
+            refuse("top_k", ">= 1 or None")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            refuse("top_p", "above 0 and at most 1, or none")
+            refuse("top_p", "in (0, 1] or None")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
-            refuse("min_p", "between 0 and 1, or none")
+            refuse("min_p", "in [0, 1] or None")
         if not self.repetition_penalty > 0:
-            refuse("repetition_penalty", "above 0; 1 changes nothing")
+            refuse("repetition_penalty", "> 0 (1 means no penalty)")
 
 
 def penalise(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray:
-    """Divides the positive logits of tokens seen before by the penalty, and multiplies the negative ones."""
+    """The logits, with those of seen tokens divided by the penalty if positive, multiplied by it if negative."""
     out = logits.copy()
     ids = np.unique(seen)
     out[ids] = np.where(out[ids] > 0, out[ids] / penalty, out[ids] * penalty)
@@ -42,8 +42,8 @@ def penalise(logits: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray
 
 
 def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The distribution that is sampled from, (V,), after temperature, top-k, top-p and min-p, in this order."""
-    with np.errstate(over="ignore"):  # the likeliest is at 0; far below it −inf is as good as any number
+    """The sampling distribution, (V,), after temperature, top-k, top-p and min-p, in this order."""
+    with np.errstate(over="ignore"):  # the maximum is 0; an overflow to −inf is harmless
         scores = (logits.astype(np.float64) - logits.max()) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < scores.size:
         threshold = np.partition(scores, -sampling.top_k)[-sampling.top_k]
@@ -51,7 +51,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     p = _softmax(scores)
     if sampling.top_p is not None and sampling.top_p < 1:
         order = np.argsort(-p, kind="stable")
-        before = np.cumsum(p[order]) - p[order]  # the probability of all likelier tokens
+        before = np.cumsum(p[order]) - p[order]  # the total probability of all more likely tokens
         p[order[before >= sampling.top_p]] = 0
     if sampling.min_p is not None:
         p[p < sampling.min_p * p.max()] = 0
@@ -59,9 +59,9 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def next_token(logits: np.ndarray, seen: np.ndarray, sampling: Sampling, rng: np.random.Generator) -> int:
-    """One token for one row of logits (V,), given the tokens before it."""
+    """A token sampled from one row of logits (V,); `seen` are the tokens before it."""
     if not np.isfinite(logits).all():
-        raise ValueError("the model's logits are not finite: its weights are damaged, or its training diverged")
+        raise ValueError("the model's logits are not finite: its weights are damaged, or training diverged")
     if sampling.repetition_penalty != 1:
         logits = penalise(logits, seen, sampling.repetition_penalty)
     if sampling.temperature == 0:

@@ -1,12 +1,12 @@
-"""The pairs of `ops`, fused for the CPU and compiled by Numba: same signatures, same results to rounding.
+"""The pairs of `ops`, fused for the CPU and compiled by Numba: same signatures, same results up to rounding.
 
-`table()` is what an engine lays over `ops`; nothing else here is imported before it. Pairs take NumPy arrays of
-float32; anything else goes to the formulas of `ops`.
+`table()` has the functions that replace those of `ops` in an engine; nothing else here is imported before it. Kernels
+take NumPy arrays of float32; for anything else the formulas of `ops` are called.
 
-The files: `jit` (how a kernel is written and called), `build` (compiles them, the only place that needs Numba),
-`library` (loads machine code), `compiler` and `proof` (make it and compare it with the formulas), `manifest`, `private`
-and `symbols` (keep it safe), `pool` (threads), `cpu` and `simd` (vectors), `buffers` (memory), `shapes`;
-the others are the kernels.
+The files: `jit` (how a kernel is written and called), `build` (compiles kernels, the only file that needs Numba),
+`library` (loads machine code), `compiler` and `proof` (build it and compare it with the formulas), `manifest`,
+`private` and `symbols` (checksums, permissions, missing symbols), `cpu` and `simd` (vectors), `buffers` (memory),
+`shapes`; the others are the kernels. Threads are in `recording/pool`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-# file -> the pairs in it, and what else an engine has from it
+# file -> the pairs in it, and its other functions for an engine
 PAIRS: Mapping[str, tuple[str, ...]] = {
     "activation": ("gelu_erf", "gelu_tanh", "relu"),
     "attention": ("attention",),
@@ -34,8 +34,8 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "rope": ("rope",),
     "swiglu": ("swiglu",),
 }
-LOGITS = 26 << 20  # of head and loss in one, the most logits that exist at a time: 512 tokens of 50,000
-FUSED = ("frozen_logits_loss", "logits_loss")  # those that `ops` lacks
+LOGITS = 26 << 20  # the most logits that the fused head and loss hold at a time: 512 tokens × 50,000
+FUSED = ("frozen_logits_loss", "logits_loss")  # pairs that `ops` does not have
 SINGLES: Mapping[str, tuple[str, ...]] = {
     "attention": ("side_by_side",),
     "cached_attention": ("cached_attention",),
@@ -52,24 +52,24 @@ _loading = threading.Lock()
 
 
 def say(message: str) -> None:
-    """One line for the user, on the error stream."""
+    """Prints one line for the user to stderr."""
     print(f"onfoot: {message}", file=sys.stderr, flush=True)
 
 
 class Kernels(NamedTuple):
-    """What an engine lays over `ops`."""
+    """The functions that replace those of `ops` in an engine."""
 
-    table: dict[str, Callable[..., Any]]  # name -> function, for everything that has a kernel and is right here
-    missing: str = ""  # why there are none at all
-    slower: float = 0.0  # how many times as long as NumPy a step takes, where that was in doubt
+    table: dict[str, Callable[..., Any]]  # name -> function, for every kernel that is correct on this CPU
+    missing: str = ""  # why there are no kernels at all
+    slower: float = 0.0  # a step's time relative to NumPy, if that was measured
 
 
 def found() -> Kernels:
-    """The kernels for this CPU, which are compiled first if need be.
+    """The kernels for this CPU, which are compiled first if necessary.
 
-    A file's kernels are taken together, so that the halves of a pair are never of two kinds.
+    A file's kernels are used all or not at all, so that a forward and its backward always belong together.
     """
-    with _loading:  # machine code is loaded once, whichever threads ask for it
+    with _loading:  # machine code is loaded once, even if several threads need it
         return _found()
 
 
@@ -77,8 +77,8 @@ def found() -> Kernels:
 def _found() -> Kernels:
     try:
         code = import_module("onfoot.kernels.library").load().code
-    except Exception as error:  # whatever a machine may lack, there is a way to compute
-        way_out = "; they need Numba: pip install numba" if isinstance(error, ModuleNotFoundError) else ""
+    except Exception as error:  # whatever is missing on this machine, NumPy still works
+        way_out = "; kernels need Numba: pip install numba" if isinstance(error, ModuleNotFoundError) else ""
         return Kernels({}, f"{error}{way_out}")
     out: dict[str, Callable[..., Any]] = {}
     for file in sorted({*PAIRS, *SINGLES}):
@@ -89,24 +89,24 @@ def _found() -> Kernels:
             for kernel in module.KERNELS:
                 kernel.prepare()
         except Exception as error:
-            say(f"the kernels of {file!r} do not compile here ({error}); NumPy takes over for them")
+            say(f"cannot compile the kernels of {file!r} ({error}); falling back to NumPy for them")
             continue
         out |= {name: getattr(module, name) for name in names(file)}
     for file, reason in code.refused.items():
         if reason not in code.refused:
             others = ", ".join(repr(other) for other, base in sorted(code.refused.items()) if base == file)
             also = f" and for {others}, which build on them" if others else ""
-            wrong = f"the kernels of {file!r} disagree with their formula on this CPU ({reason})"
-            say(f"{wrong}: NumPy takes over for them{also}")
-    return Kernels(out, "" if out else "none of them is right on this CPU", code.slower)
+            wrong = f"the kernels of {file!r} do not match their formula on this CPU ({reason})"
+            say(f"{wrong}; falling back to NumPy for them{also}")
+    return Kernels(out, "" if out else "no kernel matches its formula on this CPU", code.slower)
 
 
 def names(file: str) -> list[str]:
-    """What an engine has from a file."""
+    """The names of the functions that an engine gets from a file."""
     halves = [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")]
     return [*halves, *SINGLES.get(file, ())]
 
 
 def table() -> dict[str, Callable[..., Any]]:
-    """Name -> function, for everything that has a kernel; empty where there are none."""
+    """Name -> function, for everything that has a kernel; empty if there are none."""
     return found().table

@@ -10,7 +10,7 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, erf, exp
 from onfoot.kernels.jit import Kernel, inner, kernel
-from onfoot.kernels.shapes import contiguous, fits, formula, share
+from onfoot.kernels.shapes import contiguous, fall_back_to_formula, is_float32, thread_range
 from onfoot.ops.activation import CUBIC, ROOT_2_OVER_PI
 
 GRAIN = 1024  # elements
@@ -73,14 +73,14 @@ def _pair(name: str, function: Any, slope: Any) -> tuple[Kernel, Kernel]:
 
     @kernel("f4[::1], f4[::1]", "n, n", f"{name}_forward")
     def forward(x: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
-        a, e = share(x.size, GRAIN, thread, threads)
+        a, e = thread_range(x.size, GRAIN, thread, threads)
         part_x, part_y = x[a:e], y[a:e]
         for i in range(e - a):
             part_y[i] = function(part_x[i])
 
     @kernel("f4[::1], f4[::1], f4[::1]", "n, n, n", f"{name}_backward")
     def backward(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, thread: int, threads: int) -> None:
-        a, e = share(x.size, GRAIN, thread, threads)
+        a, e = thread_range(x.size, GRAIN, thread, threads)
         part_dy, part_x, part_dx = dy[a:e], x[a:e], dx[a:e]
         for i in range(e - a):
             part_dx[i] = part_dy[i] * slope(part_x[i])
@@ -106,8 +106,8 @@ def _forward(name: str, x: np.ndarray) -> tuple[np.ndarray, ActivationKernelSave
 
 
 def _backward(name: str, dy: np.ndarray, saved: ActivationKernelSaved) -> np.ndarray:
-    if not fits(dy, saved.x) or dy.shape != saved.x.shape:
-        return formula(getattr(ops, f"{name}_backward"), dy, saved)
+    if not is_float32(dy, saved.x) or dy.shape != saved.x.shape:
+        return fall_back_to_formula(getattr(ops, f"{name}_backward"), dy, saved)
     dx = empty(dy.shape)
     _KERNELS[name][1](contiguous(dy).reshape(-1), saved.x.reshape(-1), dx.reshape(-1))
     return dx
@@ -115,7 +115,7 @@ def _backward(name: str, dy: np.ndarray, saved: ActivationKernelSaved) -> np.nda
 
 def gelu_tanh_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = x/2 (1 + tanh u)."""
-    return _forward("gelu_tanh", x) if fits(x) else ops.gelu_tanh_forward(x)
+    return _forward("gelu_tanh", x) if is_float32(x) else ops.gelu_tanh_forward(x)
 
 
 def gelu_tanh_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
@@ -125,7 +125,7 @@ def gelu_tanh_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
 
 def gelu_erf_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = x Φ(x)."""
-    return _forward("gelu_erf", x) if fits(x) else ops.gelu_erf_forward(x)
+    return _forward("gelu_erf", x) if is_float32(x) else ops.gelu_erf_forward(x)
 
 
 def gelu_erf_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
@@ -135,7 +135,7 @@ def gelu_erf_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
 
 def relu_forward(x: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = max(x, 0)."""
-    return _forward("relu", x) if fits(x) else ops.relu_forward(x)
+    return _forward("relu", x) if is_float32(x) else ops.relu_forward(x)
 
 
 def relu_backward(dy: np.ndarray, saved: Any) -> np.ndarray:

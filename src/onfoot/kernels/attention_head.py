@@ -1,11 +1,12 @@
-"""One head of attention on one thread, block of queries by block of queries.
+"""One head of attention on one thread, one block of queries at a time.
 
-The scores of a block exist only in working memory: softmax is applied there, and nothing of it is kept. On the way
-back ρ is computed again from q and k. Keys that no query of a block may see are skipped.
+The scores of a block exist only in working memory: softmax is applied there, and nothing of it is kept. The backward
+pass recomputes ρ from q and k. Keys that no query of a block may attend to are skipped.
 
-They lie as sᵗ, (Tk, BLOCK): a row for each key, so that `softmax` has a query in each lane.
+Scores are stored as sᵗ, (Tk, BLOCK): one row per key, so that `softmax` has one query per lane.
 
-`keep` is the head's dropout pattern, a row of keys for each query, or none: ρ ∘ keep then meets v in place of ρ.
+`keep` is the head's dropout pattern, one row of keys per query, or empty: v is then multiplied by ρ ∘ keep instead of
+ρ.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from onfoot.kernels.simd import (
 from onfoot.kernels.softmax import softmax, softmax_backward
 
 BLOCK = 96  # queries; a multiple of every TILE_ROWS and TILE_COLUMNS
-FEW = 4  # queries, up to which packing would cost more than it saves
+FEW = 4  # queries: up to this many, packing costs more than it saves
 PANEL_ROW = TILE_COLUMNS * FLOAT  # bytes
-SMALL = TILE_ROWS * TILE_COLUMNS + WIDTH * WIDTH + 2 * BLOCK  # floats: a tile beside a result, a square, and `Bounds`
+SMALL = TILE_ROWS * TILE_COLUMNS + WIDTH * WIDTH + 2 * BLOCK  # floats: a tile, a square, and the bounds of a block
 
 
 def forward_floats(n_k: int, d_k: int, d_v: int) -> int:
-    """Working memory of the forward pass."""
+    """Working memory of the forward pass, in floats."""
     keys = n_k + TILE_ROWS
     return keys * (BLOCK + d_v + TILE_COLUMNS) + (BLOCK + TILE_ROWS) * d_k + SMALL
 
 
 def backward_floats(n_k: int, d_k: int, d_v: int) -> int:
-    """Working memory of the backward pass."""
+    """Working memory of the backward pass, in floats."""
     keys, wide = n_k + TILE_ROWS, 2 * (d_k + d_v + TILE_COLUMNS)
     return keys * (2 * BLOCK + d_k + TILE_COLUMNS) + BLOCK * wide + TILE_ROWS * max(d_k, d_v) + SMALL
 
 
 class Mask(NamedTuple):
-    """Which keys a query may see: from `start` (the address of one integer per query; 0: from the first) ..."""
+    """Which keys a query may attend to: from `start` (the address of one integer per query; 0: the first) ..."""
 
     n_q: int
     n_k: int
@@ -60,35 +61,35 @@ class Mask(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some queries, and the keys that any of them sees."""
+    """Some queries, and the keys that any of them attends to."""
 
     i: int  # the first query
     rows: int
     first: int  # key; a multiple of TILE_ROWS
     end: int
-    lows: int  # where the first key that each query sees is, as a float
-    highs: int  # and the one behind its last
+    lows: int  # address of the first key that each query attends to, as floats
+    highs: int  # address of the end of its keys
 
 
 @inner
 def last_key(mask: Mask, i: int) -> int:
-    """Behind the last key that query i may see."""
+    """The end of the keys that query i may attend to (exclusive)."""
     return max(0, min(mask.n_k, i + 1 + mask.n_k - mask.n_q)) if mask.causal else mask.n_k
 
 
 @inner
 def first_key(mask: Mask, i: int) -> int:
-    """The first key that query i may see."""
+    """The first key that query i may attend to."""
     return max(0, min(mask.n_k, integers(mask.start, i + 1)[i])) if mask.start else 0
 
 
 @inner
 def block_of(mask: Mask, i0: int, lows: int) -> Block:
-    """The block that begins with query i0; its bounds are written to `lows` and behind."""
+    """The block that starts with query i0; its bounds are written to `lows` and after."""
     rows, highs = min(BLOCK, mask.n_q - i0), lows + BLOCK * FLOAT
     first, end = mask.n_k, 0
     for i in range(BLOCK):
-        low, high = 0, 0  # lanes beyond the last query see nothing
+        low, high = 0, 0  # lanes beyond the last query attend to nothing
         if i < rows:
             low, high = first_key(mask, i0 + i), last_key(mask, i0 + i)
         if low < high:
@@ -101,11 +102,11 @@ def block_of(mask: Mask, i0: int, lows: int) -> Block:
 
 @inner
 def block_scores(block: Block, mask: Mask, depth: int, a: Matrix, b: int, s: Matrix, spare: int) -> None:
-    """s = a bᵗ, for the rows of a that any query of the block sees; b holds the queries, packed."""
+    """s = a bᵗ, for the rows of a that any query of the block attends to; b holds the queries, packed."""
     keep_apart()
     for j in range(block.first, block.end, TILE_ROWS):
         at, row = a.at + j * a.row, a.row
-        if j + TILE_ROWS > mask.n_k:  # the last rows beside rows of 0, so that a whole tile can be read
+        if j + TILE_ROWS > mask.n_k:  # pads the last rows with 0, so that a full tile can be read
             floats(spare, TILE_ROWS * depth)[:] = 0
             for k in range(j, mask.n_k):
                 source, target = floats(a.at + k * a.row, depth), floats(spare + (k - j) * depth * FLOAT, depth)
@@ -121,7 +122,7 @@ def block_scores(block: Block, mask: Mask, depth: int, a: Matrix, b: int, s: Mat
 
 @inner
 def group_keys(block: Block, i: int) -> tuple[int, int]:
-    """The keys that WIDTH queries, of which i is the first, see: from the first to behind the last."""
+    """The keys (first, end) that the WIDTH queries from i on attend to."""
     first, end = block.end, block.first
     for lane in range(i, i + WIDTH):
         low, high = load(block.lows + lane * FLOAT), load(block.highs + lane * FLOAT)
@@ -139,7 +140,7 @@ def clear(s: Matrix, i: int, first: int, end: int) -> None:
 
 @inner
 def weights(block: Block, s: Matrix, scale: float) -> None:
-    """ρᵗ in place of the scores sᵗ: 0 where a query does not see a key."""
+    """ρᵗ in place of the scores sᵗ: 0 where a query does not attend to a key."""
     keep_apart()
     for i in range(0, block.rows, WIDTH):
         first, end = group_keys(block, i)
@@ -161,7 +162,7 @@ def score_gradients(block: Block, rho: Matrix, ds: Matrix, scale: float) -> None
 
 @inner
 def times_kept(block: Block, s: Matrix, keep: Matrix, square: int) -> None:
-    """sᵗ ∘ keepᵗ, a square of the pattern at a time."""
+    """sᵗ ∘ keepᵗ in place, one square of the pattern at a time."""
     keep_apart()
     for i in range(0, block.rows, WIDTH):
         for j in range(block.first, block.end, WIDTH):
@@ -181,10 +182,11 @@ def times_kept(block: Block, s: Matrix, keep: Matrix, square: int) -> None:
 def block_product(
     rows: int, columns: int, depth: int, a: Matrix, b: int, b_panel: int, c: Matrix, add: bool, seen: int, edge: int
 ) -> None:
-    """c = a b, or c += a b, with b packed in panels. A query sees one key more than the one before, the first `seen`.
+    """c = a b, or c += a b, with b packed in panels.
 
-    What is not seen is 0 in a, and is left out where that spares whole rows of b: for a = ρ (a row is a query) the keys
-    behind, for a = ρᵗ (a row is a key, and contiguous) the queries before.
+    Causal: the first query attends to `seen` keys, and each next one to one more. Masked entries are 0 in a, and are
+    skipped where that saves whole rows of b: for a = ρ (a row is a query) the keys after, for a = ρᵗ (a row is a key,
+    and contiguous) the queries before.
     """
     keep_apart()
     by_key = a.column == FLOAT
@@ -203,7 +205,7 @@ def block_product(
 def head_forward_few(
     q: Matrix, k: Matrix, v: Matrix, y: Matrix, mask: Mask, keep: Matrix, d_k: int, d_v: int, work: int
 ) -> None:
-    """`head_forward` for a few queries, as when a token is generated: keys and values are read once, where they lie."""
+    """`head_forward` for a few queries, as in generation: keys and values are read once, without packing."""
     keep_apart()
     scale = F(1) / np.sqrt(F(d_k))
     for i in range(mask.n_q):
@@ -229,7 +231,7 @@ def head_forward_few(
         if keep.at:
             kept = floats(part(keep, i, low).at, row.size)
             for j in range(row.size):
-                row[j] *= kept[j]  # eq DO.1; `total` is that of all
+                row[j] *= kept[j]  # eq DO.1; `total` is without dropout
         for j in range(row.size):
             weight = row[j] / total
             value = floats(v.at + (low + j) * v.row, d_v)
@@ -288,7 +290,7 @@ def head_backward(
     add: bool,
     work: int,
 ) -> None:
-    """The gradients of q, k and v; with `add`, those of k and v are added to what is there."""
+    """The gradients of q, k and v; with `add`, those of k and v are accumulated."""
     keep_apart()
     n_k, wide_k, wide_v = mask.n_k, round_up(d_k, TILE_COLUMNS), round_up(d_v, TILE_COLUMNS)
     scale = F(1) / np.sqrt(F(d_k))

@@ -1,9 +1,9 @@
-"""Memory that is used again.
+"""A memory pool.
 
 Fresh memory is slow: the system clears every page when it is first touched, and in a virtual machine that can cost
-more than the computation. So results of kernels lie in large arenas, and the place of an array that nobody holds any
-more is given to the next. Nobody needs to hand anything back: a place is free when its last array or view is gone,
-and not before. Arenas ask for huge pages, which spare the CPU most of its address look-ups.
+more than the computation. So results of kernels are in large arenas, and the block of an array that is no longer
+referenced is reused. Nothing has to be freed by hand: a block is free when its last array or view is gone, and not
+before. Arenas request huge pages, which save the CPU most of its TLB misses.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ import numpy as np
 from onfoot.recording.planned import active
 
 FLOAT32 = np.dtype(np.float32)
-ARENA = 1 << 28  # bytes, where address space cannot be had without memory behind it
+ARENA = 1 << 28  # bytes, on systems that cannot reserve address space without memory
 PAGE = 1 << 21  # a huge page
-GRAIN = 1 << 8  # places are multiples of this
+GRAIN = 1 << 8  # block sizes are multiples of this
 NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names only from 3.13 on
-TINY = 1 << 15  # bytes, up to which the system's own memory is as good
-HUGE = 1 << 24  # places from this on are looked for among all that are free
-SMALL = 1 << 21  # places below this are kept by size, to be found at once
+TINY = 1 << 15  # bytes: up to this size, malloc is as good
+HUGE = 1 << 24  # blocks from this size on are searched for among all free ones
+SMALL = 1 << 21  # blocks below this size are kept by size, to be found at once
 
 
-class _Place(ctypes.c_char * (1 << 46)):  # type: ignore[misc]
-    """Memory from some address on, however long; held as long as an array lies in it, and then handed back."""
+class _Block(ctypes.c_char * (1 << 46)):  # type: ignore[misc]
+    """Memory from some address on, of any length; returned to the pool when no array uses it any more."""
 
-    home: list[int]  # of places of this size that nobody holds
+    home: list[int]  # free blocks of this size
 
-    def __del__(self) -> None:  # may run at any moment
+    def __del__(self) -> None:  # may run at any time
         self.home.append(ctypes.addressof(self))
 
 
 class Pool:
-    """Arrays from arenas that grow with what is held at the same time, not with what was ever asked for."""
+    """Allocates arrays from arenas that grow with the memory in use at a time, not with all that was ever allocated."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = []  # (address, size), by address
-        self._small: dict[int, list[int]] = {}  # size -> addresses that were handed back
+        self._small: dict[int, list[int]] = {}  # size -> addresses of free blocks
         self._large: dict[int, list[int]] = {}
         self._arenas: list[np.ndarray] = []
 
     def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-        """An array with arbitrary contents."""
+        """An uninitialised array."""
         kind = FLOAT32 if dtype is np.float32 else np.dtype(dtype)
         size = kind.itemsize * math.prod(shape)
         if size <= TINY:
@@ -68,25 +68,25 @@ class Pool:
         else:
             home = self._large.setdefault(size, [])
             start = self._find(size)
-        place = _Place.from_address(start)
-        place.home = home
-        return np.ndarray(shape, kind, place)
+        block = _Block.from_address(start)
+        block.home = home
+        return np.ndarray(shape, kind, block)
 
     def _find(self, size: int) -> int:
         with self._lock:
             self._take_back(self._large)
             if size >= HUGE:
-                self._take_back(self._small)  # one of them may lie where there is room otherwise
+                self._take_back(self._small)  # returning them may join blocks to one that is large enough
             return self._cut(size)
 
-    def _take_back(self, places: dict[int, list[int]]) -> None:
-        for size, starts in list(places.items()):
-            with contextlib.suppress(IndexError):  # empty: another thread may have taken the last one
+    def _take_back(self, blocks: dict[int, list[int]]) -> None:
+        for size, starts in list(blocks.items()):
+            with contextlib.suppress(IndexError):  # empty: another thread took the last one
                 while True:
                     self._release(starts.pop(), size)
 
     def _release(self, start: int, size: int) -> None:
-        """Adds a free place, joined with its free neighbours."""
+        """Adds a free block, merged with its free neighbours."""
         at = bisect(self._free, (start, 0))
         if at < len(self._free) and self._free[at][0] == start + size:
             size += self._free.pop(at)[1]
@@ -97,7 +97,7 @@ class Pool:
         insort(self._free, (start, size))
 
     def _cut(self, size: int) -> int:
-        """The lowest free place that is large enough: what lies low is used again, what lies high stays untouched."""
+        """The lowest free block that is large enough: low memory is reused, high memory stays untouched."""
         for attempt in range(3):
             for at, (start, length) in enumerate(self._free):
                 if length >= size:
@@ -110,10 +110,10 @@ class Pool:
                 self._take_back(self._small)
             else:
                 self._grow(size)
-        raise MemoryError(f"no room for {size} bytes")
+        raise MemoryError(f"cannot allocate {size} bytes")
 
     def _grow(self, size: int) -> None:
-        """Another arena. The first is as large as the machine's memory: pages that are never touched cost nothing."""
+        """Adds an arena. The first is as large as the machine's memory: pages that are never touched cost nothing."""
         need = (size + 2 * PAGE - 1) // PAGE * PAGE
         memory = None
         if sys.platform == "linux" and not self._arenas:
@@ -137,26 +137,26 @@ pool = Pool()
 
 
 def empty(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-    """An array with arbitrary contents; in a step that is being recorded, one that has a place in it."""
+    """An uninitialised array; while recording, a buffer of the recording."""
     recorder = active.recorder
     return pool.empty(shape, dtype) if recorder is None else recorder.empty(shape, dtype)
 
 
-if hasattr(os, "register_at_fork"):  # a child begins between two changes, never within one
+if hasattr(os, "register_at_fork"):  # a child process never starts in the middle of a change
     os.register_at_fork(
         before=pool._lock.acquire, after_in_parent=pool._lock.release, after_in_child=pool._lock.release
     )
 
 
 def copy(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """`x` in memory from here, in C order: from huge pages, weights are read up to half as fast again."""
+    """A copy of `x` from the pool, in C order: from huge pages, weights are read up to 1.5 times as fast."""
     made = empty(x.shape, dtype)
     made[...] = x
     return made
 
 
 class _Scratch(threading.local):
-    """Working memory of one thread of Python's, by the number of threads that its kernels run on."""
+    """Working memory of one Python thread, by the number of threads that its kernels run on."""
 
     def __init__(self) -> None:
         self.held: dict[int, np.ndarray] = {}
@@ -166,14 +166,14 @@ _scratch = _Scratch()
 
 
 def scratch(threads: int, floats: int) -> np.ndarray:
-    """Working memory for each of a kernel's threads, (threads, at least `floats`), of the Python thread that asks.
+    """Working memory for each thread of a kernel, (threads, at least `floats`), per Python thread.
 
-    What a kernel leaves there is valid until the same Python thread calls for another.
+    Its contents are valid until the same Python thread calls this again.
     """
     if active.recorder is not None:
         return active.recorder.empty((threads, -(-floats // GRAIN) * GRAIN))
     held = _scratch.held.get(threads)
     if held is None or held.shape[1] < floats:
         _scratch.held.pop(threads, None)
-        held = _scratch.held[threads] = empty((threads, -(-floats // GRAIN) * GRAIN))  # each begins a cache line
+        held = _scratch.held[threads] = empty((threads, -(-floats // GRAIN) * GRAIN))  # each row starts on a cache line
     return held

@@ -1,7 +1,7 @@
-"""Compiles the kernels into a folder; run by `compiler` in a process of its own.
+"""Compiles the kernels into a folder; run by `compiler` in a separate process.
 
-Several such processes share the work: each takes the next kernel that nobody has taken. A kernel that does not compile
-is noted; what may pass (a full disk, no memory) ends the process, and nothing is remembered.
+Several such processes share the work: each takes the next kernel that none has taken. A kernel that does not compile is
+recorded as an error; a temporary failure (a full disk, no memory) ends the process, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from onfoot.recording import native_loop
 from onfoot.recording.native_loop import CALL_WORDS, SYMBOL
 
 BYTE, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-ANYWHERE = 4096  # an address for symbols that are found when the code is loaded; nothing is run here
-# What machine code may ask for beyond itself: the C library's, and what `library` provides.
+ANYWHERE = 4096  # a dummy address for symbols that are resolved when the code is loaded; nothing runs here
+# External symbols that machine code may use: the C library's, and those that `library` provides.
 KNOWN = {"memset", "memcpy", "memmove", "logf", "expf", "sqrtf", "sqrt", "log", SYMBOL}
 
 
 def compiled(kernel: Kernel) -> bytes:
-    """The machine code of a kernel and of its entry, as an object file."""
+    """The machine code of a kernel and its entry point, as an object file."""
     typing, context = cpu_target.typing_context, cpu_target.target_context
     kinds, _ = sigutils.normalize_signature(f"void({kernel.signature}, i8, i8)")
     result = compile_extra(typing, context, kernel.function, kinds, types.void, _flags(), {})
@@ -52,12 +52,12 @@ def compiled(kernel: Kernel) -> bytes:
         library.finalize()
         for one in library._final_module.functions:
             if one.is_declaration and not one.name.startswith(("llvm.", "onfoot.")) and one.name not in KNOWN:
-                raise NotImplementedError(f"it needs {one.name}")
+                raise NotImplementedError(f"undefined symbol {one.name}")
         return library._get_compiled_object()
 
 
 def _flags() -> Flags:
-    """Arrays do not overlap, which Numba would not assume by itself; the rest is as everywhere."""
+    """Numba's flags, plus noalias: arrays do not overlap, which Numba does not assume by default."""
     flags: Any = Flags()
     flags.noalias = flags.no_cpython_wrapper = True
     flags.error_model = OPTIONS["error_model"]
@@ -66,13 +66,13 @@ def _flags() -> Flags:
 
 
 def _kernel_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: Any) -> None:
-    """int entry(arguments, threads, where to): 0, or the number of an array that is not what it should be.
+    """int entry(arguments, threads, out): 0, or the number of an invalid array argument.
 
-    The arguments are put into a frame of 64-bit words, which every thread reads: for an array where its numbers are,
-    its shape and its strides; for a number itself; and at the end the most threads that there may be. With `where to`
-    the frame is only written there, for a call that is made later.
+    The arguments are written to a frame of 64-bit words, which every thread reads: for an array its address, shape and
+    strides; for a scalar its value; and at the end the maximum number of threads. If `out` is given, the frame is only
+    written there, for a call that is made later.
     """
-    kinds = kinds[:-2]  # without the thread and the threads
+    kinds = kinds[:-2]  # without `thread` and `threads`
     pointer = BYTE.as_pointer()
     passed = {types.boolean: I64}
     given = [pointer if _is_array(k) else passed.get(k) or context.get_value_type(k) for k in kinds]
@@ -110,7 +110,7 @@ def _kernel_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: A
 
 
 def _checked_sizes(build: Any, kernel: Kernel, arguments: Any) -> Any:
-    """Returns the number of threads; or, from the entry, minus the number of an array whose sizes do not agree."""
+    """The number of threads; if sizes do not match, the entry returns minus the number of that array."""
     threads = arguments[-2]
     known: dict[str, Any] = {}
     for number, (axes, array) in enumerate(zip(kernel.sizes, arguments, strict=False), start=1):
@@ -133,16 +133,16 @@ def _checked_sizes(build: Any, kernel: Kernel, arguments: Any) -> Any:
 
 
 def _thread_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: Any) -> Any:
-    """void(frame, thread, threads): what the pool calls on each thread."""
+    """void(frame, thread, threads): the function that the pool calls on each thread."""
     entry = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64] * 3), f"{kernel.symbol}.thread")
     build = ir.IRBuilder(entry.append_basic_block())
     frame, thread, threads = entry.args
-    place = 0
+    index = 0
 
     def word() -> Any:
-        nonlocal place
-        place += 1
-        return build.load(build.inttoptr(build.add(frame, ir.Constant(I64, 8 * (place - 1))), I64.as_pointer()))
+        nonlocal index
+        index += 1
+        return build.load(build.inttoptr(build.add(frame, ir.Constant(I64, 8 * (index - 1))), I64.as_pointer()))
 
     values = [_array(context, build, k, word) if _is_array(k) else _from_word(build, k, word()) for k in kinds]
     limit = word()
@@ -155,14 +155,14 @@ def _thread_entry(kernel: Kernel, context: Any, module: Any, body: Any, kinds: A
 
 
 def _as_word(build: Any, value: Any) -> Any:
-    """A number as 64 bits."""
+    """A scalar as a 64-bit word."""
     if value.type == ir.FloatType():
         return build.zext(build.bitcast(value, I32), I64)
     return build.bitcast(value, I64) if value.type == ir.DoubleType() else value
 
 
 def _from_word(build: Any, kind: Any, word: Any) -> Any:
-    """A number from 64 bits."""
+    """A scalar from a 64-bit word."""
     if kind == types.float32:
         return build.bitcast(build.trunc(word, I32), ir.FloatType())
     if kind == types.float64:
@@ -179,7 +179,7 @@ def _field(build: Any, at: Any, offset: int, kind: Any) -> Any:
 
 
 def _is_wrong(build: Any, kind: Any, array: Any) -> Any:
-    """Whether an array has another dtype, number of axes or order than it should, or lies across its numbers' grid."""
+    """Whether an array has the wrong dtype, number of axes or order, or is not aligned."""
 
     def differs(value: Any, wanted: int) -> Any:
         return build.icmp_signed("!=", value, ir.Constant(I32, wanted))
@@ -198,14 +198,14 @@ def _is_wrong(build: Any, kind: Any, array: Any) -> Any:
 
 
 def _array_words(build: Any, kind: Any, array: Any) -> list[Any]:
-    """What a kernel knows of a NumPy array: where its numbers are, its shape, its strides."""
+    """The words that describe a NumPy array: its address, shape and strides."""
     shape, strides = (_field(build, array, at, I64.as_pointer()) for at in (SHAPE, STRIDES))
     sizes = [build.load(build.gep(at, [ir.Constant(I64, i)])) for at in (shape, strides) for i in range(kind.ndim)]
     return [_field(build, array, DATA, I64), *sizes]
 
 
 def _array(context: Any, build: Any, kind: Any, word: Any) -> Any:
-    """The same as Numba has it."""
+    """Numba's array structure from those words."""
     element = context.get_data_type(kind.dtype)
     made = context.make_array(kind)(context, build)
     arrayobj.populate_array(
@@ -221,7 +221,7 @@ def _array(context: Any, build: Any, kind: Any, word: Any) -> Any:
 
 
 def pool_code() -> bytes:
-    """The machine code of the pool that kernels run on."""
+    """The machine code of the thread pool."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     triple = binding.get_process_triple()

@@ -1,15 +1,15 @@
-"""Attention of one new token per sequence over all that stand in a cache, to which its key and value are added."""
+"""Attention of one new token per sequence over a KV cache, to which its key and value are appended."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from onfoot.kernels.attention import four_axes, heads_beside
+from onfoot.kernels.attention import empty_heads, four_axes
 from onfoot.kernels.attention_head import Mask, forward_floats, head_forward
 from onfoot.kernels.buffers import scratch
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.matrix import FLOAT, Matrix, head_of
-from onfoot.kernels.shapes import fits, share, threads
+from onfoot.kernels.shapes import is_float32, thread_range, threads
 from onfoot.kernels.simd import address, floats
 from onfoot.recording.planned import active
 
@@ -31,12 +31,12 @@ def _attend(
     thread: int,
     threads: int,
 ) -> None:
-    """Adds each sequence's k and v to the cache, behind the `length` that are there, and lets its q see them all."""
+    """Appends each sequence's k and v to the cache after `length` tokens; q then attends to all of them."""
     batch, shared, room, d_k = keys.shape
     d_v, n, group = values.shape[3], length[0], q.shape[1] // shared
     if not 0 <= n < room:
         return
-    first, last = share(batch * shared, 1, thread, threads)
+    first, last = thread_range(batch * shared, 1, thread, threads)
     spare = address(work) + thread * work.strides[0]
     for task in range(first, last):
         b, g = task // shared, task % shared
@@ -61,21 +61,21 @@ def cached_attention(
     length: np.ndarray,
     start: np.ndarray | None = None,
 ) -> np.ndarray | None:
-    """y (B, H, 1, Dv); None where the kernel does not take these arrays.
+    """y (B, H, 1, Dv); None if the kernel does not support these arrays.
 
-    q is (B, H, 1, Dk), k and v (B, Hkv, 1, D); the cache, `keys` and `values`, (B, Hkv, room, D), of which the first
-    `length` (1,) tokens are there. `start` (B,): the first token that each sequence may see.
+    q is (B, H, 1, Dk), k and v (B, Hkv, 1, D); the cache, `keys` and `values`, (B, Hkv, capacity, D), of which the
+    first `length` (1,) tokens are filled. `start` (B,): the first token that each sequence may attend to.
     """
-    if not fits(q, k, v, keys, values) or not (keys.flags.carray and values.flags.carray):
+    if not is_float32(q, k, v, keys, values) or not (keys.flags.carray and values.flags.carray):
         return None
     if q.ndim != 4 or k.ndim != 4 or q.shape[2] != 1 or k.shape[2] != 1 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"one new token per sequence is needed; q has shape {q.shape}, k {k.shape}")
+        raise ValueError(f"q and k must have one new token per sequence, got shapes {q.shape} and {k.shape}")
     batch, heads, _, d_k = q.shape
     d_v, room = values.shape[3], keys.shape[2]
     if active.recorder is None and not 0 <= int(length[0]) < room:
-        raise IndexError(f"a token behind {int(length[0])} others: the cache has room for {room}; make one with more")
+        raise IndexError(f"cannot add token {int(length[0])}: the KV cache has capacity {room}; use a larger one")
     first = np.zeros(batch, np.int64) if start is None else start
-    y = heads_beside(batch, heads, 1, d_v)
+    y = empty_heads(batch, heads, 1, d_v)
     work = scratch(threads(), forward_floats(room, d_k, d_v))
     _attend(four_axes(q), four_axes(k), four_axes(v), keys, values, length, first, y, work)
     return y

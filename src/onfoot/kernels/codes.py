@@ -1,6 +1,6 @@
-"""Dot products of floats with small codes, as LLVM instructions: its own vector code for them is several times slower.
+"""Dot products of floats with quantized codes, as LLVM instructions: auto-vectorised code is several times slower.
 
-A block is 32 codes with one scale; they are widened to floats in registers, eight or sixteen at a time.
+A block is 32 codes with one scale; they are converted to floats in registers, eight or sixteen at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onfoot.quantized import BLOCK
 
 INTEGERS = ir.VectorType(I32, WIDTH)
 CODES = ir.VectorType(ir.IntType(8), WIDTH)
-ROWS = 4  # rows of x that `dots8` takes at a time
+ROWS = 4  # rows of x that `dots8` computes at a time
 ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
@@ -33,7 +33,7 @@ def _sum(build: Any, vector: Any) -> Any:
 
 
 def _scale(build: Any, scale: Any, block: Any) -> Any:
-    """A block's scale, from floats of 16 bits where the CPU widens them, and of 32 elsewhere."""
+    """A block's scale, from float16 if the CPU converts it in hardware, otherwise from float32."""
     if not HALF_FLOATS:
         return _float(build, scale, block)
     bits = build.load(_pointer(build, build.add(scale, build.mul(block, _const(2))), ir.IntType(16)))
@@ -66,7 +66,7 @@ def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any) -> Any:
 
 @intrinsic
 def dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, out: Any) -> Any:
-    """Writes what `dot8` gives for ROWS rows of x, which lie x_row bytes apart. A code is widened once for all rows."""
+    """Writes the `dot8` of ROWS rows of x, x_row bytes apart. Each code is converted once for all rows."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         x, x_row, codes, scale, blocks, out = args
@@ -97,7 +97,7 @@ def dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, 
 
 @intrinsic
 def dot8(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
-    """Σ x code scale over blocks of 32 signed bytes. All are addresses, but the number of blocks."""
+    """Σ x code scale over blocks of 32 signed bytes. All arguments are addresses except the number of blocks."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         def widened(at: Any, j: int) -> Any:
@@ -111,11 +111,11 @@ def dot8(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
 
 @intrinsic
 def dot4(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
-    """The same for 16 bytes with two codes each: entries 0–15 in the low halves, 16–31 in the high ones."""
+    """`dot8` for 16 bytes with two codes each: entries 0–15 in the low halves, 16–31 in the high ones."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         def widened(at: Any, j: int) -> Any:
-            first = j * WIDTH  # of the block's 32 numbers
+            first = j * WIDTH  # index within the block of 32
             bytes_ = build.load(_pointer(build, at, CODES, first % (BLOCK // 2)), align=1)
             wide = build.zext(bytes_, INTEGERS)
             if first < BLOCK // 2:
@@ -131,7 +131,7 @@ def dot4(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
 
 @intrinsic
 def scale8(typing: Any, scale: Any, block: Any) -> Any:
-    """The scale of a block, from the address of the first."""
+    """The scale of a block, from the address of the first scale."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         return _scale(build, *args)

@@ -1,4 +1,4 @@
-"""Compiles the kernels and proves them, in processes of their own: Numba and what may crash stay out of this one."""
+"""Compiles and tests the kernels in separate processes: Numba and possible crashes stay out of this one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from onfoot.kernels import manifest, private, say
 from onfoot.kernels.manifest import Code
 
-BUILDERS = 4  # processes at most; each takes the next kernel that nobody has
-PROOF_SECONDS = 600  # a proof takes one or two
-CRASHES = {getattr(signal, f"SIG{name}", 0) for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "TRAP")}  # a kernel's own
+BUILDERS = 4  # processes at most; each takes the next kernel that none has taken
+PROOF_SECONDS = 600  # timeout; a self-test takes one or two
+CRASHES = {getattr(signal, f"SIG{name}", 0) for name in ("ABRT", "BUS", "FPE", "ILL", "SEGV", "TRAP")}  # signals
 IMPORTS = Path(__file__).parents[2]  # where onfoot is imported from
 
 
 def build(folder: Path) -> Code:
-    """Compiles all kernels into a folder and proves them; it appears whole or not at all."""
+    """Compiles and tests all kernels; the folder is written completely or not at all."""
     say("compiling the kernels for this CPU; this happens once and takes about half a minute")
     with tempfile.TemporaryDirectory(prefix="work-", dir=folder.parent) as made:
         work = Path(made)
@@ -30,9 +30,9 @@ def build(folder: Path) -> Code:
         built = prove(work, built)
         manifest.write(work, built)
         private.remove(folder)
-        with contextlib.suppress(OSError):  # what is in memory works; the next process tries again
+        with contextlib.suppress(OSError):  # this process uses the code in memory; the next one tries again
             work.rename(folder)
-            work.mkdir()  # for the end of this block
+            work.mkdir()  # the end of this block removes it
     return built
 
 
@@ -43,7 +43,7 @@ def compile_all(work: Path) -> Code:
         errors = [process.communicate()[1] for process in running]
     finally:
         for process in running:
-            process.kill()  # those that an interrupt has left
+            process.kill()  # left running after an interrupt
             process.wait()
     for process, error in zip(running, errors, strict=True):
         if process.returncode:
@@ -59,28 +59,28 @@ def compile_all(work: Path) -> Code:
 
 
 def prove(work: Path, built: Code) -> Code:
-    """The same code with the verdict of `proof`, found in processes of its own: a kernel that crashes ends only one."""
+    """The code with the results of `proof`, run in separate processes: a kernel that crashes ends only its own."""
     while True:
         process = start("proof", work)
         try:
             said, error = process.communicate(timeout=PROOF_SECONDS)
         except subprocess.TimeoutExpired:
-            raise ImportError(f"the proof of the kernels did not end in {PROOF_SECONDS} seconds") from None
+            raise ImportError(f"the self-test of the kernels did not finish within {PROOF_SECONDS} seconds") from None
         finally:
             process.kill()
             process.wait()
-        lines, ended = said.splitlines(), how_it_ended("its proof", process.returncode, error)
+        lines, ended = said.splitlines(), how_it_ended("its self-test", process.returncode, error)
         if process.returncode == 0:
             verdict = json.loads(lines[-1])
             return built._replace(refused=verdict["refused"], slower=verdict["slower"])
         if not lines or lines[-1] in built.refused or -process.returncode not in CRASHES:
             raise ImportError(ended)
-        built = built._replace(refused={**built.refused, lines[-1]: ended})  # the file it was at
+        built = built._replace(refused={**built.refused, lines[-1]: ended})  # the file that was being tested
         manifest.write(work, built)
 
 
 def start(module: str, work: Path) -> subprocess.Popen[str]:
-    """Runs `build` or `proof` in a process that imports what this one does, and nothing from the working directory."""
+    """Starts `build` or `proof` in a process with the same imports as this one, none from the working directory."""
     command = f"import sys; sys.path[:] = filter(None, sys.path); from onfoot.kernels import {module} as m; m.main()"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORTS), os.environ.get("PYTHONPATH")]))}
     if module == "build":
@@ -96,8 +96,8 @@ def start(module: str, work: Path) -> subprocess.Popen[str]:
 
 
 def how_it_ended(what: str, status: int, error: str) -> str:
-    """A process's last words, or the signal that ended it."""
+    """The last line that a failed process wrote, or the signal that killed it."""
     if status < 0:
         with contextlib.suppress(ValueError):
-            return f"{what} was ended by {signal.Signals(-status).name}"
-    return (error.strip().splitlines() or [f"{what} ended with status {status}"])[-1]
+            return f"{what} was killed by {signal.Signals(-status).name}"
+    return (error.strip().splitlines() or [f"{what} exited with status {status}"])[-1]

@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy in one, a row at a time: two passes forward, one backward."""
+"""Fused softmax and cross-entropy, one row at a time: two passes forward, one backward."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import ARRAYS, as_rows, fits, formula, share
+from onfoot.kernels.shapes import ARRAYS, as_rows, fall_back_to_formula, is_float32, thread_range
 from onfoot.kernels.simd import address, greatest
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.recording.planned import Planned
+from onfoot.recording.planned import RecordedArray
 
 
 class CrossEntropyKernelSaved(NamedTuple):
@@ -36,7 +36,7 @@ def log_sum_exp(row: np.ndarray) -> float:
 
 @inner
 def softmax_minus_target(row: np.ndarray, lse: float, target: int, scale: float, out: np.ndarray) -> None:
-    """(y_pred − y_gt) scale, 0 where there is no target."""
+    """(y_pred − y_gt) scale; 0 if there is no target."""
     if target == IGNORE:
         out[:] = 0
         return
@@ -49,7 +49,7 @@ def softmax_minus_target(row: np.ndarray, lse: float, target: int, scale: float,
 def _forward(
     logits: np.ndarray, targets: np.ndarray, lse: np.ndarray, losses: np.ndarray, thread: int, threads: int
 ) -> None:
-    a, e = share(logits.shape[0], 1, thread, threads)
+    a, e = thread_range(logits.shape[0], 1, thread, threads)
     for i in range(a, e):
         lse[i] = log_sum_exp(logits[i])
         losses[i] = 0.0
@@ -68,7 +68,7 @@ def _backward(
     thread: int,
     threads: int,
 ) -> None:
-    a, e = share(logits.shape[0], 1, thread, threads)
+    a, e = thread_range(logits.shape[0], 1, thread, threads)
     scale = F(dloss / divisor[0])
     for i in range(a, e):
         softmax_minus_target(logits[i], lse[i], targets[i], scale, dlogits[i])
@@ -84,41 +84,39 @@ def _total(losses: np.ndarray, divisor: np.ndarray, loss: np.ndarray, thread: in
 
 
 def as_array(divisor: Any) -> np.ndarray:
-    """What the loss is divided by, where a kernel reads it: it changes from step to step."""
+    """The divisor as an array that a kernel reads: it changes from step to step."""
     return divisor if isinstance(divisor, np.ndarray) else np.array([divisor], np.float64)
 
 
 def total(losses: np.ndarray, divisor: np.ndarray) -> Any:
-    """Σ losses / divisor: a number, or in a step that is being recorded its place."""
+    """Σ losses / divisor: a number, or while recording an array."""
     loss = empty((1,), np.float64)
     _total(losses, divisor, loss)
-    return loss if type(loss) is Planned else np.float32(loss[0])
+    return loss if type(loss) is RecordedArray else np.float32(loss[0])
 
 
 def checked_targets(targets: np.ndarray, vocabulary: int) -> np.ndarray:
-    """The targets as one row of 64-bit integers, or an IndexError: a kernel would read beyond the logits."""
-    if type(targets) is Planned:
-        return targets.reshape(-1)  # those of every replay are checked before it
+    """The targets flattened to int64, or an IndexError: a kernel would read out of bounds."""
+    if type(targets) is RecordedArray:
+        return targets.reshape(-1)  # a replay's targets are checked before it
     if type(targets) is not np.ndarray or targets.dtype.kind not in "iu":
-        raise IndexError(
-            f"targets are {getattr(targets, 'dtype', type(targets).__name__)}: an array of integers is needed"
-        )
+        raise IndexError(f"targets must be an integer array, got {getattr(targets, 'dtype', type(targets).__name__)}")
     flat = np.ascontiguousarray(targets, dtype=np.int64).reshape(-1)
-    wrong = (flat.view(np.uint64) >= vocabulary) & (flat != IGNORE)  # as unsigned, what is below 0 is large
+    wrong = (flat.view(np.uint64) >= vocabulary) & (flat != IGNORE)  # as unsigned, negative values are large
     if wrong.any():
         raise IndexError(f"target {flat[wrong][0]} is outside 0 ... {vocabulary - 1} and is not {IGNORE}")
     return flat
 
 
-def targets_fit(targets: Any, x: np.ndarray) -> bool:
-    """Whether there is a target for each row of x."""
+def targets_match(targets: Any, x: np.ndarray) -> bool:
+    """Whether there is one target per row of x."""
     return type(targets) in ARRAYS and x.ndim > 0 and targets.size * x.shape[-1] == x.size
 
 
 def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: float) -> tuple[np.float32, Any]:
     """L = Σ (log Σ exp a − a[target]) / divisor, over the tokens that have a target."""
-    if not fits(logits) or not targets_fit(targets, logits):
-        return formula(ops.cross_entropy_forward, logits, targets, divisor)
+    if not is_float32(logits) or not targets_match(targets, logits):
+        return fall_back_to_formula(ops.cross_entropy_forward, logits, targets, divisor)
     flat = as_rows(logits)  # (N, V)
     target = checked_targets(targets, flat.shape[1])
     lse, losses, over = empty(target.shape), empty(target.shape, np.float64), as_array(divisor)
@@ -127,7 +125,7 @@ def cross_entropy_forward(logits: np.ndarray, targets: np.ndarray, divisor: floa
 
 
 def cross_entropy_backward(dloss: float, saved: Any) -> np.ndarray:
-    """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in the rows that do not count."""
+    """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in rows without a target."""
     if not isinstance(saved, CrossEntropyKernelSaved):
         return ops.cross_entropy_backward(dloss, saved)
     logits, lse, target, divisor, shape = saved

@@ -8,7 +8,7 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.kernels import update
-from onfoot.kernels.shapes import contiguous, fits, formula
+from onfoot.kernels.shapes import contiguous, fall_back_to_formula, is_float32
 from onfoot.kernels.update import times
 
 
@@ -18,16 +18,16 @@ class DropoutKernelSaved(NamedTuple):
 
 def dropout_forward(x: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, Any]:
     """y = x ∘ keep."""
-    if not fits(x, keep) or x.shape != keep.shape:
-        return formula(ops.dropout_forward, x, keep)
+    if not is_float32(x, keep) or x.shape != keep.shape:
+        return fall_back_to_formula(ops.dropout_forward, x, keep)
     keep = contiguous(keep)
     return times(x, keep), DropoutKernelSaved(keep)  # eq DO.1
 
 
 def dropout_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
-    """dx = dy ∘ keep: what was dropped gets no gradient."""
-    if not isinstance(saved, DropoutKernelSaved) or not fits(dy) or dy.shape != saved.keep.shape:
-        return formula(ops.dropout_backward, dy, saved)
+    """dx = dy ∘ keep: dropped features get no gradient."""
+    if not isinstance(saved, DropoutKernelSaved) or not is_float32(dy) or dy.shape != saved.keep.shape:
+        return fall_back_to_formula(ops.dropout_backward, dy, saved)
     return times(dy, saved.keep)  # eq DO.2
 
 

@@ -1,6 +1,6 @@
-"""exp and erf as polynomials that LLVM turns into vector code; Numba's own are one call an element.
+"""exp and erf as polynomials that LLVM vectorises; Numba's own are one call per element.
 
-The coefficients are least-maximum fits; with rounding, exp is within 1e-7 of the truth (relative), erf within 1e-7.
+The coefficients are minimax fits; with rounding, exp is accurate to 1e-7 (relative), erf to 1e-7 (absolute).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def exp(x: float) -> float:
 
 
 def exp_of_vector(build: Any, x: Any) -> Any:
-    """The same of a vector, in LLVM's instructions."""
+    """`exp` of a vector, in LLVM instructions."""
 
     def same(number: float) -> Any:
         return ir.Constant(VECTOR, [float(number)] * WIDTH)

@@ -1,8 +1,8 @@
-"""Products of a few rows with a large matrix, as when tokens are generated: the speed is that of memory.
+"""Products of a few rows with a large matrix, as in generation: the speed is limited by memory bandwidth.
 
-Each thread reads one contiguous part of the weight, once, in four places in turn: one is not read as fast. A weight
-stored (in, out) is divided between the threads by its rows: each adds up x[k] w[k, :], and the parts are summed. One
-stored (out, in), as the token table is, is divided by outputs: each is a dot product.
+Each thread reads one contiguous part of the weight, once, as four interleaved streams: one alone is slower. A weight
+stored (in, out) is divided among the threads by rows: each sums x[k] w[k, :], and the parts are added. One stored
+(out, in), as the token table is, is divided by outputs: each is a dot product.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 from onfoot.kernels.buffers import scratch
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import share, threads
+from onfoot.kernels.shapes import thread_range, threads
 
-FEW = 8  # rows of x, up to which this beats the blocked product
+FEW = 8  # rows of x: up to this many, this is faster than the blocked product
 GROUP = 4  # rows of the weight that are added in one pass over y
-STRIP = 2048  # columns of y at a time: in the first-level cache
+STRIP = 2048  # columns of y at a time: they stay in the L1 cache
 
 
 @inner
 def begin(bias: np.ndarray, skip: np.ndarray, i: int, first: int, out: np.ndarray) -> None:
-    """A part of row i before anything is added to it: bias and skip, where they are not empty."""
+    """Initialises a part of row i with bias and skip, if they are not empty."""
     for j in range(out.size):
         out[j] = bias[j] if bias.size else F(0)
     if skip.size:
@@ -34,7 +34,7 @@ def begin(bias: np.ndarray, skip: np.ndarray, i: int, first: int, out: np.ndarra
 def _part_by_rows(x: np.ndarray, weight: np.ndarray, sums: np.ndarray, part: int, parts: int) -> None:
     m, depth = x.shape
     n = weight.shape[1]
-    first, last = share(depth, GROUP, part, parts)
+    first, last = thread_range(depth, GROUP, part, parts)
     sums[: m * n] = 0
     for k in range(first, last - GROUP + 1, GROUP):
         for j0 in range(0, n, STRIP):
@@ -56,7 +56,7 @@ def _part_by_rows(x: np.ndarray, weight: np.ndarray, sums: np.ndarray, part: int
 
 @kernel("f4[:,::1], f4[:,::1], f4[:,::1]", "m k, k n, . .")
 def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, threads: int) -> None:
-    """A row of `work` for each part of the weight; with fewer threads than parts, a thread does several."""
+    """One row of `work` per part of the weight; with fewer threads than parts, a thread computes several."""
     for part in range(thread, work.shape[0], threads):
         _part_by_rows(x, weight, work[part], part, work.shape[0])
 
@@ -64,7 +64,7 @@ def _by_rows(x: np.ndarray, weight: np.ndarray, work: np.ndarray, thread: int, t
 @kernel("f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]", ". ., n?, m n?, m n")
 def _add_parts(work: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     m, n = y.shape
-    a, e = share(n, 64, thread, threads)
+    a, e = thread_range(n, 64, thread, threads)
     for i in range(m):
         out = y[i, a:e]
         begin(bias[a:e], skip, i, a, out)
@@ -85,7 +85,7 @@ def _by_dots(
     threads: int,
 ) -> None:
     m, depth = x.shape
-    first, last = share(weight.shape[0], 1, thread, threads)
+    first, last = thread_range(weight.shape[0], 1, thread, threads)
     for i in range(m):
         begin(bias[first:last], skip, i, first, y[i, first:last])
     each = (last - first) // 4
@@ -114,7 +114,7 @@ def _by_dots(
 
 
 def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
-    """y = x w + b + skip for a few contiguous rows; the weight contiguous, or the transpose of one that is.
+    """y = x w + b + skip for a few contiguous rows; the weight or its transpose must be contiguous.
 
     `bias` and `skip` may be empty.
     """

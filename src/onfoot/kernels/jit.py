@@ -1,10 +1,10 @@
 """How kernels are written, and how they are called.
 
-Numba compiles them in a process of its own (`build`), once for each CPU, and the machine code is kept on disk
-(`library`). A process that computes loads that code and never loads Numba: the decorators here only note a kernel's
-name and arguments then, which saves 100 MB of memory and a second of every start.
+Numba compiles them in a separate process (`build`), once per CPU, and the machine code is cached on disk (`library`). A
+process that computes loads that code and never imports Numba: there, the decorators only record a kernel's name and
+arguments, which saves 100 MB of memory and a second at every start.
 
-A kernel is what one thread does: its last two arguments are which thread it is, of how many.
+A kernel is the code of one thread: its last two arguments are the thread's number and the number of threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onfoot.recording.planned import active
 
 COMPILING = "ONFOOT_COMPILING" in os.environ
 # Sums may be reordered and a*b + c fused: both are needed for vector code. NaN and infinity keep their meaning.
-# Nothing is allocated inside a kernel, so arrays need no counts of references.
+# Kernels allocate nothing, so arrays need no reference counts.
 OPTIONS: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "arcp", "nsz"},
     "error_model": "numpy",
@@ -35,8 +35,8 @@ def _plain(function: Any) -> Any:
     return function
 
 
-inner: Any = _plain  # decorates a function that kernels call; compiled into each of them
-exact: Any = _plain  # the same, where the order of the sums is their point
+inner: Any = _plain  # decorates a function that kernels call; inlined into them
+exact: Any = _plain  # the same, without reordering of sums
 intrinsic: Any = _plain  # decorates a function that builds LLVM instructions
 types: Any = None
 cgutils: Any = None
@@ -53,7 +53,7 @@ if COMPILING:
     types, cgutils, arrayobj = numba.types, numba.core.cgutils, numba.np.arrayobj
 
 SCALARS = {"f4": ctypes.c_float, "f8": ctypes.c_double, "i8": ctypes.c_longlong, "b1": ctypes.c_longlong}
-ALL: list[Kernel] = []  # every kernel, in the order in which they are written
+ALL: list[Kernel] = []  # every kernel, in the order of definition
 
 
 class Kernel:
@@ -71,21 +71,21 @@ class Kernel:
         self.function, self.signature = function, signature
         self.sizes = sizes.split(", ") if sizes else []
         self.entry: Callable[..., int] = self._prepare_and_call
-        self.code = 0  # where the machine code of one thread's part is
+        self.code = 0  # the address of the machine code of one thread
         ALL.append(self)
 
     @property
     def kinds(self) -> list[str]:
-        """The arguments' kinds, such as "f4[:,::1]" or "i8"."""
+        """The types of the arguments, such as "f4[:,::1]" or "i8"."""
         return self.signature.split(", ")
 
     @property
     def symbol(self) -> str:
-        """The name of the machine code."""
+        """The symbol of the machine code."""
         return f"onfoot.{self.name}"
 
     def prepare(self) -> None:
-        """Loads the machine code, which is compiled first if need be; an ImportError if there is none."""
+        """Loads the machine code, which is compiled first if necessary; an ImportError if there is none."""
         address = library.address(self.name, self.symbol)
         kinds: list[Any] = [SCALARS.get(kind, ctypes.py_object) for kind in self.kinds]
         self.entry = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds, ctypes.c_longlong, ctypes.c_longlong)(address)
@@ -101,7 +101,7 @@ class Kernel:
             raise self._refusal(wrong, args)
 
     def frame(self, args: tuple[Any, ...], threads: int) -> np.ndarray:
-        """The arguments in 64-bit words, as the machine code reads them: a call that is made later."""
+        """The arguments as the 64-bit words that the machine code reads, for a call that is made later."""
         words = np.empty(self.words, np.int64)
         wrong = self.entry(*args, threads, words.ctypes.data)
         if wrong:
@@ -110,22 +110,22 @@ class Kernel:
 
     @cached_property
     def words(self) -> int:
-        """The length of a frame."""
-        return self.places[-1] + 1
+        """The length of a frame in words."""
+        return self.offsets[-1] + 1
 
     @cached_property
-    def places(self) -> list[int]:
-        """Where in a frame each argument begins, and behind the last."""
-        places = [0]
+    def offsets(self) -> list[int]:
+        """The offset of each argument in a frame, and the end of the last."""
+        offsets = [0]
         for kind in self.kinds:
-            places.append(places[-1] + (1 if kind in SCALARS else 3 + 2 * kind.count(",")))
-        return places
+            offsets.append(offsets[-1] + (1 if kind in SCALARS else 3 + 2 * kind.count(",")))
+        return offsets
 
     def _refusal(self, wrong: int, args: tuple[Any, ...]) -> Exception:
-        """What is said of an array of the wrong kind, or (a number below 0) of sizes that do not agree."""
+        """The error for an array of the wrong type (wrong > 0) or of sizes that do not match (wrong < 0)."""
         if wrong < 0:
             shapes = ", ".join(str(x.shape) for x in args if hasattr(x, "shape"))
-            return ValueError(f"{self.name}: argument {-wrong} does not go with the others; the shapes are {shapes}")
+            return ValueError(f"{self.name}: argument {-wrong} does not match the others; the shapes are {shapes}")
         x = args[wrong - 1]
         return TypeError(
             f"{self.name}: argument {wrong} must be {self.kinds[wrong - 1]}, aligned, not {x.dtype} of shape {x.shape} "
@@ -138,10 +138,10 @@ class Kernel:
 
 
 def kernel(signature: str, sizes: str = "", name: str = "") -> Callable[[Callable[..., None]], Kernel]:
-    """A function called from Python, on every thread. Arrays are as in Numba: f4[:,::1] is contiguous, f4[:,:] any.
+    """Decorates a kernel, which is called from Python. Array types are Numba's: f4[:,::1] is contiguous, f4[:,:] any.
 
-    `sizes` names the axes of each array, "n c, c, n c": those of one name must be of one size, or the call is refused
-    before anything is read. "." is any size; an array with a "?" behind its axes may be empty. "threads" is memory
-    with a row for each thread: there are no more threads than rows.
+    `sizes` names the axes of each array, "n c, c, n c": axes of the same name must have the same size, or the call
+    raises an error before anything is read. "." is any size; an array with "?" after its axes may be empty. "threads"
+    is memory with one row per thread: no more threads are used than rows.
     """
     return lambda function: Kernel(function, signature, name, sizes=sizes)

@@ -1,6 +1,6 @@
 """Layer norm: a row is read once from memory, and stays in the cache for its three passes.
 
-x is kept, with each row's mean and 1/σ; ā is computed again on the way back.
+x is kept, with each row's mean and 1/σ; the backward pass recomputes ā.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from onfoot import ops
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, upstream
+from onfoot.kernels.shapes import as_rows, contiguous, fall_back_to_formula, is_float32, thread_range, upstream
 
-TINY, HUGE = F(1e-30), F(1e37)  # between them, a sum of squares is a float32 like any other
-BLOCK = 16  # rows whose contributions to dweight and dbias are summed together, whatever the number of threads
+TINY, HUGE = F(1e-30), F(1e37)  # outside this range, a sum of squares is not accurate in float32
+BLOCK = 16  # rows whose contributions to dweight and dbias are summed first, for any number of threads
 
 
 class LayerNormKernelSaved(NamedTuple):
@@ -61,7 +61,7 @@ def norm(
         for j in range(c):
             squares += (row[j] - mu) * (row[j] - mu)
         r = F(1) / np.sqrt(squares / F(c) + F(eps))
-        if not TINY < squares < HUGE:  # what float32 has no squares of
+        if not TINY < squares < HUGE:  # squares overflow or underflow in float32
             mu, r = exact_mean_and_rstd(row, eps)
         mean[i], rstd[i] = mu, r
         for j in range(c):
@@ -79,7 +79,7 @@ def norm_backward(
     dx: np.ndarray,
     parts: np.ndarray,
 ) -> None:
-    """dx, and for every BLOCK rows their parts of dweight and dbias."""
+    """dx, and the contributions of every BLOCK rows to dweight and dbias."""
     n, c = x.shape
     for b in range((n + BLOCK - 1) // BLOCK):
         dw, db = parts[b, 0], parts[b, 1]
@@ -118,7 +118,7 @@ def _forward(
     thread: int,
     threads: int,
 ) -> None:
-    a, e = share(x.shape[0], BLOCK, thread, threads)
+    a, e = thread_range(x.shape[0], BLOCK, thread, threads)
     norm(x[a:e], weight, bias, eps, y[a:e], mean[a:e], rstd[a:e])
 
 
@@ -138,16 +138,16 @@ def _backward(
     thread: int,
     threads: int,
 ) -> None:
-    a, e = share(x.shape[0], BLOCK, thread, threads)
+    a, e = thread_range(x.shape[0], BLOCK, thread, threads)
     own = parts[a // BLOCK :]
     norm_backward(dy[a:e], dskip[a:e], x[a:e], mean[a:e], rstd[a:e], weight, dx[a:e], own)
 
 
 @inner
-def share_of_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
-    """One thread's part of the sums over the parts: some columns."""
+def thread_sum_of_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
+    """Sums the contributions; each thread computes some columns."""
     blocks, _, c = parts.shape
-    a, e = share(c, 64, thread, threads)
+    a, e = thread_range(c, 64, thread, threads)
     dw, db = dweight[a:e], dbias[a:e]
     dw[:] = 0
     db[:] = 0
@@ -160,15 +160,15 @@ def share_of_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, th
 
 @kernel("f4[:,:,::1], f4[::1], f4[::1]", ". . c, c, c")
 def _sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
-    share_of_parts(parts, dweight, dbias, thread, threads)
+    thread_sum_of_parts(parts, dweight, dbias, thread, threads)
 
 
 def layer_norm_forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float = 1e-5
 ) -> tuple[np.ndarray, Any]:
     """y = ā ∘ w + b with ā = (x − μ)/σ, over the features of each token."""
-    if not fits(x, weight, bias) or not x.ndim or not x.shape[-1:] == weight.shape == bias.shape:
-        return formula(ops.layer_norm_forward, x, weight, bias, eps)
+    if not is_float32(x, weight, bias) or not x.ndim or not x.shape[-1:] == weight.shape == bias.shape:
+        return fall_back_to_formula(ops.layer_norm_forward, x, weight, bias, eps)
     rows, weight = as_rows(x), contiguous(weight)
     y, (mean, rstd) = empty(rows.shape), empty((2, rows.shape[0]))
     _forward(rows, weight, contiguous(bias), eps, y, mean, rstd)
@@ -185,8 +185,8 @@ def layer_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndar
 def layer_norm_skip_backward(
     dy: np.ndarray, saved: Any, dskip: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same, with `dskip`, what comes past the norm, added to the gradient of x."""
-    if not isinstance(saved, LayerNormKernelSaved) or not fits(dskip) or dskip.shape != saved.shape:
+    """Gradients of x, weight and bias; `dskip`, the gradient of the skip connection, is added to that of x."""
+    if not isinstance(saved, LayerNormKernelSaved) or not is_float32(dskip) or dskip.shape != saved.shape:
         dx, dweight, dbias = layer_norm_backward(dy, saved)
         return dskip + dx, dweight, dbias
     return _gradients(dy, saved, as_rows(dskip))

@@ -1,7 +1,7 @@
-"""The machine code of the kernels: compiled once for this CPU, proven, kept on disk, loaded without Numba.
+"""The machine code of the kernels: compiled once for this CPU, tested, cached on disk, loaded without Numba.
 
-A folder holds one object file per kernel and, written last, a manifest with their checksums. What does not agree with
-its manifest is compiled again. A failure that may pass (a full disk, a compiler that was killed) leaves no folder.
+A folder holds one object file per kernel and, written last, a manifest with their checksums. A folder that does not
+match its manifest is compiled again. A temporary failure (a full disk, a compiler that was killed) leaves no folder.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from onfoot.kernels import compiler, cpu, manifest, private, say, symbols
 from onfoot.kernels.manifest import Code
 from onfoot.recording import pool
 
-HEAD = object.__basicsize__  # bytes before an object's own fields
-# Where NumPy's C interface puts an array's fields (`PyArrayObject_fields`), and a dtype's number.
+HEAD = object.__basicsize__  # bytes before the fields of a Python object
+# Offsets of the fields of NumPy's C struct `PyArrayObject_fields`, and of a dtype's type number.
 DATA, NDIM, SHAPE, STRIDES, DTYPE, FLAGS, DTYPE_NUMBER = (HEAD + at for at in (0, 8, 16, 24, 40, 48, 12))
 C_CONTIGUOUS, ALIGNED = 1, 0x100
 PACKAGE = Path(__file__).parents[1]
-COMPILED_IN = "__init__", "native_loop", "planned", "pool"  # of the recording's files
+COMPILED_IN = "__init__", "native_loop", "planned", "pool"  # files of `recording` that are compiled in
 SOURCES = "kernels/*.py", "ops/*.py", *(f"recording/{name}.py" for name in COMPILED_IN), "arrays.py", "quantized.py"
 
 
@@ -39,7 +39,7 @@ class Library(NamedTuple):
 
     engine: Any  # LLVM's loader
     code: Code
-    errors: dict[str, str]  # kernel -> why it cannot be called here
+    errors: dict[str, str]  # kernel -> why it cannot be called
 
 
 def sources() -> list[Path]:
@@ -48,7 +48,7 @@ def sources() -> list[Path]:
 
 
 def folder_name() -> str:
-    """A name for this very source, compiler and CPU."""
+    """A folder name that is unique to this source, compiler and CPU."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
@@ -63,33 +63,33 @@ _folder: Path | None = None
 
 
 def use(folder: Path) -> None:
-    """Lets this process take its machine code from a folder that is not yet in its place."""
+    """Makes this process load its machine code from a folder that is not in the cache yet."""
     global _folder
     _folder = folder
 
 
 @lru_cache(maxsize=1)
 def code() -> Code:
-    """All machine code, which is compiled first if need be; an ImportError or OSError if it cannot be."""
+    """All machine code, which is compiled first if necessary; an ImportError or OSError if that fails."""
     if _folder is not None:
         return manifest.read(_folder)
     name = folder_name()
     try:
         folder = private.cache_home() / name
-        found, _ = _whole(folder)
+        found, _ = _read_valid(folder)
         if found is None:
             private.check_writable(folder.parent)
     except OSError as error:
         where = f": {error.filename}" if error.strerror and error.filename else ""
-        say(f"{error.strerror or error}{where}: the kernels are compiled for this process only")
+        say(f"cannot cache the kernels ({error.strerror or error}{where}); compiling them for this process only")
         with tempfile.TemporaryDirectory(prefix="onfoot-") as fresh:
             return compiler.build(Path(fresh) / name)
     if found is None:
-        with _alone(folder.with_suffix(".lock")):
-            found, problem = _whole(folder)
+        with _file_lock(folder.with_suffix(".lock")):
+            found, problem = _read_valid(folder)
             if found is None:
                 if problem:
-                    say(f"the machine code in {folder} is damaged ({problem}): it is compiled again")
+                    say(f"the machine code in {folder} is damaged ({problem}); compiling it again")
                 found = compiler.build(folder)
             private.remove_old(folder.parent)
     private.mark_as_used(folder)
@@ -97,8 +97,8 @@ def code() -> Code:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process compiles, the others wait; where files cannot be locked, each compiles for itself."""
+def _file_lock(path: Path) -> Iterator[None]:
+    """A file lock: one process compiles, the others wait. Without file locks, each compiles for itself."""
     from filelock import FileLock
 
     lock = FileLock(path, mode=0o600)
@@ -110,8 +110,8 @@ def _alone(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _whole(folder: Path) -> tuple[Code | None, str]:
-    """What a folder holds, or what is wrong with it; neither where there is none."""
+def _read_valid(folder: Path) -> tuple[Code | None, str]:
+    """The code in a folder, or what is wrong with it; neither if it does not exist."""
     if not os.path.lexists(folder):
         return None, ""
     try:
@@ -122,7 +122,7 @@ def _whole(folder: Path) -> tuple[Code | None, str]:
 
 @lru_cache(maxsize=1)
 def load() -> Library:
-    """LLVM's loader with all machine code in it; an ImportError or OSError if there cannot be any."""
+    """Loads all machine code with LLVM; an ImportError or OSError if that fails."""
     _check_layout()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -135,7 +135,7 @@ def load() -> Library:
     errors = {**found.errors, **missing_symbols(found)}
     if "pool" in errors:
         raise ImportError(errors["pool"])
-    for name in errors:  # a file's kernels are used together or not at all: these are never called
+    for name in errors:  # a file's kernels are used all or not at all: these are never called
         binding.add_symbol(f"onfoot.{name}", outside["onfoot_lock"])
     for name, data in sorted(found.objects.items()):
         if name not in errors:
@@ -147,18 +147,18 @@ def load() -> Library:
 
 
 def missing_symbols(found: Code) -> dict[str, str]:
-    """Kernel -> a symbol that it needs and that is nowhere: LLVM would end the process."""
+    """Kernel -> error, for kernels with an undefined symbol: LLVM would abort the process."""
     ours = {f"onfoot.{name}" for name in (*found.objects, *found.errors)}
     missing = {}
     for name, data in found.objects.items():
         for symbol in symbols.undefined(data):
             if symbol not in ours and not binding.address_of_symbol(symbol):
-                missing[name] = f"it needs {symbol}, which is not here"
+                missing[name] = f"undefined symbol {symbol}"
     return missing
 
 
 def _check_layout() -> None:
-    """Kernels read arrays where they lie, so this NumPy must have them as its C interface says."""
+    """Kernels read NumPy's array struct directly, so its layout must be as in the C API; an ImportError if not."""
     x = np.zeros((2, 3), np.float32)[:, 1:]
     at = id(x)
     shape = (ctypes.c_ssize_t * 2).from_address(ctypes.c_void_p.from_address(at + SHAPE).value or at)
@@ -173,11 +173,11 @@ def _check_layout() -> None:
         ctypes.c_int.from_address(at + FLAGS).value & C_CONTIGUOUS,
     )
     if found != (x.ctypes.data, 2, x.shape, x.strides, x.dtype.num, 0):
-        raise ImportError("NumPy's arrays have an unknown layout")
+        raise ImportError("unknown memory layout of NumPy arrays")
 
 
 def address(name: str, symbol: str) -> int:
-    """Where a kernel's code begins; an ImportError if it cannot be called here."""
+    """The address of a kernel's code; an ImportError if it cannot be called."""
     library = load()
     if name in library.errors:
         raise ImportError(library.errors[name])

@@ -1,4 +1,4 @@
-"""Fully connected layers: three matrix products, with the bias added as the results are written."""
+"""Linear layers: three matrix products, with the bias added as the results are written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.few_rows import FEW, few_rows_product
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.product import NO_ROW, NO_ROWS, product, share_of_product
+from onfoot.kernels.product import NO_ROW, NO_ROWS, product, thread_product
 from onfoot.kernels.quantized import quantized_input_gradient, quantized_product
-from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, threads, upstream
+from onfoot.kernels.shapes import as_rows, contiguous, fall_back_to_formula, is_float32, thread_range, threads, upstream
 from onfoot.quantized import Transposed
 
 
@@ -30,9 +30,9 @@ class FrozenLinearKernelSaved(NamedTuple):
 
 
 @inner
-def share_of_sum(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
-    """One thread's part of Σ over the rows of x: some columns, so that every sum has the same order."""
-    a, e = share(x.shape[1], 64, thread, threads)
+def thread_sum(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
+    """Σ over the rows of x on one thread: some columns, so that every sum has the same order."""
+    a, e = thread_range(x.shape[1], 64, thread, threads)
     out = total[a:e]
     out[:] = 0
     together = x.shape[0] // 4 * 4
@@ -48,7 +48,7 @@ def share_of_sum(x: np.ndarray, total: np.ndarray, thread: int, threads: int) ->
 
 @kernel("f4[:,::1], f4[::1]", "n c, c")
 def _sum_rows(x: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
-    share_of_sum(x, total, thread, threads)
+    thread_sum(x, total, thread, threads)
 
 
 @kernel(
@@ -67,15 +67,15 @@ def _backward(
     thread: int,
     threads: int,
 ) -> None:
-    """dx = dy wᵗ and dw = leftᵗ right, which do not wait for each other.
+    """dx = dy wᵗ and dw = leftᵗ right, without a barrier in between.
 
-    db = Σ dy is the last row of `dweight` if that has one row more; otherwise it goes to `dbias`, if that has room.
+    db = Σ dy is the last row of `dweight` if that has one extra row; otherwise it is written to `dbias`, unless empty.
     """
     if dbias.size:
-        share_of_sum(dy, dbias, thread, threads)  # eq FC.4
+        thread_sum(dy, dbias, thread, threads)  # eq FC.4
     none, nothing = dbias[:0], dx[:0]
-    share_of_product(dy, weight_t, dx, none, nothing, False, work, thread, threads)  # eq FC.2
-    share_of_product(left.T, right, dweight, none, nothing, False, work, thread, threads)  # eq FC.3
+    thread_product(dy, weight_t, dx, none, nothing, False, work, thread, threads)  # eq FC.2
+    thread_product(left.T, right, dweight, none, nothing, False, work, thread, threads)  # eq FC.3
 
 
 def sum_rows(x: np.ndarray) -> np.ndarray:
@@ -85,18 +85,18 @@ def sum_rows(x: np.ndarray) -> np.ndarray:
     return total
 
 
-def together(x: Any, weight: Any, bias: Any, skip: Any = None) -> bool:
-    """Whether the kernels take a layer's arrays, and these go together; others are left to `ops`."""
-    if not fits(x) or not fits_weight(weight) or weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
+def shapes_match(x: Any, weight: Any, bias: Any, skip: Any = None) -> bool:
+    """Whether the kernels support these arrays and their shapes match; otherwise `ops` is used."""
+    if not is_float32(x) or not is_weight(weight) or weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[0]:
         return False
-    if bias is not None and (not fits(bias) or bias.shape != weight.shape[1:]):
+    if bias is not None and (not is_float32(bias) or bias.shape != weight.shape[1:]):
         return False
-    return skip is None or (fits(skip) and skip.shape == x.shape[:-1] + weight.shape[1:])
+    return skip is None or (is_float32(skip) and skip.shape == x.shape[:-1] + weight.shape[1:])
 
 
-def fits_weight(weight: Any) -> bool:
-    """Whether the products below take this weight: floats, or the transpose of one in blocks."""
-    return fits(weight) or isinstance(weight, Transposed)
+def is_weight(weight: Any) -> bool:
+    """Whether the products below support this weight: float32, or a transposed quantized one."""
+    return is_float32(weight) or isinstance(weight, Transposed)
 
 
 def affine(
@@ -133,14 +133,14 @@ def input_gradient(dy: np.ndarray, weight: Any, out: np.ndarray | None = None) -
 
 def linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
     """y = x w + b~, the bias broadcast over the tokens."""
-    if not together(x, weight, bias):
-        return formula(ops.linear_forward, x, weight, bias)
+    if not shapes_match(x, weight, bias):
+        return fall_back_to_formula(ops.linear_forward, x, weight, bias)
     return affine(x, weight, bias), LinearKernelSaved(x, weight, bias is not None)
 
 
 def linear_skip(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray) -> tuple[np.ndarray, Any]:
-    """y = skip + x w + b~: a layer whose output closes a skip. Its backward pass is the layer's own."""
-    if skip is None or not together(x, weight, bias, skip):
+    """y = skip + x w + b~: a layer with its skip connection. Its backward pass is `linear_backward`."""
+    if skip is None or not shapes_match(x, weight, bias, skip):
         y, saved = linear_forward(x, weight, bias)
         return skip + y, saved
     return affine(x, weight, bias, skip=skip), LinearKernelSaved(x, weight, bias is not None)
@@ -153,7 +153,7 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
     x, weight, has_bias = saved
     dy = upstream(dy, x.shape[:-1] + weight.shape[1:])
     left, right = as_rows(x), as_rows(dy)
-    transposed = isinstance(weight, np.ndarray) and not weight.flags.c_contiguous  # a tied head: as it is stored
+    transposed = isinstance(weight, np.ndarray) and not weight.flags.c_contiguous  # a tied head: stored (out, in)
     if right.shape[0] <= FEW or isinstance(weight, Transposed):
         dweight = product(right.T, left).T if transposed else product(left.T, right)  # eq FC.3
         return input_gradient(dy, weight), dweight, sum_rows(right) if has_bias else None  # eq FC.4
@@ -168,24 +168,24 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
 
 
 def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
-    """The same layer with weights that do not train: x need not be kept."""
-    if not together(x, weight, bias):
-        return formula(ops.frozen_linear_forward, x, weight, bias)
+    """`linear_forward` with frozen weights: x need not be kept."""
+    if not shapes_match(x, weight, bias):
+        return fall_back_to_formula(ops.frozen_linear_forward, x, weight, bias)
     return affine(x, weight, bias), FrozenLinearKernelSaved(weight, x.shape)
 
 
 def frozen_linear_skip(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, skip: np.ndarray
 ) -> tuple[np.ndarray, Any]:
-    """The same beside a skip: y = skip + x w + b~."""
-    if skip is None or not together(x, weight, bias, skip):
+    """`linear_skip` with frozen weights: y = skip + x w + b~."""
+    if skip is None or not shapes_match(x, weight, bias, skip):
         y, saved = frozen_linear_forward(x, weight, bias)
         return skip + y, saved
     return affine(x, weight, bias, skip=skip), FrozenLinearKernelSaved(weight, x.shape)
 
 
 def frozen_linear_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
-    """The gradient of x alone: the error signal passes through a frozen layer."""
+    """The gradient of x only: the weights are frozen."""
     if not isinstance(saved, FrozenLinearKernelSaved):
         return ops.frozen_linear_backward(dy, saved)
     return input_gradient(upstream(dy, saved.shape[:-1] + saved.weight.shape[1:]), saved.weight)

@@ -1,8 +1,8 @@
-"""The head and the loss in one, a part of the tokens at a time, so that all logits never exist.
+"""The fused head and loss, one part of the tokens at a time, so that the logits never exist all at once.
 
-A part's logits become their own gradient where they lie, and are used up at once for the gradients of x and of the
-weight. So the gradients are made on the way forward, and the backward pass only hands them over, scaled. Beside the
-gradients themselves it takes one buffer of at most PART numbers (104 MB).
+A part's logits are overwritten by their gradient, which is used at once for the gradients of x and of the weight. So
+the gradients are computed in the forward pass, and the backward pass only returns them, scaled. Besides the gradients,
+this needs one buffer of at most PART floats (104 MB).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 
 from onfoot.kernels import LOGITS, cross_entropy, linear
 from onfoot.kernels.buffers import empty
-from onfoot.kernels.cross_entropy import as_array, checked_targets, log_sum_exp, targets_fit, total
+from onfoot.kernels.cross_entropy import as_array, checked_targets, log_sum_exp, targets_match, total
 from onfoot.kernels.elementary import F, exp
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.linear import affine, input_gradient, sum_rows, together
+from onfoot.kernels.linear import affine, input_gradient, shapes_match, sum_rows
 from onfoot.kernels.product import product
-from onfoot.kernels.shapes import as_rows, contiguous, fits, share
+from onfoot.kernels.shapes import as_rows, contiguous, is_float32, thread_range
 from onfoot.kernels.simd import address, greatest
 from onfoot.kernels.update import add
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import QuantizedWeight
 
 PART = LOGITS
-ROWS = 256  # at least so many in a part: with fewer, packing the weight again for each part costs too much
+ROWS = 256  # minimum rows per part: with fewer, packing the weight again for each part costs too much
 
 
 class LogitsLossKernelSaved(NamedTuple):
@@ -41,7 +41,7 @@ class Composed(NamedTuple):
 
 @inner
 def loss_and_gradient(row: np.ndarray, target: int, scale: float) -> float:
-    """The loss of one token; its logits become their own gradient."""
+    """The loss of one token; its logits are overwritten by their gradient."""
     top, hit = greatest(address(row), row.size), row[target]
     total = F(0)
     for j in range(row.size):
@@ -64,8 +64,8 @@ def _losses(
     thread: int,
     threads: int,
 ) -> None:
-    """Each token's loss, and with `grad` its logits' gradient in their place."""
-    a, e = share(logits.shape[0], 1, thread, threads)
+    """Each token's loss; with `grad`, its logits are overwritten by their gradient."""
+    a, e = thread_range(logits.shape[0], 1, thread, threads)
     scale = F(1 / divisor[0])
     for i in range(a, e):
         row, target = logits[i], targets[i]
@@ -115,13 +115,13 @@ def _run(
     return loss, None if dx is None else LogitsLossKernelSaved(dx.reshape(x.shape), dweight, dbias)
 
 
-def _together(x: np.ndarray, weight: Any, bias: Any, targets: Any) -> bool:
-    """Whether the kernels take these arrays, and there is a target for each row."""
-    return together(x, weight.T, bias) and targets_fit(targets, x)
+def _shapes_match(x: np.ndarray, weight: Any, bias: Any, targets: Any) -> bool:
+    """Whether the kernels support these arrays, and there is one target per row."""
+    return shapes_match(x, weight.T, bias) and targets_match(targets, x)
 
 
 def _composed(logits: tuple[np.ndarray, Any], targets: np.ndarray, divisor: float) -> tuple[Any, Composed]:
-    """The two pairs one after the other, for arrays that the kernels do not take."""
+    """The two pairs one after the other, for arrays that the kernels do not support."""
     loss, saved = cross_entropy.cross_entropy_forward(logits[0], targets, divisor)
     return loss, Composed(logits[1], saved)
 
@@ -130,13 +130,13 @@ def logits_loss_forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
 ) -> tuple[np.float32, Any]:
     """L = Σ (log Σ exp a − a[target]) / divisor with a = x wᵗ + b, over the tokens that have a target."""
-    if not fits(weight) or not _together(x, weight, bias, targets):
+    if not is_float32(weight) or not _shapes_match(x, weight, bias, targets):
         return _composed(linear.linear_forward(x, weight.T, bias), targets, divisor)
     return _run(x, weight, bias, targets, divisor, trains=True)
 
 
 def logits_loss_backward(dloss: float, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Gradients of x, weight and bias. With a dloss of 1 they are handed over as they are, not copied."""
+    """Gradients of x, weight and bias; with dloss = 1, they are returned without a copy."""
     if isinstance(saved, Composed):
         dx, dweight, dbias = linear.linear_backward(cross_entropy.cross_entropy_backward(dloss, saved.loss), saved.head)
         return dx, dweight.T, dbias
@@ -149,14 +149,14 @@ def logits_loss_backward(dloss: float, saved: Any) -> tuple[np.ndarray, np.ndarr
 def frozen_logits_loss_forward(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
 ) -> tuple[np.float32, Any]:
-    """The same loss with a head that does not train."""
-    if not _together(x, weight, bias, targets):
+    """`logits_loss_forward` with a frozen head."""
+    if not _shapes_match(x, weight, bias, targets):
         return _composed(linear.frozen_linear_forward(x, weight.T, bias), targets, divisor)
     return _run(x, weight, bias, targets, divisor, trains=False)
 
 
 def frozen_logits_loss_backward(dloss: float, saved: Any) -> np.ndarray:
-    """The gradient of x alone."""
+    """The gradient of x only."""
     if isinstance(saved, Composed):
         return linear.frozen_linear_backward(cross_entropy.cross_entropy_backward(dloss, saved.loss), saved.head)
     return saved.dx if dloss == 1 else saved.dx * np.float32(dloss)
@@ -165,8 +165,8 @@ def frozen_logits_loss_backward(dloss: float, saved: Any) -> np.ndarray:
 def logits_loss_value(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
 ) -> np.float32:
-    """The same loss where no backward pass follows."""
-    if not _together(x, weight, bias, targets):
+    """The loss only, if no backward pass follows."""
+    if not _shapes_match(x, weight, bias, targets):
         return frozen_logits_loss_forward(x, weight, bias, targets, divisor)[0]
     return _run(x, weight, bias, targets, divisor, trains=False, grad=False)[0]
 

@@ -1,6 +1,6 @@
-"""LoRA beside a frozen layer: the low-rank part is added to the big product's result while it is written again.
+"""A frozen linear layer with LoRA: the low-rank product accumulates into the result of the large one.
 
-The dropout pattern `keep`, where there is one, is applied to x on its way into the low-rank part only.
+The dropout pattern `keep`, if any, is applied only to the input of the low-rank part.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.kernels import linear, update
-from onfoot.kernels.linear import affine, input_gradient, together
+from onfoot.kernels.linear import affine, input_gradient, shapes_match
 from onfoot.kernels.product import product
-from onfoot.kernels.shapes import as_rows, fits, formula, upstream
+from onfoot.kernels.shapes import as_rows, fall_back_to_formula, is_float32, upstream
 from onfoot.kernels.update import add, scale_by, times
 
 
@@ -28,10 +28,12 @@ class LoRAKernelSaved(NamedTuple):
 
 
 def _fit(x: np.ndarray, weight: Any, down: Any, up: Any, keep: Any) -> bool:
-    """Whether a LoRA layer goes with its layer, and a dropout pattern with the input."""
-    if not fits(down, up) or down.ndim != 2 or down.shape[0] != weight.shape[0]:
+    """Whether the shapes of LoRA layer, base layer, dropout pattern and input match."""
+    if not is_float32(down, up) or down.ndim != 2 or down.shape[0] != weight.shape[0]:
         return False
-    return up.shape == (down.shape[1], weight.shape[1]) and (keep is None or (fits(keep) and keep.shape == x.shape))
+    if keep is not None and not (is_float32(keep) and keep.shape == x.shape):
+        return False
+    return up.shape == (down.shape[1], weight.shape[1])
 
 
 def lora_linear_forward(
@@ -45,8 +47,8 @@ def lora_linear_forward(
     skip: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
     """y = x w + b + α (x ∘ keep) d u: a frozen layer and its LoRA layer; `keep` is a dropout pattern."""
-    if not (together(x, weight, bias, skip) and _fit(x, weight, down, up, keep)):
-        y, saved = formula(ops.lora_linear_forward, x, weight, bias, down, up, scale, keep)
+    if not (shapes_match(x, weight, bias, skip) and _fit(x, weight, down, up, keep)):
+        y, saved = fall_back_to_formula(ops.lora_linear_forward, x, weight, bias, down, up, scale, keep)
         return y if skip is None else skip + y, saved
     y = affine(x, weight, bias, skip=skip)
     low = product(as_rows(x if keep is None else times(x, keep)), down)  # (N, r)
@@ -65,14 +67,14 @@ def lora_linear_skip(
     scale: float,
     keep: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Any]:
-    """The same beside a skip: y = skip + x w + b + α (x ∘ keep) d u."""
+    """With a skip connection: y = skip + x w + b + α (x ∘ keep) d u."""
     if skip is None:
-        raise TypeError("lora_linear_skip: there is no skip")
+        raise TypeError("lora_linear_skip: skip must not be None")
     return lora_linear_forward(x, weight, bias, down, up, scale, keep, skip)
 
 
 def lora_linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients of x, down and up. The error signal passes through BOTH paths, the frozen one too."""
+    """Gradients of x, down and up. That of x is the sum of BOTH paths, including the frozen one."""
     if not isinstance(saved, LoRAKernelSaved):
         return ops.lora_linear_backward(dy, saved)
     x, weight, keep, down, up, scale, low = saved

@@ -1,4 +1,4 @@
-"""What a folder of machine code holds, and the checksums that say whether it still does."""
+"""The contents of a folder of machine code, with checksums."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ MANIFEST = "manifest"
 
 
 class Code(NamedTuple):
-    """What a folder holds. Kernels go by names such as "linear.sum_rows", files by "linear"."""
+    """The contents of a folder. Kernels have names such as "linear.sum_rows", files such as "linear"."""
 
     objects: dict[str, bytes]
     errors: dict[str, str]  # kernel -> why it does not compile
-    refused: dict[str, str]  # file -> how far it is from its formula, or what it builds on that is refused
-    slower: float  # how many times as long as NumPy a step takes, where that was in doubt; otherwise 0
+    refused: dict[str, str]  # file -> its error against the formula, or the refused file that it imports
+    slower: float  # a step's time relative to NumPy, if that was measured; otherwise 0
 
 
 def read(folder: Path) -> Code:
-    """What a folder holds; an OSError or ValueError where it is not as it was written, and by us."""
+    """Reads a folder; an OSError or ValueError if it was changed, or is not owned by this user."""
     check_folder(folder)
     checksum, _, text = read_own(folder / MANIFEST).decode().partition("\n")
     if hashlib.sha256(text.encode()).hexdigest() != checksum:
-        raise ValueError(f"{MANIFEST} has another checksum")
+        raise ValueError(f"checksum mismatch in {MANIFEST}")
     manifest = json.loads(text)
     objects = {name: read_own(folder / f"{name}.o") for name in manifest["objects"]}
     for name, known in manifest["objects"].items():
         if hashlib.sha256(objects[name]).hexdigest() != known:
-            raise ValueError(f"{name}.o has another checksum")
+            raise ValueError(f"checksum mismatch in {name}.o")
     return Code(objects, manifest["errors"], manifest["refused"], manifest["slower"])
 
 
 def write(folder: Path, code: Code) -> None:
-    """Says what a folder holds: what is in it before counts for nothing."""
+    """Writes the manifest of a folder; without it, the folder is not valid."""
     objects = {name: hashlib.sha256(data).hexdigest() for name, data in code.objects.items()}
     text = json.dumps({**code._asdict(), "objects": objects}, indent=1)
     part = folder / f"{MANIFEST}.part"

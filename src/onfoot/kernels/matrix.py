@@ -1,4 +1,4 @@
-"""A matrix in memory, as kernels hand it to each other: addresses instead of arrays."""
+"""A matrix as kernels pass it to each other: an address and strides instead of an array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOAT = 4  # bytes
 
 
 class Matrix(NamedTuple):
-    """Where its first number is, and the bytes from row to row and from column to column. At 0 there is none."""
+    """The address of the first element, and the strides in bytes of rows and columns. Address 0: no matrix."""
 
     at: int
     row: int
@@ -22,20 +22,20 @@ class Matrix(NamedTuple):
 
 @inner
 def matrix(x: np.ndarray) -> Matrix:
-    """An array of two axes."""
+    """A matrix from an array of two axes."""
     return Matrix(address(x), x.strides[0], x.strides[1])
 
 
 @inner
 def head_of(x: np.ndarray, b: int, h: int) -> Matrix:
-    """One head of an array (B, H, T, D) whose last axis is contiguous; none, if that is empty."""
+    """One head of an array (B, H, T, D) with a contiguous last axis; no matrix if the array is empty."""
     at = address(x) + b * x.strides[0] + h * x.strides[1] if x.size else 0
     return Matrix(at, x.strides[2], FLOAT)
 
 
 @inner
 def part(m: Matrix, i: int, j: int) -> Matrix:
-    """What begins at row i and column j; of none, none."""
+    """The submatrix from row i and column j on; no matrix if m is none."""
     return Matrix(m.at + i * m.row + j * m.column if m.at else 0, m.row, m.column)
 
 

@@ -1,8 +1,8 @@
 """The matrix product that all kernels share, c = a b, on one pool of threads.
 
-b is copied panel by panel into the order in which the register tile reads it (transposed where needed, so that a
-transposed weight costs nothing); a is read where it lies if its rows are contiguous. An entry of c is always the sum
-of the same blocks in the same order, however many threads there are.
+b is packed panel by panel in the order in which the register tile reads it (transposed if needed, so that a transposed
+weight costs nothing); a is read without packing if its rows are contiguous. An entry of c is always the sum of the same
+blocks in the same order, for any number of threads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.cpu import TILE_ROWS, TILE_VECTORS, WIDTH
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.matrix import FLOAT, Matrix, matrix, part
-from onfoot.kernels.shapes import round_up, share, threads
+from onfoot.kernels.shapes import round_up, thread_range, threads
 from onfoot.kernels.simd import (
     TILE_COLUMNS,
     address,
@@ -30,15 +30,15 @@ from onfoot.kernels.simd import (
     transpose_square,
 )
 
-DEPTH = 384  # a panel of b, DEPTH × TILE_COLUMNS, stays in the first-level cache
-ROWS = 72  # a block of a, ROWS × DEPTH, stays in the second; a multiple of every TILE_ROWS
-COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in the third; a multiple of every TILE_COLUMNS
-RUN = 8  # rows that are packed together: a few streams to read, and runs of whole cache lines to write
+DEPTH = 384  # a panel of b, DEPTH × TILE_COLUMNS, stays in the L1 cache
+ROWS = 72  # a block of a, ROWS × DEPTH, stays in L2; a multiple of every TILE_ROWS
+COLUMNS = 1536  # a block of b, DEPTH × COLUMNS, stays in L3; a multiple of every TILE_COLUMNS
+RUN = 8  # rows packed together: few streams to read, and full cache lines to write
 ROW_COPIES = (TILE_ROWS + WIDTH - 1) // WIDTH  # vectors that cover a column of a's panel
-assert ROW_COPIES * WIDTH <= 2 * TILE_ROWS  # what they hold too much lies within the panel's next column
-LINE = 16  # floats in a cache line: working memory is cut into whole lines
-EDGE = round_up(DEPTH * (ROWS + TILE_ROWS) + WIDTH, LINE)  # where a tile beside c lies, behind packed rows of a
-ROWS_SCRATCH = EDGE + round_up(TILE_ROWS * TILE_COLUMNS, LINE)  # floats a thread, for packed rows of a
+assert ROW_COPIES * WIDTH <= 2 * TILE_ROWS  # the excess stays within the panel's next column
+LINE = 16  # floats per cache line: working memory is divided into full lines
+EDGE = round_up(DEPTH * (ROWS + TILE_ROWS) + WIDTH, LINE)  # offset of a tile outside c, after the packed rows of a
+ROWS_SCRATCH = EDGE + round_up(TILE_ROWS * TILE_COLUMNS, LINE)  # floats per thread, for packed rows of a
 SCRATCH = ROWS_SCRATCH + DEPTH * COLUMNS  # and for a packed block of b
 
 
@@ -46,7 +46,7 @@ SCRATCH = ROWS_SCRATCH + DEPTH * COLUMNS  # and for a packed block of b
 def pack_b(b: Matrix, depth: int, columns: int, to: int) -> None:
     """b (depth × columns) as panels of TILE_COLUMNS columns, each row of a panel contiguous.
 
-    The last vector of columns is filled up with 0; what the last panel has room for beyond it is left as it is.
+    The last vector of columns is padded with 0; the rest of the last panel is not written.
     """
     keep_apart()
     row = TILE_COLUMNS * FLOAT
@@ -80,15 +80,16 @@ def pack_b(b: Matrix, depth: int, columns: int, to: int) -> None:
 
 @inner
 def packed(to: int, depth: int, j: int) -> int:
-    """Where column j begins in a packed b."""
+    """The address of column j in a packed b."""
     return to + (j // TILE_COLUMNS * depth * TILE_COLUMNS + j % TILE_COLUMNS) * FLOAT
 
 
 @inner
 def pack_a(a: Matrix, rows: int, ones: int, depth: int, to: int) -> None:
-    """a (rows × depth) as panels of TILE_ROWS rows, each column of a panel contiguous, filled up with 0.
+    """a (rows × depth) as panels of TILE_ROWS rows, each column of a panel contiguous, padded with 0.
 
-    `ones` more rows, none or one, are all 1. Where columns are contiguous, each but the last has another behind it.
+    `ones` (0 or 1) is the number of extra rows of all 1. If columns are contiguous, each but the last is followed by
+    another.
     """
     keep_apart()
     column = TILE_ROWS * FLOAT
@@ -98,7 +99,7 @@ def pack_a(a: Matrix, rows: int, ones: int, depth: int, to: int) -> None:
         for k0 in range(0, depth - 1, RUN):
             for p in range(full):
                 for k in range(k0, min(k0 + RUN, depth - 1)):
-                    for i in range(0, ROW_COPIES * WIDTH, WIDTH):  # what is too much, the next column overwrites
+                    for i in range(0, ROW_COPIES * WIDTH, WIDTH):  # the next column overwrites the excess
                         at = a.at + k * a.column + (p * TILE_ROWS + i) * FLOAT
                         copy_vector(at, to + (p * depth + k) * column + i * FLOAT)
         for p in range(full):
@@ -116,7 +117,7 @@ def pack_a(a: Matrix, rows: int, ones: int, depth: int, to: int) -> None:
 
 @inner
 def put_edge(edge: int, rows: int, columns: int, c: Matrix, bias: int, skip: Matrix) -> None:
-    """The part of a tile that lies inside c, from a full tile beside it."""
+    """Copies the part of a full tile that is inside c."""
     keep_apart()
     for i in range(rows):
         for j in range(columns):
@@ -132,7 +133,7 @@ def put_edge(edge: int, rows: int, columns: int, c: Matrix, bias: int, skip: Mat
 def tile_in_rows(
     vectors: int, depth: int, a: int, a_row: int, b: int, c: int, c_row: int, bias: int, skip: int, skip_row: int
 ) -> None:
-    """The register tile of so many vectors of columns, for a whose rows are contiguous."""
+    """The register tile with this many vectors of columns, for a with contiguous rows."""
     if vectors == TILE_VECTORS:
         tile_of_rows(depth, a, a_row, b, c, c_row, bias, skip, skip_row)
     elif vectors == 1:
@@ -166,7 +167,7 @@ def put_tile(
 
 @inner
 def depth_step(depth: int) -> int:
-    """How much of the depth a packed block of b has: equal blocks, DEPTH at most."""
+    """The depth of a packed block of b: equal blocks of at most DEPTH."""
     blocks = (depth + DEPTH - 1) // DEPTH
     return ((depth + blocks - 1) // blocks + 7) // 8 * 8
 
@@ -184,7 +185,7 @@ def put_rows(
     skip: Matrix,
     work: int,
 ) -> None:
-    """c = a b + bias + skip for a block of b that is packed, ROWS rows at a time; the last row of a may be `ones`."""
+    """c = a b + bias + skip for a packed block of b, ROWS rows at a time; the last row of a may be `ones`."""
     keep_apart()
     packed_a, edge = work, work + EDGE * FLOAT
     in_place = a.column == FLOAT and not ones
@@ -213,7 +214,7 @@ def multiply(
 ) -> None:
     """c = a b + bias + skip on one thread; `work` has room for SCRATCH floats, `bias` is the address of a row or 0.
 
-    With `ones`, the last of the rows of a is not in memory: it is all 1, so that c's is the sum of the rows of b.
+    With `ones`, the last row of a is not in memory: it is all 1, so that the last row of c is the sum of the rows of b.
     """
     keep_apart()
     packed_b = work + ROWS_SCRATCH * FLOAT
@@ -232,7 +233,7 @@ def multiply(
 
 
 @inner
-def share_of_product(
+def thread_product(
     a: np.ndarray,
     b: np.ndarray,
     c: np.ndarray,
@@ -243,16 +244,16 @@ def share_of_product(
     thread: int,
     threads: int,
 ) -> None:
-    """One thread's part of c = a b + bias + skip: some columns, or some rows where there are more of them.
+    """One thread's part of c = a b + bias + skip: some columns, or some rows if there are more of them.
 
-    Where c has one row more than a, that is the sum of the rows of b.
+    If c has one row more than a, that row is the sum of the rows of b.
     """
     rows, columns = c.shape
     i0, i1, j0, j1 = 0, rows, 0, columns
     if columns >= rows:
-        j0, j1 = share(columns, TILE_COLUMNS, thread, threads)
+        j0, j1 = thread_range(columns, TILE_COLUMNS, thread, threads)
     else:
-        i0, i1 = share(rows, TILE_ROWS, thread, threads)
+        i0, i1 = thread_range(rows, TILE_ROWS, thread, threads)
     to, added = part(matrix(c), i0, j0), Matrix(0, 0, FLOAT)
     if accumulate:
         added = to
@@ -284,7 +285,7 @@ def _product(
     thread: int,
     threads: int,
 ) -> None:
-    share_of_product(a, b, c, bias, skip, accumulate, work, thread, threads)
+    thread_product(a, b, c, bias, skip, accumulate, work, thread, threads)
 
 
 NO_ROW = np.empty(0, np.float32)

@@ -1,8 +1,8 @@
-"""Whether the kernels agree with their formulas on this CPU: run once, after they are compiled, before they are used.
+"""Self-test: whether the kernels match their formulas on this CPU. Runs once, after compilation and before use.
 
-Each file's pairs are compared with `ops` in float64, on shapes that fit no vector, for a random upstream gradient; what
-does a whole model's work is compared with that model on NumPy. Run by `compiler` in a process of its own: a kernel
-that crashes ends that one, and the last line it printed is the file it was at.
+Each file's pairs are compared with `ops` in float64, on shapes that are not multiples of a vector, for a random
+upstream gradient. `compiler` runs this in a separate process: a kernel that crashes ends only that one, and the last
+line it printed is the file that was being tested.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from onfoot import kernels, ops
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import KINDS, quantize
 
-CLOSE = 1e-4  # relative to each array's own norm; kernels that are right are within 2e-6
+CLOSE = 1e-4  # relative to each array's norm; correct kernels are within 2e-6
 Table = Mapping[str, Callable[..., Any]]
-Found = Iterator[tuple[str, Any, Any]]  # a name, what a kernel computed, and what the formula says
+Found = Iterator[tuple[str, Any, Any]]  # a name, the kernel's result, the formula's result
 ROWS = (1, 37)  # few, and more than a register tile
 
 
@@ -33,7 +33,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def pattern(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    """Half of it 0, as a dropout pattern is."""
+    """A dropout pattern, about half of it 0."""
     return (2.0 * (rng.random(shape) < 0.5)).astype(np.float32)
 
 
@@ -43,7 +43,7 @@ def exact(x: Any) -> Any:
 
 
 def pair(table: Table, rng: np.random.Generator, name: str, args: tuple[Any, ...], grads: str) -> Found:
-    """A pair's output and its gradients, which `grads` names."""
+    """A pair's output and gradients; `grads` are the names of the gradients."""
     y, saved = table[f"{name}_forward"](*args)
     truth, s_truth = getattr(ops, f"{name}_forward")(*map(exact, args))
     up = rng.standard_normal(np.shape(truth))
@@ -82,7 +82,7 @@ def cross_entropy(table: Table, rng: np.random.Generator) -> Found:
 
 
 def targets(rng: np.random.Generator, n: int, vocabulary: int) -> np.ndarray:
-    """Tokens, of which some do not count."""
+    """Random targets, some of them ignored."""
     made = rng.integers(0, vocabulary, n)
     made[1::4] = IGNORE
     return made
@@ -231,14 +231,14 @@ PROOFS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # simpl
 
 
 def disagreement(table: Table, file: str) -> str:
-    """What a file's kernels have wrong, such as "layer_norm: dx: 3e-02"; empty where they are right."""
+    """The error of a file's kernels, such as "layer_norm: dx: 3e-02"; empty if they are correct."""
     try:
         for name, ours, truth in PROOFS[file](table, np.random.default_rng(0)):
             ours, truth = np.asarray(ours, np.float64), np.asarray(truth, np.float64)
             if ours.shape != truth.shape:
                 return f"{name}: shape {ours.shape}, not {truth.shape}"
             off = np.linalg.norm(ours - truth) / max(float(np.linalg.norm(truth)), 1e-12)
-            if not off <= CLOSE:  # nor NaN
+            if not off <= CLOSE:  # true for NaN too
                 return f"{name}: {off:.0e}"
     except (MemoryError, OSError):  # not the kernels' fault
         raise
@@ -248,7 +248,7 @@ def disagreement(table: Table, file: str) -> str:
 
 
 def builds_on() -> dict[str, set[str]]:
-    """File -> the files of kernels that it imports, directly or not."""
+    """File -> the kernel files that it imports, directly or indirectly."""
     direct: dict[str, set[str]] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         inside = set()
@@ -266,7 +266,7 @@ def builds_on() -> dict[str, set[str]]:
 
 
 def with_dependents(refused: dict[str, str]) -> dict[str, str]:
-    """The refused files, and those that build on them, each with the one it builds on."""
+    """The refused files, and the files that import them, each with the refused file that it imports."""
     out = dict(refused)
     for file, inside in builds_on().items():
         if file in PROOFS and file not in refused and inside & refused.keys():
@@ -275,9 +275,9 @@ def with_dependents(refused: dict[str, str]) -> dict[str, str]:
 
 
 def slower(table: Table) -> float:
-    """How many times as long as NumPy a linear layer and its gradients take, where the CPU leaves that in doubt.
+    """The time of a linear layer and its gradients relative to NumPy, or 0 on CPUs with FMA, where kernels are faster.
 
-    Otherwise 0. Nearly all the time of a step is spent in such layers.
+    Nearly all the time of a step is spent in such layers.
     """
     from onfoot.kernels import cpu
 
@@ -305,7 +305,7 @@ def main() -> None:
     if found.missing:
         raise SystemExit(found.missing)
     refused = dict(library.code().refused)
-    pool.set_threads(min(pool.threads(), 2))  # which any pass is shared between evenly
+    pool.set_threads(min(pool.threads(), 2))  # every pass divides evenly between two
     for file in PROOFS:
         if all(name in found.table for name in kernels.names(file)):
             print(file, flush=True)

@@ -1,7 +1,7 @@
-"""Products with weights in blocks of small codes: a quarter or an eighth of the memory, and of the time to read it.
+"""Products with quantized weights: a quarter or an eighth of the memory, and of the time to read it.
 
-A few rows are multiplied straight from the codes. For many (a prompt, or training on a frozen base) a part of the
-weight at a time is written out as float32 into working memory, which costs little beside the product.
+A few rows are multiplied directly with the codes. For many (a prompt, or training on a frozen base) one part of the
+weight at a time is dequantized to float32, which costs little compared with the product.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, begin
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.product import product
-from onfoot.kernels.shapes import contiguous, share, threads
+from onfoot.kernels.shapes import contiguous, thread_range, threads
 from onfoot.kernels.simd import address
 from onfoot.quantized import BLOCK, QuantizedWeight
 
 SCALES = "u2[:,::1]" if HALF_FLOATS else "f4[:,::1]"
-PART = 1 << 21  # numbers that are written out at a time: 8 MB
+PART = 1 << 21  # weights dequantized at a time: 8 MB
 HALF = BLOCK // 2
-SEVERAL = 24  # rows, up to which codes of 8 bits are multiplied as they are
+SEVERAL = 24  # rows: up to this many, 8-bit codes are multiplied directly
 
 
 @kernel(
@@ -41,10 +41,10 @@ def _dots8(
     thread: int,
     threads: int,
 ) -> None:
-    """A column of y is made at a time; of several rows it is first put together in `work`."""
+    """Computes one column of y at a time; for several rows it is first collected in `work`."""
     m, depth = x.shape
     blocks = codes.shape[1]
-    first, last = share(codes.shape[0], 1, thread, threads)
+    first, last = thread_range(codes.shape[0], 1, thread, threads)
     for i in range(m):
         begin(bias[first:last], skip, i, first, y[i, first:last])
     together, columns = m // ROWS * ROWS, work[thread]
@@ -77,10 +77,10 @@ def _dots4(
     thread: int,
     threads: int,
 ) -> None:
-    """The same for two codes a byte; `sums` (M, blocks) are those of x over each block."""
+    """`_dots8` for two codes per byte; `sums` (M, blocks) are the sums of x over each block."""
     m, depth = x.shape
     blocks = codes.shape[1]
-    first, last = share(codes.shape[0], 1, thread, threads)
+    first, last = thread_range(codes.shape[0], 1, thread, threads)
     for i in range(m):
         begin(bias[first:last], skip, i, first, y[i, first:last])
     for j in range(first, last):
@@ -94,7 +94,7 @@ def _dots4(
 
 @kernel("f4[:,::1], f4[:,::1]", "m ., m .")
 def _block_sums(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None:
-    first, last = share(sums.shape[1], 1, thread, threads)
+    first, last = thread_range(sums.shape[1], 1, thread, threads)
     for i in range(x.shape[0]):
         for b in range(first, last):
             row, total = x[i, b * BLOCK : (b + 1) * BLOCK], F(0)
@@ -105,7 +105,7 @@ def _block_sums(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> N
 
 @kernel(f"i1[:,:,::1], {SCALES}, f4[:,::1]", "o b ., o b, o .")
 def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
-    first, last = share(codes.shape[0], 1, thread, threads)
+    first, last = thread_range(codes.shape[0], 1, thread, threads)
     for j in range(first, last):
         for b in range(codes.shape[1]):
             row, to = codes[j, b], out[j, b * BLOCK : (b + 1) * BLOCK]
@@ -118,7 +118,7 @@ def _write8(codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, 
 def _write4(
     codes: np.ndarray, scale: np.ndarray, minimum: np.ndarray, out: np.ndarray, thread: int, threads: int
 ) -> None:
-    first, last = share(codes.shape[0], 1, thread, threads)
+    first, last = thread_range(codes.shape[0], 1, thread, threads)
     for j in range(first, last):
         for b in range(codes.shape[1]):
             row, factor, shift = codes[j, b], scale[j, b], minimum[j, b]
@@ -130,7 +130,7 @@ def _write4(
 
 @kernel(f"i8[::1], i1[:,:,::1], {SCALES}, f4[:,::1]", "n, v b ., v b, n .")
 def _gather8(ids: np.ndarray, codes: np.ndarray, scale: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
-    first, last = share(ids.size, 1, thread, threads)
+    first, last = thread_range(ids.size, 1, thread, threads)
     for i in range(first, last):
         for b in range(codes.shape[1]):
             row, to = codes[ids[i], b], out[i, b * BLOCK : (b + 1) * BLOCK]
@@ -149,7 +149,7 @@ def _gather4(
     thread: int,
     threads: int,
 ) -> None:
-    first, last = share(ids.size, 1, thread, threads)
+    first, last = thread_range(ids.size, 1, thread, threads)
     for i in range(first, last):
         for b in range(codes.shape[1]):
             row, factor, shift = codes[ids[i], b], scale[ids[i], b], minimum[ids[i], b]
@@ -160,7 +160,7 @@ def _gather4(
 
 
 def gathered(ids: np.ndarray, weight: QuantizedWeight, out: np.ndarray) -> None:
-    """The rows that ids (N,) name, as float32."""
+    """Writes the rows of `ids` (N,) to `out`, as float32."""
     codes = contiguous(weight.codes)
     if weight.kind == "Q8_0":
         _gather8(ids, codes, _scales(weight), out)
@@ -169,12 +169,12 @@ def gathered(ids: np.ndarray, weight: QuantizedWeight, out: np.ndarray) -> None:
 
 
 def _scales(weight: QuantizedWeight) -> np.ndarray:
-    """What the kernels for 8 bits take as scales."""
+    """The scales in the form that the 8-bit kernels need."""
     return contiguous(weight.scale).view(np.uint16) if HALF_FLOATS else weight.factors[0]
 
 
 def _written(weight: QuantizedWeight, rows: slice) -> np.ndarray:
-    """Some rows of the weight (out, in) as float32."""
+    """Some rows of the weight (out, in), dequantized to float32."""
     out = empty((rows.stop - rows.start, weight.shape[1]))
     codes = contiguous(weight.codes[rows])
     if weight.kind == "Q8_0":

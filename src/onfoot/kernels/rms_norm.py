@@ -1,4 +1,4 @@
-"""RMS norm: a row is read once from memory. x is kept, with each row's 1/r; x/r is computed again on the way back."""
+"""RMS norm: a row is read once from memory. x is kept, with each row's 1/r; the backward pass recomputes x/r."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.layer_norm import BLOCK, HUGE, TINY
 from onfoot.kernels.linear import sum_rows
 from onfoot.kernels.product import NO_ROWS
-from onfoot.kernels.shapes import as_rows, contiguous, fits, formula, share, upstream
+from onfoot.kernels.shapes import as_rows, contiguous, fall_back_to_formula, is_float32, thread_range, upstream
 
 
 class RMSNormKernelSaved(NamedTuple):
@@ -38,14 +38,14 @@ def _forward(
     x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray, inverse: np.ndarray, thread: int, threads: int
 ) -> None:
     n, c = x.shape
-    a, e = share(n, BLOCK, thread, threads)
+    a, e = thread_range(n, BLOCK, thread, threads)
     for i in range(a, e):
         row, out = x[i], y[i]
         squares = F(0)
         for j in range(c):
             squares += row[j] * row[j]
         r = F(1) / np.sqrt(squares / F(c) + F(eps))  # eq RMS.1
-        if not TINY < squares < HUGE:  # what float32 has no squares of
+        if not TINY < squares < HUGE:  # squares overflow or underflow in float32
             r = exact_inverse(row, eps)
         inverse[i] = r
         for j in range(c):
@@ -64,9 +64,9 @@ def _backward(
     thread: int,
     threads: int,
 ) -> None:
-    """dx, and for every BLOCK rows their part of dweight, whatever the number of threads."""
+    """dx, and the contribution of every BLOCK rows to dweight, for any number of threads."""
     n, c = x.shape
-    first, last = share(parts.shape[0], 1, thread, threads)
+    first, last = thread_range(parts.shape[0], 1, thread, threads)
     for b in range(first, last):
         dw = parts[b]
         dw[:] = 0
@@ -88,8 +88,8 @@ def _backward(
 
 def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tuple[np.ndarray, Any]:
     """y = (x/r) ∘ w with r = √(mean x² + eps), over the features of each token."""
-    if not fits(x, weight) or not x.ndim or weight.shape != x.shape[-1:]:
-        return formula(ops.rms_norm_forward, x, weight, eps)
+    if not is_float32(x, weight) or not x.ndim or weight.shape != x.shape[-1:]:
+        return fall_back_to_formula(ops.rms_norm_forward, x, weight, eps)
     rows, weight = as_rows(x), contiguous(weight)
     y, inverse = empty(rows.shape), empty((rows.shape[0],))
     _forward(rows, weight, eps, y, inverse)
@@ -104,8 +104,8 @@ def rms_norm_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarra
 
 
 def rms_norm_skip_backward(dy: np.ndarray, saved: Any, dskip: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same, with `dskip`, what comes past the norm, added to the gradient of x."""
-    if not isinstance(saved, RMSNormKernelSaved) or not fits(dskip) or dskip.shape != saved.shape:
+    """Gradients of x and weight; `dskip`, the gradient of the skip connection, is added to that of x."""
+    if not isinstance(saved, RMSNormKernelSaved) or not is_float32(dskip) or dskip.shape != saved.shape:
         dx, dweight = rms_norm_backward(dy, saved)
         return dskip + dx, dweight
     return _gradients(dy, saved, as_rows(dskip))

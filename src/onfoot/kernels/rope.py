@@ -1,4 +1,4 @@
-"""RoPE, from heads where they lie (a view of the tokens' rows) to heads that lie so again."""
+"""RoPE on heads that are a view of the tokens' rows; the result has the same memory layout."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot import ops
-from onfoot.kernels.attention import four_axes, heads_beside
+from onfoot.kernels.attention import empty_heads, four_axes
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import inner, kernel
-from onfoot.kernels.shapes import contiguous, fits, formula, share
+from onfoot.kernels.shapes import contiguous, fall_back_to_formula, is_float32, thread_range
 from onfoot.kernels.simd import address, floats
 
 
@@ -22,7 +22,7 @@ class RoPEKernelSaved(NamedTuple):
 
 @inner
 def turn(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray) -> None:
-    """One token of one head: feature i is paired with feature i + D/2. A sign of −1 turns back."""
+    """Rotates one token of one head: feature i is paired with feature i + D/2. A sign of −1 rotates back."""
     half = cos.size
     for i in range(half):
         a, b, c, s = x[i], x[half + i], cos[i], sign * sin[i]
@@ -34,9 +34,9 @@ def turn(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.nda
 def _turn(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray, thread: int, threads: int
 ) -> None:
-    """The last axis of each is contiguous."""
+    """Rotates all heads; the last axis of each array must be contiguous."""
     batch, heads, tokens, width = x.shape
-    first, last = share(batch * tokens, 1, thread, threads)
+    first, last = thread_range(batch * tokens, 1, thread, threads)
     for task in range(first, last):
         b, t = task // tokens, task % tokens
         cosines = floats(address(cos) + b * cos.strides[0] + t * cos.strides[1], width // 2)
@@ -50,7 +50,7 @@ def _turn(
 def _turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float) -> np.ndarray:
     four = four_axes(x)
     batch, heads, tokens, width = four.shape
-    y = heads_beside(batch, heads, tokens, width)
+    y = empty_heads(batch, heads, tokens, width)
     shape = (batch, tokens, width // 2)
     _turn(four, _for_each(cos, shape), _for_each(sin, shape), F(sign), y)
     return y if x.ndim == 4 else y.reshape(x.shape)
@@ -62,8 +62,8 @@ def _for_each(cos: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _fit(x: Any, cos: Any, sin: Any) -> bool:
-    """Whether the kernel takes these: the angles of each token, the same for all heads."""
-    if not fits(x, cos, sin) or x.ndim < 2 or cos.shape != sin.shape or 2 * cos.shape[-1] != x.shape[-1]:
+    """Whether the kernel supports these: one set of angles per token, the same for all heads."""
+    if not is_float32(x, cos, sin) or x.ndim < 2 or cos.shape != sin.shape or 2 * cos.shape[-1] != x.shape[-1]:
         return False
     if cos.ndim == 4:
         return x.ndim == 4 and cos.shape[0] in (1, x.shape[0]) and cos.shape[1] == 1 and cos.shape[2] in (1, x.shape[2])
@@ -71,16 +71,16 @@ def _fit(x: Any, cos: Any, sin: Any) -> bool:
 
 
 def rope_forward(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool = False) -> tuple[np.ndarray, Any]:
-    """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
+    """x (..., T, D) with each pair (a, b) of features rotated to (a cos − b sin, a sin + b cos)."""
     if interleaved or not _fit(x, cos, sin):
-        return formula(ops.rope_forward, x, cos, sin, interleaved)
+        return fall_back_to_formula(ops.rope_forward, x, cos, sin, interleaved)
     return _turned(x, cos, sin, 1), RoPEKernelSaved(cos, sin)
 
 
 def rope_backward(dy: np.ndarray, saved: Any) -> np.ndarray:
-    """The gradient of x: dy turned back."""
+    """The gradient of x: dy rotated back."""
     if not isinstance(saved, RoPEKernelSaved) or not _fit(dy, saved.cos, saved.sin):
-        return formula(ops.rope_backward, dy, saved)
+        return fall_back_to_formula(ops.rope_backward, dy, saved)
     return _turned(dy, saved.cos, saved.sin, -1)
 
 

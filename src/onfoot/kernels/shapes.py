@@ -1,4 +1,4 @@
-"""What the pairs share: which arrays the kernels take, and how."""
+"""What the kernels share: which arrays they support, and how work is divided among threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import inner, kernel
-from onfoot.recording.planned import Planned
+from onfoot.recording.planned import RecordedArray
 from onfoot.recording.pool import threads
 
 __all__ = [
@@ -19,29 +19,29 @@ __all__ = [
     "contiguous",
     "copied",
     "copy_into",
+    "fall_back_to_formula",
     "filled",
-    "fits",
-    "formula",
+    "is_float32",
     "round_up",
-    "share",
+    "thread_range",
     "threads",
     "upstream",
 ]
 
 FLOAT32 = np.dtype(np.float32)
-ARRAYS = (np.ndarray, Planned)  # what kernels take, and no other kind of array
+ARRAYS = (np.ndarray, RecordedArray)  # the array types that kernels support
 
 
-def fits(*arrays: Any) -> bool:
-    """Whether all are NumPy arrays of float32 with something in them; others are left to `ops`."""
+def is_float32(*arrays: Any) -> bool:
+    """Whether all are non-empty NumPy arrays of float32; for others `ops` is used."""
     for x in arrays:
         if type(x) not in ARRAYS or (x.dtype is not FLOAT32 and x.dtype != FLOAT32) or not x.size:
             return False
     return True
 
 
-def formula(function: Callable[..., Any], *args: Any) -> Any:
-    """What the formula in `ops` makes of arrays that the kernels do not take; what it refuses, with their shapes."""
+def fall_back_to_formula(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls the formula in `ops` for arrays that the kernels do not support; its errors name the shapes."""
     try:
         return function(*args)
     except (ValueError, TypeError) as error:
@@ -49,28 +49,28 @@ def formula(function: Callable[..., Any], *args: Any) -> Any:
         why = (str(error).splitlines() or [""])[0]
         given = [one for arg in args for one in (arg if isinstance(arg, tuple) else (arg,))]
         shapes = ", ".join(str(tuple(one.shape)) for one in given if hasattr(one, "shape"))
-        raise kind(f"{function.__name__}: shapes {shapes} do not go together ({why})") from None
+        raise kind(f"{function.__name__}: incompatible shapes {shapes} ({why})") from None
 
 
-def upstream(dy: Any, shape: tuple[int, ...], as_it_lies: bool = False) -> np.ndarray:
-    """The gradient of an output of that shape, as float32, contiguous unless it may stay; another shape is refused."""
+def upstream(dy: Any, shape: tuple[int, ...], any_layout: bool = False) -> np.ndarray:
+    """The upstream gradient as float32, contiguous unless `any_layout`; an error if it has another shape."""
     if type(dy) not in ARRAYS or dy.shape != shape:
         raise ValueError(
-            f"an upstream gradient of shape {np.shape(dy)} for an output of shape {shape}: they must agree"
+            f"the upstream gradient has shape {np.shape(dy)}, but the output has shape {shape}; they must match"
         )
     if dy.dtype is not FLOAT32 and dy.dtype != FLOAT32:
         if dy.dtype.kind not in "fiub":
-            raise TypeError(f"an upstream gradient of dtype {dy.dtype}: real numbers are needed")
+            raise TypeError(f"the upstream gradient must be real numbers, got dtype {dy.dtype}")
         dy = dy.astype(FLOAT32, copy=False)
-    return dy if as_it_lies else contiguous(dy)
+    return dy if any_layout else contiguous(dy)
 
 
 def contiguous(x: np.ndarray) -> np.ndarray:
-    """`x`, copied only where its numbers do not lie in order."""
+    """`x`, copied only if it is not contiguous."""
     flags = x.flags
     if flags.c_contiguous and flags.aligned:
         return x
-    return copied(x) if type(x) is Planned else np.array(x, order="C")
+    return copied(x) if type(x) is RecordedArray else np.array(x, order="C")
 
 
 def as_rows(x: np.ndarray) -> np.ndarray:
@@ -87,8 +87,8 @@ def round_up(n: int, grain: int) -> int:
 
 
 @inner
-def share(n: int, grain: int, thread: int, threads: int) -> tuple[int, int]:
-    """This thread's part of n things, in multiples of `grain`. The same part for the same n, from op to op."""
+def thread_range(n: int, grain: int, thread: int, threads: int) -> tuple[int, int]:
+    """This thread's range (begin, end) of n items, in multiples of `grain`; the same for the same n in every op."""
     grains = (n + grain - 1) // grain
     return min(grains * thread // threads * grain, n), min(grains * (thread + 1) // threads * grain, n)
 
@@ -96,7 +96,7 @@ def share(n: int, grain: int, thread: int, threads: int) -> tuple[int, int]:
 @kernel("f4[:,:,:,:], f4[:,:,:,:]", "a b c d, a b c d")
 def _copy(x: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
     _, b, c, d = x.shape
-    first, last = share(x.shape[0] * b * c, 16, thread, threads)
+    first, last = thread_range(x.shape[0] * b * c, 16, thread, threads)
     for i in range(first, last):
         row, out = x[i // (b * c), i // c % b, i % c], y[i // (b * c), i // c % b, i % c]
         for j in range(d):
@@ -105,31 +105,31 @@ def _copy(x: np.ndarray, y: np.ndarray, thread: int, threads: int) -> None:
 
 @kernel("f4[::1], f4", "n")
 def _fill(x: np.ndarray, value: float, thread: int, threads: int) -> None:
-    a, e = share(x.size, 1024, thread, threads)
+    a, e = thread_range(x.size, 1024, thread, threads)
     x[a:e] = value
 
 
 def copied(x: np.ndarray) -> np.ndarray:
-    """The same numbers of up to four axes in C order."""
+    """A copy of up to four axes in C order."""
     y = empty(x.shape)
     copy_into(x, y)
     return y
 
 
 def copy_into(x: np.ndarray, y: np.ndarray) -> None:
-    """Copies the numbers of up to four axes."""
+    """Copies x into y, up to four axes."""
     _copy(_four(x), _four(y))
 
 
 def _four(x: np.ndarray) -> np.ndarray:
-    """With axes of size 1 in front."""
+    """`x` with leading axes of size 1, four in all."""
     more = 4 - x.ndim
     shape, strides = (1,) * more + x.shape, (0,) * more + x.strides
     return np.lib.stride_tricks.as_strided(x.view(np.ndarray), shape, strides)
 
 
 def filled(x: np.ndarray, value: float) -> None:
-    """Sets all numbers of a contiguous array."""
+    """Fills a contiguous array with one value."""
     _fill(x.reshape(-1), value)
 
 

@@ -1,6 +1,6 @@
-"""Vectors inside Numba: what its own loops do not reach, as LLVM instructions.
+"""SIMD in Numba: what its auto-vectorised loops cannot do, as LLVM instructions.
 
-Addresses are plain integers here.
+Addresses are plain integers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ UNROLL = 4
 
 I32, I64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, WIDTH)
-BYTES = 4  # of a float
-AHEAD = 4096  # bytes, how far memory that is read once is asked for in advance
+BYTES = 4  # per float
+AHEAD = 4096  # bytes: prefetch distance for memory that is read once
 
 
 def _const(n: int) -> ir.Constant:
@@ -38,7 +38,7 @@ def _store(build: Any, value: Any, address: Any, offset: int = 0) -> None:
 
 
 def _choose(build: Any, first: list[Any], first_block: Any, second: list[Any], second_block: Any) -> list[Any]:
-    """The values that come from whichever block was left for this one."""
+    """Phi nodes: the values from whichever block was executed before this one."""
     chosen = []
     for a, b in zip(first, second, strict=True):
         phi = build.phi(a.type)
@@ -50,7 +50,7 @@ def _choose(build: Any, first: list[Any], first_block: Any, second: list[Any], s
 
 @intrinsic
 def address(typing: Any, array: Any) -> Any:
-    """Where an array's numbers begin."""
+    """The address of an array's first element."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         return build.ptrtoint(context.make_array(array)(context, build, args[0]).data, I64)
@@ -60,7 +60,7 @@ def address(typing: Any, array: Any) -> Any:
 
 @intrinsic
 def keep_apart(typing: Any) -> Any:
-    """Keeps LLVM from copying the function this stands in into its callers: that takes long and gains nothing."""
+    """Keeps LLVM from inlining the function that contains this: it compiles slowly and gains nothing."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         build.function.attributes.add("noinline")
@@ -71,7 +71,7 @@ def keep_apart(typing: Any) -> Any:
 
 @intrinsic
 def float_from_bits(typing: Any, bits: Any) -> Any:
-    """The float that these 32 bits stand for."""
+    """The float with these 32 bits."""
     return types.float32(types.int32), lambda context, build, signature, args: build.bitcast(args[0], FLOAT)
 
 
@@ -89,7 +89,7 @@ def _prefetch(build: Any, at: Any, write: int) -> None:
 
 
 def _view(number: Any, args: list[Any]) -> Any:
-    """args = (address, *shape): numbers from an address on, as an array in C order."""
+    """args = (address, *shape): the memory at an address as an array in C order."""
     kind = types.Array(number, len(args) - 1, "C")
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
@@ -128,7 +128,7 @@ def matrix(typing: Any, at: Any, rows: Any, columns: Any) -> Any:
 
 @intrinsic
 def matrices(typing: Any, at: Any, n: Any, rows: Any, columns: Any) -> Any:
-    """The n times rows × columns floats at an address, as an array."""
+    """The n × rows × columns floats at an address, as an array."""
     return _view(types.float32, [at, n, rows, columns])
 
 
@@ -161,7 +161,7 @@ def store(typing: Any, at: Any, value: Any) -> Any:
 
 @intrinsic
 def greatest(typing: Any, at: Any, n: Any) -> Any:
-    """The largest of the n floats at an address, at least one; LLVM would compare them one by one."""
+    """The maximum of the n ≥ 1 floats at an address; LLVM would compare them one by one."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         at, n = args
@@ -189,12 +189,12 @@ def greatest(typing: Any, at: Any, n: Any) -> Any:
 
 
 def larger(build: Any, a: Any, b: Any) -> Any:
-    """The larger one of each two."""
+    """The elementwise maximum."""
     return build.select(build.fcmp_ordered(">", a, b), a, b)
 
 
 def lanes(build: Any, number: Any) -> Any:
-    """A vector with the same number in all places."""
+    """A vector with the same number in all lanes."""
     undefined = ir.Constant(VECTOR, ir.Undefined)
     first = build.insert_element(undefined, number, ir.Constant(I32, 0))
     return build.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, WIDTH), [0] * WIDTH))
@@ -207,7 +207,7 @@ def multiply_add(build: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _turned(build: Any, vector: Any, by: int) -> Any:
-    """The vector with its places moved round."""
+    """The vector with its lanes rotated."""
     mask = ir.Constant(ir.VectorType(I32, WIDTH), [(i + by) % WIDTH for i in range(WIDTH)])
     return build.shuffle_vector(vector, ir.Constant(VECTOR, ir.Undefined), mask)
 
@@ -236,7 +236,7 @@ def multiply_vector(typing: Any, source: Any, target: Any) -> Any:
 
 @intrinsic
 def transpose_square(typing: Any, source: Any, source_row: Any, target: Any, target_row: Any) -> Any:
-    """Transposes WIDTH × WIDTH floats in registers. Rows are apart by the given bytes."""
+    """Transposes WIDTH × WIDTH floats in registers. Row strides are in bytes."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         source, source_row, target, target_row = args
@@ -259,7 +259,7 @@ def transpose_square(typing: Any, source: Any, source_row: Any, target: Any, tar
 
 
 def _tile(name: str, rows_contiguous: bool, vectors: int = TILE_VECTORS) -> Any:
-    """The register tile, for a whose rows are contiguous or for a whose columns are; or its first vectors alone."""
+    """The register tile, for a with contiguous rows or columns; or only its first vectors."""
 
     def tile(
         typing: Any,
@@ -282,8 +282,8 @@ def _tile(name: str, rows_contiguous: bool, vectors: int = TILE_VECTORS) -> Any:
     tile.__name__ = tile.__qualname__ = name
     tile.__doc__ = f"""c = a b + bias + skip for one register tile: TILE_ROWS × depth times depth × TILE_COLUMNS.
 
-    Addresses and distances are in bytes. `a_stride` lies between a's {"rows" if rows_contiguous else "columns"}; the
-    other way a is contiguous, and so is b. `bias` is one row or 0; `skip` is a tile (it may be c itself) or 0.
+    Strides are in bytes. `a_stride` is between a's {"rows" if rows_contiguous else "columns"}; along the other axis a
+    is contiguous, and so is b. `bias` is one row or 0; `skip` is a tile (it may be c itself) or 0.
     """
     return intrinsic(tile)
 
@@ -370,7 +370,7 @@ def _build_tile(
 
 tile_of_rows = _tile("tile_of_rows", rows_contiguous=True)
 tile_of_columns = _tile("tile_of_columns", rows_contiguous=False)
-# Narrower ones, for the last columns of a product: one vector wide, and two where a whole tile has three.
+# Narrower tiles, for the last columns of a product: one vector wide, and two if a full tile has three.
 row_tile_1 = _tile("row_tile_1", rows_contiguous=True, vectors=1)
 column_tile_1 = _tile("column_tile_1", rows_contiguous=False, vectors=1)
 row_tile_2 = _tile("row_tile_2", rows_contiguous=True, vectors=min(2, TILE_VECTORS))

@@ -1,7 +1,7 @@
-"""Softmax of attention's scores with one query per lane: no sum runs across a vector, and no row is too short for one.
+"""Softmax of attention scores with one query per lane: no sum runs across a vector, and no row is too short for one.
 
-Scores lie as sᵗ, a row of BLOCK queries for each key. A group is WIDTH of them, side by side; `low` and `high` are the
-addresses of the first key that each of them sees and the one behind its last, as floats.
+Scores are stored as sᵗ, one row of BLOCK queries per key. A group is WIDTH adjacent queries; `low` and `high` are the
+addresses of the first key that each of them attends to and of the end of its keys, as floats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
 def _each_key(build: Any, first: Any, end: Any, body: Any, sums: int = 0) -> list[Any]:
-    """Does `body(j)` for the keys first ... end; it returns so many vectors, whose sums come out."""
+    """Runs `body(j)` for the keys first ... end; it returns `sums` vectors, whose sums are returned."""
     totals = [cgutils.alloca_once_value(build, ZERO) for _ in range(sums)]
     parts = [cgutils.alloca_once_value(build, ZERO) for _ in range(sums)]
     groups = build.sdiv(build.add(build.sub(end, first), _const(TOGETHER - 1)), _const(TOGETHER))
@@ -39,13 +39,13 @@ def _each_key(build: Any, first: Any, end: Any, body: Any, sums: int = 0) -> lis
 
 
 def _unless_zero(build: Any, divisor: Any, value: Any) -> Any:
-    """The value, or 0 where a query sees nothing. (A divisor that is not a number is not 0.)"""
+    """The value, or 0 where a query attends to nothing. (A divisor of NaN is not 0.)"""
     return build.select(build.fcmp_unordered("!=", divisor, ZERO), value, ZERO)
 
 
 @intrinsic
 def softmax(typing: Any, s: Any, row: Any, first: Any, end: Any, low: Any, high: Any, scale: Any) -> Any:
-    """ρᵗ of a group in place of its scores, for the keys first ... end; 0 where a query does not see a key."""
+    """ρᵗ of a group in place of its scores, for the keys first ... end; 0 where a query does not attend to a key."""
 
     def make(context: Any, build: Any, signature: Any, args: Any) -> Any:
         s, row, first, end, low, high, scale = args
@@ -102,7 +102,7 @@ def softmax_backward(typing: Any, rho: Any, ds: Any, row: Any, first: Any, end: 
             weight, grad, _ = both(j)
             return [weight, build.fmul(weight, grad)]
 
-        # dρ ⊖ ρ from the very numbers it is subtracted from: where they are all alike, little is left
+        # dρ ⊖ ρ from the same values that it is subtracted from: if they are nearly equal, the differences cancel
         total, along = _each_key(build, first, end, terms, sums=2)
         along = _unless_zero(build, total, build.fdiv(along, total))
 

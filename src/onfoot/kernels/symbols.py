@@ -1,4 +1,4 @@
-"""What an object file asks for: LLVM ends the process that loads one whose symbols are not there."""
+"""The undefined symbols of an object file: LLVM aborts a process that loads one with a missing symbol."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import struct
 SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, entry size
 SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
 SYMBOL_TABLE = 2  # a section's type
-BY_THE_LOADER = "_GLOBAL_OFFSET_TABLE_"  # it makes this one itself
+BY_THE_LOADER = "_GLOBAL_OFFSET_TABLE_"  # defined by the loader itself
 
 
 def undefined(code: bytes) -> list[str]:
-    """The symbols that a 64-bit ELF object needs and does not have; none are known of other formats."""
+    """The undefined symbols of a 64-bit ELF object; empty for other formats."""
     if code[:6] != b"\x7fELF\x02\x01":
         return []
     start, size, count = struct.unpack_from("<Q", code, 40)[0], *struct.unpack_from("<HH", code, 58)

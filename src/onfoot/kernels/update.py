@@ -10,17 +10,17 @@ from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.library import DATA
 from onfoot.kernels.linear import sum_rows
-from onfoot.kernels.shapes import contiguous, fits, formula, share
+from onfoot.kernels.shapes import contiguous, fall_back_to_formula, is_float32, thread_range
 from onfoot.kernels.simd import floats, integers
 from onfoot.ops import update as ops
 
 GRAIN = 1024  # elements
-BLOCK = 1 << 16  # elements whose squares are summed together, whatever the number of threads
+BLOCK = 1 << 16  # elements whose squares are summed first, for any number of threads
 
 
 @inner
 def data(array: int) -> int:
-    """Where the numbers of an array begin, from the address of the object itself."""
+    """The address of an array's data, from the address of the array object."""
     return integers(array + DATA, 1)[0]
 
 
@@ -39,12 +39,12 @@ def _update(
     thread: int,
     threads: int,
 ) -> None:
-    """`places` has a row for each parameter: the arrays p, m, v and g (as objects), and how many numbers they have.
+    """`places` has one row per parameter: the addresses of the array objects p, m, v and g, and their size.
 
-    rest1 and rest2 are 1 − β₁ and 1 − β₂, from float64: in float32 most digits of 1 − 0.999 are gone.
+    rest1 and rest2 are 1 − β₁ and 1 − β₂, computed in float64: in float32, 1 − 0.999 loses most of its digits.
     """
     for k in range(places.shape[0]):
-        a, e = share(places[k, 4], GRAIN, thread, threads)
+        a, e = thread_range(places[k, 4], GRAIN, thread, threads)
         n, at, kept = e - a, a * 4, keep[k]
         pp, mm = floats(data(places[k, 0]) + at, n), floats(data(places[k, 1]) + at, n)
         vv, gg = floats(data(places[k, 2]) + at, n), floats(data(places[k, 3]) + at, n)
@@ -58,8 +58,8 @@ def _update(
 
 @kernel("f4[::1], f4[::1], f4[::1]", "n, ., n")
 def _add(x: np.ndarray, y: np.ndarray, total: np.ndarray, thread: int, threads: int) -> None:
-    """y may be shorter: it is added again and again."""
-    a, e = share(x.size, GRAIN, thread, threads)
+    """y may be shorter than x: it is then repeated."""
+    a, e = thread_range(x.size, GRAIN, thread, threads)
     while a < e:
         first = a % y.size
         n = min(e - a, y.size - first)
@@ -71,7 +71,7 @@ def _add(x: np.ndarray, y: np.ndarray, total: np.ndarray, thread: int, threads: 
 
 @kernel("f4[::1], f4[::1], f4[::1]", "n, n, n")
 def _times(x: np.ndarray, y: np.ndarray, out: np.ndarray, thread: int, threads: int) -> None:
-    a, e = share(x.size, GRAIN, thread, threads)
+    a, e = thread_range(x.size, GRAIN, thread, threads)
     xx, yy, to = x[a:e], y[a:e], out[a:e]
     for i in range(e - a):
         to[i] = xx[i] * yy[i]
@@ -79,7 +79,7 @@ def _times(x: np.ndarray, y: np.ndarray, out: np.ndarray, thread: int, threads: 
 
 @kernel("f4[::1], f4", "n")
 def _scale(x: np.ndarray, factor: float, thread: int, threads: int) -> None:
-    a, e = share(x.size, GRAIN, thread, threads)
+    a, e = thread_range(x.size, GRAIN, thread, threads)
     part = x[a:e]
     for i in range(e - a):
         part[i] *= factor
@@ -87,7 +87,7 @@ def _scale(x: np.ndarray, factor: float, thread: int, threads: int) -> None:
 
 @kernel("f4[:,::1]")
 def _sum_into_first(parts: np.ndarray, thread: int, threads: int) -> None:
-    a, e = share(parts.shape[1], GRAIN, thread, threads)
+    a, e = thread_range(parts.shape[1], GRAIN, thread, threads)
     for k in range(1, parts.shape[0]):
         total, part = parts[0, a:e], parts[k, a:e]
         for i in range(e - a):
@@ -96,7 +96,7 @@ def _sum_into_first(parts: np.ndarray, thread: int, threads: int) -> None:
 
 @kernel("f4[::1], f8[::1]")
 def _squares(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None:
-    first, last = share(sums.size, 1, thread, threads)
+    first, last = thread_range(sums.size, 1, thread, threads)
     for b in range(first, last):
         part = x[b * BLOCK : (b + 1) * BLOCK]
         total = 0.0
@@ -107,15 +107,15 @@ def _squares(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None
 
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """x + y, where y may lack the leading axes of x."""
-    if not fits(x, y) or x.shape[x.ndim - y.ndim :] != y.shape:
-        return formula(ops.add, x, y)
+    if not is_float32(x, y) or x.shape[x.ndim - y.ndim :] != y.shape:
+        return fall_back_to_formula(ops.add, x, y)
     total = empty(x.shape)
     _add(contiguous(x).reshape(-1), contiguous(y).reshape(-1), total.reshape(-1))
     return total
 
 
 def times(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """x ∘ y, of one shape."""
+    """x ∘ y, of the same shape."""
     out = empty(x.shape)
     _times(contiguous(x).reshape(-1), contiguous(y).reshape(-1), out.reshape(-1))
     return out
@@ -133,7 +133,7 @@ def sum_into_first(parts: np.ndarray) -> None:
 
 def sum_first(x: np.ndarray) -> np.ndarray:
     """Σ over the first axis."""
-    if not fits(x) or x.ndim < 2:
+    if not is_float32(x) or x.ndim < 2:
         return ops.sum_first(x)
     return sum_rows(contiguous(x).reshape(x.shape[0], -1)).reshape(x.shape[1:])
 
@@ -146,7 +146,7 @@ def adamw_updates(
     keep, alive, others = [], [], []
     for one in updates:
         p, m, v, g, decay = one
-        ready = fits(p, m, v, g) and p.flags.carray and m.flags.carray and v.flags.carray
+        ready = is_float32(p, m, v, g) and p.flags.carray and m.flags.carray and v.flags.carray
         if not ready or not p.shape == m.shape == v.shape == g.shape:
             others.append(one)
             continue
@@ -155,7 +155,7 @@ def adamw_updates(
         places += (id(p), id(m), id(v), id(g), p.size)
         keep.append(1 - lr * decay)
     written = {place for i in range(3) for place in places[i::5]}
-    if len(written) < 3 * len(keep):  # one array in two places: one update after the other, as the formula has it
+    if len(written) < 3 * len(keep):  # the same array twice: one update after the other, as in the formula
         places, others = [], updates
     ops.adamw_updates(others, lr, betas, eps, steps, scale)
     if not places:
@@ -177,7 +177,7 @@ def adamw_updates(
 
 def sum_of_squares(x: np.ndarray) -> float:
     """Σ x², in float64."""
-    if not fits(x) or not x.flags.c_contiguous:
+    if not is_float32(x) or not x.flags.c_contiguous:
         return ops.sum_of_squares(x)
     sums = np.empty((x.size + BLOCK - 1) // BLOCK)
     _squares(x.reshape(-1), sums)

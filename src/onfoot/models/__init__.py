@@ -1,1 +1,1 @@
-"""Networks built from the pairs, and the object users hold."""
+"""Networks built from forward/backward pairs, and the `Model` object for users."""

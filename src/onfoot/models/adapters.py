@@ -1,7 +1,7 @@
 """LoRA adapters on a model: which layers have one, their parameters, merging.
 
 An adapter's parameters live in `model.params` under PEFT's names, `<layer>.lora_A.<adapter>.weight` (r, in) and
-`<layer>.lora_B.<adapter>.weight` (out, r); A is the paper's dᵗ, B its uᵗ. Several adapters may stand on one base;
+`<layer>.lora_B.<adapter>.weight` (out, r); A is the paper's dᵗ, B its uᵗ. A base model may have several adapters;
 one of them is active.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoraLayer:
-    """One layer's LoRA layer. PEFT's scale is alpha/r, or alpha/√r rank-stabilised; the paper's is α alone."""
+    """The LoRA layer of one base layer. PEFT's scale is alpha/r, or alpha/√r with rsLoRA; the paper's is α alone."""
 
-    beside: str  # the layer it stands beside
-    columns: slice | None  # the part of that layer's output that it adds to; None: all of it
+    beside: str  # the base layer that it adapts
+    columns: slice | None  # the columns of that layer's output that it adds to; None: all
     r: int
     alpha: float
     dropout: float = 0.0
@@ -40,21 +40,21 @@ class LoraLayer:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A named set of LoRA layers, by the name of the layer (or part of a layer) that each stands beside."""
+    """A named set of LoRA layers, by the name of the base layer (or part of a layer) that each adapts."""
 
     name: str
     layers: dict[str, LoraLayer]
 
     def down(self, layer: str) -> str:
-        """The name of the parameter A of a layer."""
+        """The name of a layer's parameter A."""
         return f"{layer}.lora_A.{self.name}.weight"
 
     def up(self, layer: str) -> str:
-        """The name of the parameter B of a layer."""
+        """The name of a layer's parameter B."""
         return f"{layer}.lora_B.{self.name}.weight"
 
     def lora_layers(self, layer: str) -> list[str]:
-        """The LoRA layers of a layer: itself, its parts, or none."""
+        """The names of the LoRA layers of a base layer: its own name, its parts' names, or none."""
         return self._by_layer.get(layer, [])
 
     @cached_property
@@ -71,18 +71,18 @@ class Adapter:
 def match_layers(model: Model, targets: Sequence[str]) -> list[str]:
     """The layers whose name is, or ends with, one of the targets; each target must match.
 
-    Beside whole layers there are parts of GPT-2's c_attn: c_attn.q, c_attn.k and c_attn.v each have a LoRA layer.
+    Parts of GPT-2's c_attn can be targets too: c_attn.q, c_attn.k and c_attn.v each get their own LoRA layer.
     """
-    whole = list(linear_shapes(model.config))
-    parts_of = {name: list(part_columns(model.config, name)) for name in whole}
-    names = [*whole, *(part for parts in parts_of.values() for part in parts)]
+    layers = list(linear_shapes(model.config))
+    parts_of = {name: list(part_columns(model.config, name)) for name in layers}
+    names = [*layers, *(part for parts in parts_of.values() for part in parts)]
     found: list[str] = []
     for target in targets:
         matched = [name for name in names if name == target or name.endswith(f".{target}")]
         if not matched:
-            endings = sorted({name.rsplit(".", 1)[-1] for name in whole})
+            endings = sorted({name.rsplit(".", 1)[-1] for name in layers})
             endings += sorted({".".join(part.rsplit(".", 2)[-2:]) for parts in parts_of.values() for part in parts})
-            raise ValueError(f"no layer is called {target!r}; there are {', '.join(endings)}")
+            raise ValueError(f"no layer matches {target!r}; choose from {', '.join(endings)}")
         found += [name for name in matched if name not in found]
     for name in found:
         parts = [part for part in parts_of.get(name, ()) if part in found]
@@ -92,15 +92,15 @@ def match_layers(model: Model, targets: Sequence[str]) -> list[str]:
 
 
 def place(model: Model, layer: str) -> tuple[str, slice | None, int, int]:
-    """Where a LoRA layer of that name stands: the whole layer, its columns there, and its in and out."""
+    """The base layer of a LoRA layer of that name, its columns there, and its in and out features."""
     known = linear_shapes(model.config)
     if layer in known:
         return layer, None, *known[layer]
-    whole = layer.rpartition(".")[0]
-    columns = part_columns(model.config, whole).get(layer) if whole in known else None
+    base = layer.rpartition(".")[0]
+    columns = part_columns(model.config, base).get(layer) if base in known else None
     if columns is None:
         raise ValueError(f"this model has no layer {layer!r}")
-    return whole, columns, known[whole][0], columns.stop - columns.start
+    return base, columns, known[base][0], columns.stop - columns.start
 
 
 def new_adapter(
@@ -113,13 +113,13 @@ def new_adapter(
     name: str,
     seed: int,
 ) -> None:
-    """Adds an adapter with PEFT's initial values: A uniform in ±1/√in, B = 0, so that nothing changes at first."""
+    """Adds an adapter with PEFT's initial values: A uniform in ±1/√in, B = 0, so that the output is unchanged."""
     if isinstance(targets, str) or not targets:
-        raise ValueError(f"targets={targets!r}: a list of layer names is needed, such as ['c_attn', 'c_proj']")
+        raise ValueError(f"targets must be a list of layer names such as ['c_attn', 'c_proj'], got {targets!r}")
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout} is not in [0, 1)")
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-        raise ValueError(f"alpha={alpha!r}: a finite number above 0 is needed")
+        raise ValueError(f"alpha must be a finite number > 0, got {alpha!r}")
     layers = match_layers(model, targets)
     adapter = Adapter(name, {})
     values = {}
@@ -127,7 +127,7 @@ def new_adapter(
     for layer in layers:
         beside, columns, n_in, n_out = place(model, layer)
         if isinstance(r, bool) or not isinstance(r, int) or not 1 <= r <= min(n_in, n_out):
-            raise ValueError(f"r={r!r}: {layer} is {n_in} × {n_out}, so its rank can be 1 ... {min(n_in, n_out)}")
+            raise ValueError(f"r must be in 1 ... {min(n_in, n_out)} for {layer} ({n_in} × {n_out}), got {r!r}")
         adapter.layers[layer] = LoraLayer(beside, columns, r, alpha, dropout, use_rslora)
         values[adapter.down(layer)] = rng.uniform(-1 / math.sqrt(n_in), 1 / math.sqrt(n_in), (r, n_in))
         values[adapter.up(layer)] = np.zeros((n_out, r))
@@ -135,32 +135,32 @@ def new_adapter(
 
 
 def install(model: Model, adapter: Adapter, values: dict[str, np.ndarray]) -> None:
-    """Puts an adapter and its parameters on the model, and makes it the active one."""
+    """Adds an adapter and its parameters to the model, and makes it the active one."""
     if adapter.name in model.adapters:
-        raise ValueError(f"the model has an adapter {adapter.name!r} already; give the new one another name")
+        raise ValueError(f"the model already has an adapter {adapter.name!r}; choose another name")
     if not adapter.name or "." in adapter.name:
-        raise ValueError(f"adapter name {adapter.name!r}: it must not be empty or contain a dot")
+        raise ValueError(f"an adapter name must not be empty or contain a dot, got {adapter.name!r}")
     if model.merged is not None:
         raise ValueError(f"the adapter {model.merged!r} is merged into the weights; unmerge_adapter() first")
-    room: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for layer, lora in adapter.layers.items():
         _, _, n_in, n_out = place(model, layer)
-        room |= {adapter.down(layer): (lora.r, n_in), adapter.up(layer): (n_out, lora.r)}
-    for parameter, shape in room.items():
+        shapes |= {adapter.down(layer): (lora.r, n_in), adapter.up(layer): (n_out, lora.r)}
+    for parameter, shape in shapes.items():
         if np.shape(values[parameter]) != shape:
-            raise ValueError(f"{parameter} has shape {np.shape(values[parameter])}; its layer asks for {shape}")
-    model.params.shapes |= room
-    for parameter in room:
+            raise ValueError(f"{parameter} has shape {np.shape(values[parameter])}; its layer expects {shape}")
+    model.params.shapes |= shapes
+    for parameter in shapes:
         model.params.copy_in(parameter, values[parameter])
     model.adapters[adapter.name] = adapter
     activate(model, adapter.name)
 
 
 def activate(model: Model, name: str | None) -> None:
-    """Makes one adapter act and train, the base frozen; None turns all off, and the base trains again."""
+    """Activates one adapter: it trains and the base is frozen. None deactivates all, and the base trains again."""
     if name is not None and name not in model.adapters:
         known = ", ".join(model.adapters) or "none"
-        raise ValueError(f"the model has no adapter {name!r}; there are: {known}")
+        raise ValueError(f"the model has no adapter {name!r}; available: {known}")
     if model.merged is not None:
         raise ValueError(f"the adapter {model.merged!r} is merged into the weights; unmerge_adapter() first")
     model.active_adapter = name
@@ -171,16 +171,14 @@ def activate(model: Model, name: str | None) -> None:
 
 
 def merge(model: Model) -> None:
-    """Adds the active adapter to the weights it stands beside: w + scale d u. The adapter then costs nothing."""
+    """Merges the active adapter into the base weights, w + scale d u; it then has no cost."""
     if model.active_adapter is None:
         raise ValueError("no adapter is active; there is nothing to merge")
     adapter = model.adapters[model.active_adapter]
     if model.quantized:
-        raise ValueError(
-            "the weights are quantised and cannot take an adapter in; load the base without quantized=True"
-        )
+        raise ValueError("cannot merge an adapter into quantised weights; load the base without quantized=True")
     if HEAD in adapter.layers and model.config.tie_word_embeddings:
-        # the token table must stay as it is: the head gets a weight of its own
+        # the token table must not change: the head gets its own weight
         model.config = replace(model.config, tie_word_embeddings=False)
         table = model.params[token_table(model.config)]
         model.params.shapes[f"{HEAD}.weight"] = tuple(table.shape)
@@ -192,7 +190,7 @@ def merge(model: Model) -> None:
 
 
 def unmerge(model: Model) -> None:
-    """Takes a merged adapter out of the weights again, and makes it active."""
+    """Removes a merged adapter from the weights, and makes it active."""
     if model.merged is None:
         raise ValueError("no adapter is merged")
     adapter = model.adapters[model.merged]
@@ -206,7 +204,7 @@ def unmerge(model: Model) -> None:
 
 
 def delta(model: Model, adapter: Adapter, layer: str) -> Array:
-    """scale d u, (in, out): what a LoRA layer adds to its layer's weight."""
+    """scale d u, (in, out): what a LoRA layer adds to the weight of its base layer."""
     down, up = model.params[adapter.down(layer)], model.params[adapter.up(layer)]
     return adapter.layers[layer].scale * (down.T @ up.T)
 

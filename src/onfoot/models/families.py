@@ -1,7 +1,7 @@
-"""Which network belongs to a configuration.
+"""The network of each class of configurations.
 
-A family is a class of configurations and two modules: the network, with a forward and a backward pass of features, head
-and loss; and the names and shapes of its parameters (`params.names_of`). `register` adds one.
+A family is a class of configurations and two modules: the network, with the forward and backward passes of features,
+head and loss; and the names and shapes of its parameters (`params.names_of`). `register` adds one.
 """
 
 from __future__ import annotations

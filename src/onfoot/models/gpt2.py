@@ -1,8 +1,8 @@
 """GPT-2, the network of the paper's Table 2 with any number of blocks, written once against an engine.
 
 The steps and their numbers are the paper's: a_1 is the input of a block, a_10 its output, a_12 the logits; Δ_i is the
-gradient of the loss with respect to a_i. What is not in the table (dropout, adapters, what is kept and what computed
-again, who listens) is the run's business.
+gradient of the loss with respect to a_i. What is not in the table (dropout, adapters, recomputation, tracing) is done
+by the `Run`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def block_forward(run: Run, config: GPT2Config, b: int, a1: Array, layout: Layout) -> tuple[Array, Any]:
-    """a_1 -> a_10: attention, then expand-and-contract, each behind a layer norm and beside a skip."""
+    """a_1 -> a_10: attention, then the MLP, each after a layer norm and with a skip connection."""
     name, heads, eps, p = f"transformer.h.{b}", config.n_head, config.layer_norm_epsilon, config.resid_pdrop
     qk = heads * config.key_width
 
@@ -58,7 +58,7 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     name, qk = f"transformer.h.{b}", config.n_head * config.key_width
     s_norm1, s_qkv, s_attention, s_proj, s_norm2, s_expand, s_activation, s_contract = saved
 
-    d8 = run.linear_skip_backward(f"{name}.mlp.c_proj", d10, s_contract)  # Δ_9 = Δ_10: a sum sends it to both terms
+    d8 = run.linear_skip_backward(f"{name}.mlp.c_proj", d10, s_contract)  # Δ_9 = Δ_10: a sum passes it to both terms
     d7 = run.activation_backward(f"{name}.mlp.act", ACTIVATIONS[config.activation_function], d8, s_activation)
     d6 = run.linear_backward(f"{name}.mlp.c_fc", d7, s_expand)
     d5 = run.layer_norm_backward(f"{name}.ln_2", d6, s_norm2, skip_gradient=d10)  # eq NET.1
@@ -66,12 +66,12 @@ def block_backward(run: Run, config: GPT2Config, b: int, d10: Array, saved: Any)
     d3 = run.linear_skip_backward(f"{name}.attn.c_proj", d5, s_proj)  # Δ_4 = Δ_5
     dq, dk, dv = run.attention_backward(f"{name}.attn", d3, s_attention)
     dqkv = run.side_by_side(merge_heads(dq), merge_heads(dk), merge_heads(dv))
-    d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=slice(qk, 2 * qk))  # eq 29: no key's bias acts
+    d2 = run.linear_backward(f"{name}.attn.c_attn", dqkv, s_qkv, dead=slice(qk, 2 * qk))  # eq 29: b_k has no effect
     return run.layer_norm_backward(f"{name}.ln_1", d2, s_norm1, skip_gradient=d5)  # eq NET.2
 
 
 def features_forward(run: Run, config: GPT2Config, tokens: Array, layout: Layout) -> tuple[Array, Any]:
-    """a_0 -> a_11: the features that the logits are read from, (B, T, C)."""
+    """a_0 -> a_11: the features that the logits are computed from, (B, T, C)."""
     a_tok, s_tok = run.embedding(TOKEN_TABLE, tokens)
     a_pos, s_pos = run.embedding(POSITION_TABLE, layout.positions)
     x = run.engine.add(a_tok, a_pos)  # a_1 = a_tok + a_pos
@@ -85,7 +85,7 @@ def features_forward(run: Run, config: GPT2Config, tokens: Array, layout: Layout
 
 
 def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> None:
-    """Δ_11 -> Δ_1, down to the lowest block that trains."""
+    """Δ_11 -> Δ_1, down to the lowest layer that trains."""
     s_tok, s_pos, s_drop, blocks, s_norm = saved
     if not run.gradients.needs_gradient_below(HEAD):
         return
@@ -95,10 +95,10 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
             "transformer.ln_f" if b == config.n_layer - 1 else f"transformer.h.{b + 1}.ln_1"
         ):
             return
-        d = run.block_backward(block_backward, config, b, d, blocks.pop())  # its activations are not needed again
+        d = run.block_backward(block_backward, config, b, d, blocks.pop())  # frees its activations
     if not run.gradients.needs_gradient_below("transformer.h.0.ln_1"):
         return
     d = run.dropout_backward(d, s_drop)
     run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3
-    d_pos = d if s_pos.ids.ndim == 2 else run.engine.sum_first(d)  # every sequence of the batch shares the positions
+    d_pos = d if s_pos.ids.ndim == 2 else run.engine.sum_first(d)  # all sequences of the batch have the same positions
     run.embedding_backward(POSITION_TABLE, d_pos, s_pos)  # eq 3

@@ -1,4 +1,4 @@
-"""GPT-2's parameters: names, shapes and the spread of the initial values."""
+"""GPT-2's parameters: names, shapes and the standard deviations of the initial values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from onfoot.arrays import Shape
 from onfoot.config import GPT2Config
 
 PREFIX = "transformer."
-BLOCKS = "transformer.h."  # what the name of a block's parameter begins with
+BLOCKS = "transformer.h."  # prefix of the blocks' parameters
 TOKEN_TABLE = "transformer.wte.weight"
 POSITION_TABLE = "transformer.wpe.weight"
 HEAD = "lm_head"
 OUT_IN = False  # blocks' weights are stored (in, out)
-TARGETS = ("c_attn", "c_proj", "c_fc")  # a block's linear layers: where LoRA stands unless it is told
+TARGETS = ("c_attn", "c_proj", "c_fc")  # LoRA's default targets: a block's linear layers
 
 
 def block_shapes(config: GPT2Config) -> dict[str, Shape]:
@@ -63,7 +63,7 @@ def part_columns(config: GPT2Config, layer: str) -> dict[str, slice]:
 def initial_std(config: GPT2Config, name: str) -> float:
     """The standard deviation of a weight's initial values.
 
-    The two projections that write into the residual stream are narrower by √(2 n_layer), so that the sum of all blocks'
+    The two projections that write into the residual stream are divided by √(2 n_layer), so that the sum of all blocks'
     contributions starts with the same variance at any depth.
     """
     return config.initializer_range / (math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 1)

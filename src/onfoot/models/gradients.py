@@ -1,4 +1,4 @@
-"""Where the gradients of a pass go: each parameter's parts are added up, and handed on when no path adds any more."""
+"""The gradients of a pass: contributions to each parameter are accumulated, and passed on once final."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OnGradient = Callable[[str, Array], None]
 
 
 class Gradients:
-    """The gradients of what trains, by name."""
+    """The gradients of the trainable parameters, by name."""
 
     def __init__(self, engine: Engine, config: Config, trainable: set[str], adapter: Adapter | None) -> None:
         self.engine, self.trainable, self.adapter = engine, trainable, adapter
         self.made: dict[str, Array] = {}
-        self.on_gradient: OnGradient | None = None  # gets each gradient when it is final; it is not kept then
-        self._order = layer_order(config)  # the layers, numbered as the forward pass meets them
+        self.on_gradient: OnGradient | None = None  # called with each gradient once it is final, instead of keeping it
+        self._order = layer_order(config)  # layer -> its index in the forward pass
         self._lowest: int | None = None
 
     def add(self, name: str, grad: Array | None, final: bool = True) -> None:
@@ -33,7 +33,7 @@ class Gradients:
             self.on_gradient(name, self.made.pop(name))
 
     def add_rows(self, table: str, dy: Array, saved: object) -> None:
-        """Adds the last gradient that a table of embeddings gets: only the rows of the ids that occurred."""
+        """Adds the final contribution to an embedding table: only the rows of ids that occurred."""
         if table not in self.trainable:
             return
         if table in self.made and self.engine.has("embedding_add_backward"):
@@ -43,18 +43,18 @@ class Gradients:
             self.add(table, self.engine.embedding_backward(dy, saved))
 
     def backprop_to_input(self) -> None:
-        """Lets the error signal go all the way down, whatever trains."""
+        """Backpropagates all the way to the input, whatever trains."""
         self._lowest = -1
 
     def needs_gradient_below(self, layer: str) -> bool:
-        """Whether anything before this layer trains: if not, the error signal need not go on."""
+        """Whether anything before this layer trains; if not, the backward pass can stop here."""
         if self._lowest is None:
             order = self._order
             self._lowest = min((order[self._layer(name)] for name in self.trainable), default=len(order))
         return self._lowest < self._order[layer]
 
     def _layer(self, parameter: str) -> str:
-        """The layer that a parameter belongs to; a LoRA layer's is the one it stands beside."""
+        """The layer that a parameter belongs to; for a LoRA parameter, the base layer."""
         layer, _, low_rank = parameter.partition(".lora_")
         if low_rank and self.adapter is not None:
             return self.adapter.layers[layer].beside

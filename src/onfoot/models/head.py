@@ -1,4 +1,4 @@
-"""The head that every family ends with: from features to logits and the loss. Tied, its weight is the token table."""
+"""The LM head of every family: from features to logits and the loss. If tied, its weight is the token table."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def head_forward(run: Run, config: Config, a11: Array) -> tuple[Array, Any]:
 
 def head_backward(run: Run, config: Config, d12: Array, saved: Any) -> Array:
     """Δ_12 -> Δ_11, and the gradients of the head."""
-    run.note(f"d {HEAD} out", d12)
-    return run.linear_backward(HEAD, d12, saved)  # eq TIE.1: tied, one of two paths
+    run.on_activation(f"d {HEAD} out", d12)
+    return run.linear_backward(HEAD, d12, saved)  # eq TIE.1: if tied, one of two paths
 
 
 def loss_forward(run: Run, config: Config, a11: Array, targets: Targets, divisor: Array | float) -> tuple[Any, Any]:
-    """a_11 -> the loss. An engine that can need not hold all logits at once, nor those of tokens without a target."""
+    """a_11 -> the loss. A fused engine never holds all logits at once, nor those of tokens without a target."""
     if run.linears.fuse_loss():
         if targets.rows is None:
             return run.linears.loss(HEAD, a11, targets.ids, divisor)

@@ -1,4 +1,4 @@
-"""Checks of what users pass in. Every refusal names the value, the limit and the way out."""
+"""Checks of user input. Every error names the value, the limit and the way out."""
 
 from __future__ import annotations
 
@@ -11,24 +11,20 @@ from onfoot.ops.cross_entropy import IGNORE
 
 
 def check_tokens(tokens: Any, vocab_size: int, n_positions: int) -> np.ndarray:
-    """`tokens` as an integer array (B, T) that the model can take, or a ValueError."""
+    """`tokens` as a valid integer array (B, T), or a ValueError."""
     array = to_numpy(tokens)
     if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"tokens have dtype {array.dtype}; integers are needed (token ids, for example from a tokenizer)"
-        )
+        raise ValueError(f"tokens must be integers (token ids, for example from a tokenizer), got dtype {array.dtype}")
     if array.ndim != 2:
         raise ValueError(
-            f"tokens have shape {array.shape}; (batch, tokens) is needed: write tokens[None] for one sequence"
+            f"tokens must have shape (batch, tokens), got {array.shape}; pass tokens[None] for one sequence"
         )
     if array.size == 0:
-        raise ValueError(
-            f"tokens have shape {array.shape}: an empty batch; at least one sequence of one token is needed"
-        )
+        raise ValueError(f"empty batch: tokens have shape {array.shape}; pass at least one sequence of one token")
     if array.shape[1] > n_positions:
         raise ValueError(
             f"a sequence of {array.shape[1]} tokens exceeds n_positions={n_positions}; "
-            f"shorten it, cut it into pieces, or create the model with more positions"
+            f"shorten it, split it, or create the model with more positions"
         )
     _check_ids(array, vocab_size, "token")
     return array.astype(np.int64, copy=False)
@@ -37,7 +33,7 @@ def check_tokens(tokens: Any, vocab_size: int, n_positions: int) -> np.ndarray:
 def check_targets(targets: Any, tokens: np.ndarray, vocab_size: int, positions: np.ndarray | None) -> np.ndarray:
     """`targets` as an integer array of the tokens' shape, or a ValueError; None means each next token.
 
-    `positions` are those of packed examples, where there are any: the first of an example is no token's successor.
+    `positions` are those of packed examples, if any: the first token of an example is not a target.
     """
     if targets is None:
         successors = next_token_targets(tokens)
@@ -46,43 +42,41 @@ def check_targets(targets: Any, tokens: np.ndarray, vocab_size: int, positions: 
         return successors
     array = to_numpy(targets)
     if array.dtype.kind not in "iu":
-        raise ValueError(
-            f"targets have dtype {array.dtype}; integers are needed ({IGNORE} where a token has no target)"
-        )
+        raise ValueError(f"targets must be integers ({IGNORE} where a token has no target), got dtype {array.dtype}")
     if array.shape != tokens.shape:
-        raise ValueError(f"targets have shape {array.shape}, tokens {tokens.shape}; they must be the same")
+        raise ValueError(f"targets have shape {array.shape}, but tokens have shape {tokens.shape}; they must match")
     array = array.astype(np.int64, copy=False)
     _check_ids(array[array != IGNORE], vocab_size, "target")
     return array
 
 
 def next_token_targets(tokens: np.ndarray) -> np.ndarray:
-    """Each token's successor; the last of a sequence has none, and gets −100."""
+    """Each token's next token; the last of a sequence has none, and gets −100."""
     targets = np.full_like(tokens, IGNORE)
     targets[:, :-1] = tokens[:, 1:]
     return targets
 
 
 def count_targets(targets: np.ndarray) -> int:
-    """How many targets count, or a ValueError where none does: a mean over nothing has no value."""
+    """The number of targets that are not −100, or a ValueError if there is none: the mean would be undefined."""
     n = int((targets != IGNORE).sum())
     if n == 0:
-        raise ValueError(f"no target counts: all {targets.size} are {IGNORE}; at least one real target is needed")
+        raise ValueError(f"all {targets.size} targets are {IGNORE} (ignored); at least one must be a token id")
     return n
 
 
 def no_step(what: str, changed: bool = False) -> ValueError:
-    """What is said of a loss or gradients that no step can be taken from."""
-    return ValueError(f"{what}: the step is not taken and no weight has changed; try a lower lr")
+    """The error for a loss or gradients that are not finite."""
+    return ValueError(f"{what}: the step was skipped and no weight has changed; try a lower lr")
 
 
 def check_segments(segments: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """From each token's example number (B, T): its position in its example, and where the example begins."""
+    """From each token's example number (B, T): its position in its example, and where the example starts."""
     array = to_numpy(segments)
     if array.shape != tokens.shape:
-        raise ValueError(f"segments have shape {array.shape}, tokens {tokens.shape}; they must be the same")
+        raise ValueError(f"segments have shape {array.shape}, but tokens have shape {tokens.shape}; they must match")
     if array.dtype.kind not in "iu" or (np.diff(array, axis=1) < 0).any():
-        raise ValueError("segments must be integers that do not fall along a sequence: 0 0 0 1 1 2 ...")
+        raise ValueError("segments must be integers that never decrease along a sequence: 0 0 0 1 1 2 ...")
     index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
     begins = np.ones(tokens.shape, dtype=bool)
     begins[:, 1:] = array[:, 1:] != array[:, :-1]
@@ -91,9 +85,9 @@ def check_segments(segments: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _check_ids(ids: np.ndarray, vocab_size: int, what: str) -> None:
-    if ids.size and ids.astype(np.uint64, copy=False).max() >= vocab_size:  # one below 0 is very large then
+    if ids.size and ids.astype(np.uint64, copy=False).max() >= vocab_size:  # as unsigned, negative ids are very large
         bad = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(
             f"{what} id {bad} is outside 0 ... {vocab_size - 1} (vocab_size={vocab_size}); "
-            f"is the tokenizer the model's own?"
+            f"does the tokenizer belong to this model?"
         )

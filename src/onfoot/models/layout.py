@@ -1,4 +1,4 @@
-"""What the families share: where tokens stand, and how features are cut into heads."""
+"""What the families share: token positions, targets, and splitting features into heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onfoot.arrays import Array
 
 
 class Layout(NamedTuple):
-    """Where the tokens stand: their positions, and the first token that each may see (None: the first of all)."""
+    """The tokens' positions, and the first token that each may attend to (None: the first of the sequence)."""
 
     positions: Array  # (T,) or (B, T)
     start: Array | None = None  # (B, T)
@@ -16,15 +16,15 @@ class Layout(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What is to be predicted. Where many tokens have no target, those that have one are named: only they are used."""
+    """The targets. If many tokens have none, `rows` are the tokens that have one, and only they are computed."""
 
     ids: Array  # (B, T)
-    rows: Array | None = None  # (M,), the tokens that have one, among all B T
-    chosen: Array | None = None  # (M,), theirs
+    rows: Array | None = None  # (M,), indices of the tokens with a target, among all B T
+    chosen: Array | None = None  # (M,), their targets
 
 
 def split_heads(x: Array, n_head: int) -> Array:
-    """(B, T, H D) -> (B, H, T, D). The transpose matters: a mere reshape would mix tokens and features."""
+    """(B, T, H D) -> (B, H, T, D). The transpose matters: a reshape alone would mix tokens and features."""
     b, t, width = x.shape
     return x.reshape(b, t, n_head, width // n_head).swapaxes(1, 2)
 

@@ -1,7 +1,7 @@
-"""Linear layers of a pass: which pair a layer is depends on what trains.
+"""Linear layers of a pass: the pair that computes a layer depends on what trains.
 
-That is the layer itself, nothing (it is frozen), or a LoRA layer beside it; and the head, whose weight may be the
-token table, may be one pair with the loss.
+That is the layer itself, nothing (it is frozen), or its LoRA layer. The head, whose weight may be the token table, can
+be fused with the loss.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ class Linears:
     """The linear layers by name."""
 
     def __init__(self, run: Run, config: Config) -> None:
-        self.run: Run = weakref.proxy(run)  # a cycle would keep activations and caches until they are collected
+        self.run: Run = weakref.proxy(run)  # a cycle would keep activations alive until garbage collection
         self.engine = run.engine
         self.adapter, self.trainable = run.policy.adapter, run.policy.trainable
         self._stored = stored_weights(config)
 
     def forward(self, layer: str, x: Array, skip: Array | None = None) -> tuple[Array, Any]:
-        """y = x w + b, and what stands beside it; with `skip`, that is added too."""
+        """y = x w + b, plus the LoRA layer's output, plus `skip` if given."""
         weight, bias = self._weights(layer)
         lora = self._lora(layer)
-        beside, form = ((), "forward") if skip is None else ((skip,), "skip")
+        skip_args, form = ((), "forward") if skip is None else ((skip,), "skip")
         if lora == [layer]:
             forward = getattr(self.engine, f"lora_linear_{form}")
-            return forward(x, weight, bias, *beside, *self._low_rank(layer, x))
+            return forward(x, weight, bias, *skip_args, *self._low_rank(layer, x))
         if lora:
             y, saved = self._parts(lora, x, weight, bias)
             return y if skip is None else self.engine.add(skip, y), saved
         kind = "linear" if self.run.keep_saved and self.trains(layer) else "frozen_linear"
-        return getattr(self.engine, f"{kind}_{form}")(x, weight, bias, *beside)
+        return getattr(self.engine, f"{kind}_{form}")(x, weight, bias, *skip_args)
 
     def backward(self, layer: str, dy: Array, saved: Any, dead: slice | None) -> Array:
-        """The gradient of x; those of the layer's parameters go to the run."""
+        """The gradient of x; those of the layer's parameters are added to the run's."""
         lora = self._lora(layer)
         if lora == [layer]:
             dx, ddown, dup = self.engine.lora_linear_backward(dy, saved)
@@ -60,7 +60,7 @@ class Linears:
 
     def _add(self, layer: str, dweight: Array, dbias: Array | None) -> None:
         tensor = self._stored[layer].tensor
-        own = tensor == f"{layer}.weight"  # another layer's tensor gets its last gradient there
+        own = tensor == f"{layer}.weight"  # a tied tensor gets its final gradient from the other layer
         self.run.gradients.add(tensor, dweight, final=own)
         self.run.gradients.add(f"{layer}.bias", dbias)
 
@@ -77,7 +77,7 @@ class Linears:
     # The head with its loss
 
     def fuse_loss(self) -> bool:
-        """Whether head and loss are one pair in this pass: not where the logits are asked for or have a LoRA layer."""
+        """Whether head and loss are fused in this pass: not if the logits are traced or have a LoRA layer."""
         return self.engine.has("logits_loss_forward") and not self.run.traced and not self._lora(HEAD)
 
     def loss(self, layer: str, x: Array, targets: Array, divisor: Any) -> tuple[Any, Any]:
@@ -100,7 +100,7 @@ class Linears:
     # LoRA
 
     def _lora(self, layer: str) -> list[str]:
-        """The LoRA layers beside a layer: one of its own name, or one per part of it."""
+        """The names of a layer's LoRA layers: its own name, or one per part."""
         return [] if self.adapter is None else self.adapter.lora_layers(layer)
 
     def _low_rank(self, name: str, x: Array) -> tuple[Array, Array, float, Array | None]:
@@ -116,22 +116,22 @@ class Linears:
         self.run.gradients.add(self.adapter.up(name), dup.T)
 
     def _parts(self, names: list[str], x: Array, weight: Array, bias: Array | None) -> tuple[Array, Any]:
-        """A frozen layer whose parts (queries, keys, values) have LoRA layers of their own."""
+        """A frozen layer whose parts (queries, keys, values) each have a LoRA layer."""
         assert self.adapter is not None
         y, s_frozen = self.engine.frozen_linear_forward(x, weight, bias)
-        beside = []
+        loras = []
         for name in names:
             down, up, scale, keep = self._low_rank(name, x)
             added, s_lora = self.engine.lora_forward(x if keep is None else x * keep, down, up, scale)
             y[..., self.adapter.layers[name].columns] += added
-            beside.append((name, keep, s_lora))
-        return y, (s_frozen, beside)
+            loras.append((name, keep, s_lora))
+        return y, (s_frozen, loras)
 
     def _parts_backward(self, dy: Array, saved: Any) -> Array:
         assert self.adapter is not None
-        s_frozen, beside = saved
+        s_frozen, loras = saved
         dx = self.engine.frozen_linear_backward(dy, s_frozen)
-        for name, keep, s_lora in beside:
+        for name, keep, s_lora in loras:
             part, ddown, dup = self.engine.lora_backward(dy[..., self.adapter.layers[name].columns], s_lora)
             dx = dx + (part if keep is None else part * keep)
             self._add_low_rank(name, ddown, dup)

@@ -1,8 +1,8 @@
 """LLaMA, SmolLM2 and Qwen2, written once against an engine.
 
-Against GPT-2: RMS norm instead of layer norm, positions by rotating queries and keys (RoPE) instead of a table, several
-query heads over one head of keys and values, and an MLP with a gate (SwiGLU). The numbers of the steps are those of the
-GPT-2 network: a_1 is the input of a block, a_5 what follows attention, a_10 its output.
+Differences from GPT-2: RMS norm instead of layer norm, rotary position embedding (RoPE) instead of a table,
+grouped-query attention, and a gated MLP (SwiGLU). The steps are numbered as in the GPT-2 network: a_1 is the input of a
+block, a_5 the residual stream after attention, a_10 its output.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = [
 ]
 
 
-class Place(NamedTuple):
-    """What every block needs to know of where the tokens stand."""
+class Rotary(NamedTuple):
+    """The rotations of the tokens' positions, and the first token that each may attend to."""
 
     cos: Array  # (T, D/2) or (B, 1, T, D/2)
     sin: Array
     start: Array | None  # (B, T)
 
 
-def place(run: Run, config: LlamaConfig, layout: Layout) -> Place:
+def rotary(run: Run, config: LlamaConfig, layout: Layout) -> Rotary:
     """The rotations of the tokens' positions, the same for all blocks and heads."""
     limit = layout.limit or int(layout.positions.max()) + 1
     dtype = run.policy.dtype
     tables = rotations(config.rope_theta, config.key_width, config.rope_scaling, limit, dtype)
     cos, sin = (run.engine.embedding_forward(layout.positions, run.engine.floats(x, dtype))[0] for x in tables)
-    if cos.ndim == 3:  # positions of their own for each sequence
+    if cos.ndim == 3:  # each sequence has its own positions
         cos, sin = cos[:, None], sin[:, None]
-    return Place(cos, sin, layout.start)
+    return Rotary(cos, sin, layout.start)
 
 
 @lru_cache(maxsize=8)
@@ -58,8 +58,8 @@ def rotations(theta: float, width: int, scaling: Any, limit: int, dtype: str) ->
     return np.ascontiguousarray(cos, dtype), np.ascontiguousarray(sin, dtype)
 
 
-def block_forward(run: Run, config: LlamaConfig, b: int, a1: Array, where: Place) -> tuple[Array, Any]:
-    """a_1 -> a_10: attention, then the gated MLP, each behind an RMS norm and beside a skip."""
+def block_forward(run: Run, config: LlamaConfig, b: int, a1: Array, rope: Rotary) -> tuple[Array, Any]:
+    """a_1 -> a_10: attention, then the gated MLP, each after an RMS norm and with a skip connection."""
     eng, name, eps = run.engine, f"model.layers.{b}", config.rms_norm_eps
     attn, mlp = f"{name}.self_attn", f"{name}.mlp"
 
@@ -67,10 +67,10 @@ def block_forward(run: Run, config: LlamaConfig, b: int, a1: Array, where: Place
     q, s_q = run.linear(f"{attn}.q_proj", a2)  # (B, T, H D)
     k, s_k = run.linear(f"{attn}.k_proj", a2)  # (B, T, Hkv D)
     v, s_v = run.linear(f"{attn}.v_proj", a2)  # (B, T, Hkv D)
-    q, s_turn_q = eng.rope_forward(split_heads(q, config.n_head), where.cos, where.sin)  # (B, H, T, D)
-    k, s_turn_k = eng.rope_forward(split_heads(k, config.n_kv_head), where.cos, where.sin)  # (B, Hkv, T, D)
+    q, s_turn_q = eng.rope_forward(split_heads(q, config.n_head), rope.cos, rope.sin)  # (B, H, T, D)
+    k, s_turn_k = eng.rope_forward(split_heads(k, config.n_kv_head), rope.cos, rope.sin)  # (B, Hkv, T, D)
     v = split_heads(v, config.n_kv_head)
-    a3, s_attention = run.attention(attn, q, k, v, True, where.start, config.attention_dropout)
+    a3, s_attention = run.attention(attn, q, k, v, True, rope.start, config.attention_dropout)
     a5, s_o = run.linear_skip(f"{attn}.o_proj", a3, a1)  # a_5 = a_1 + a_4
 
     a6, s_norm2 = run.rms_norm(f"{name}.post_attention_layernorm", a5, eps)
@@ -104,19 +104,19 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
 
 
 def features_forward(run: Run, config: LlamaConfig, tokens: Array, layout: Layout) -> tuple[Array, Any]:
-    """a_0 -> a_11: the features that the logits are read from, (B, T, C)."""
+    """a_0 -> a_11: the features that the logits are computed from, (B, T, C)."""
     x, s_tok = run.embedding(TOKEN_TABLE, tokens)
-    where = place(run, config, layout)
+    rope = rotary(run, config, layout)
     blocks = []
     for b in range(config.n_layer):
-        x, saved = run.block(block_forward, config, b, x, where)
+        x, saved = run.block(block_forward, config, b, x, rope)
         blocks.append(saved)
     a11, s_norm = run.rms_norm("model.norm", x, config.rms_norm_eps)
     return a11, (s_tok, blocks, s_norm)
 
 
 def features_backward(run: Run, config: LlamaConfig, d11: Array, saved: Any) -> None:
-    """Δ_11 -> Δ_1, down to the lowest block that trains."""
+    """Δ_11 -> Δ_1, down to the lowest layer that trains."""
     s_tok, blocks, s_norm = saved
     if not run.gradients.needs_gradient_below(HEAD):
         return
@@ -125,6 +125,6 @@ def features_backward(run: Run, config: LlamaConfig, d11: Array, saved: Any) -> 
         above = "model.norm" if b == config.n_layer - 1 else f"model.layers.{b + 1}.input_layernorm"
         if not run.gradients.needs_gradient_below(above):
             return
-        d = run.block_backward(block_backward, config, b, d, blocks.pop())  # its activations are not needed again
+        d = run.block_backward(block_backward, config, b, d, blocks.pop())  # frees its activations
     if run.gradients.needs_gradient_below("model.layers.0.input_layernorm"):
         run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3

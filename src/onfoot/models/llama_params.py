@@ -1,4 +1,4 @@
-"""The LLaMA family's parameters: names, shapes and the spread of the initial values."""
+"""The LLaMA family's parameters: names, shapes and the standard deviations of the initial values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from onfoot.arrays import Shape
 from onfoot.config import LlamaConfig
 
 PREFIX = "model."
-BLOCKS = "model.layers."  # what the name of a block's parameter begins with
+BLOCKS = "model.layers."  # prefix of the blocks' parameters
 TOKEN_TABLE = "model.embed_tokens.weight"
 HEAD = "lm_head"
-OUT_IN = True  # every weight is stored (out, in), as nn.Linear has it
+OUT_IN = True  # every weight is stored (out, in), as in nn.Linear
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -49,7 +49,7 @@ def shapes(config: LlamaConfig) -> dict[str, Shape]:
 
 
 def part_columns(config: LlamaConfig, layer: str) -> dict[str, slice]:
-    """No layer has parts: queries, keys and values are layers of their own."""
+    """No layer has parts: queries, keys and values are separate layers."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""The object users hold: a configuration, parameters, an engine, and what can be asked of them."""
+"""`Model`: a configuration, its parameters and an engine, with training, generation and tracing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onfoot.models.families import network
 from onfoot.models.gradients import OnGradient
 from onfoot.models.layout import Layout, Targets
 from onfoot.models.params import Drawn, default_targets, quantizable, shapes
-from onfoot.models.run import Note, Policy, Run
+from onfoot.models.run import OnActivation, Policy, Run
 from onfoot.models.step import Batch, choose, forward_backward
 from onfoot.models.store import NOT_IN_TORCH, Params
 from onfoot.models.trace import Recorder, Trace, build_trace, paper_names
@@ -32,42 +32,40 @@ if TYPE_CHECKING:
 class Model:
     """A transformer whose gradients are formulas.
 
-    `params` is a dict from Hugging Face's tensor names to the engine's arrays, each of which keeps its shape. Tokens
-    and targets are integer arrays (B, T); a target of −100 does not count, and no targets at all means each token's
-    successor.
+    `params` is a dict from Hugging Face's tensor names to the engine's arrays, each of fixed shape. Tokens and targets
+    are integer arrays (B, T); a target of −100 is ignored, and without targets each token's target is the next token.
 
-    Several Python threads may use one model at the same time, and each gets what it would have got alone: `logits`,
-    `loss`, `loss_and_grads`, `trace` and `generate` only read it. What changes it is for one thread, while no other
-    uses it: steps of an optimizer, adapters, `quantize`, and new values in `params`. (Kernels take turns: threads of
-    Python do not make one another faster.) A process that is forked off may go on with the model; its kernels run on
-    one thread.
+    Several Python threads may call `logits`, `loss`, `loss_and_grads`, `trace` and `generate` on one model at the same
+    time: these only read it, and results do not depend on the other threads. Optimizer steps, adapters, `quantize` and
+    new values in `params` change the model, and need it for themselves. (Kernels take turns: more Python threads are
+    not faster.) A forked process may keep using the model; its kernels run on one thread.
     """
 
     def __init__(
         self, config: Config, params: Mapping[str, Any], dtype: str = "float32", engine: str | Engine = "auto"
     ) -> None:
-        self.config: Any = config  # a Config; each family's own modules ask for its own fields
+        self.config: Any = config  # a Config; each family's modules read its own fields
         self.dtype = check_dtype(dtype)
         self.engine = engine if isinstance(engine, Engine) else get_engine(engine, self.dtype)
         self._params = Params(self.engine, self.dtype, shapes(config))
         for name in self.params.shapes:
             if name not in params:
-                raise ValueError(f"the parameter {name!r} is missing")
+                raise ValueError(f"missing parameter {name!r}")
             self.params.copy_in(name, params[name])  # training writes into it
         unknown = sorted(set(params) - set(self.params))
         if unknown:
             raise ValueError(
-                f"unknown parameter {unknown[0]!r} (of {len(unknown)}): the configuration has no place for it"
+                f"unexpected parameter {unknown[0]!r} (of {len(unknown)}): the configuration does not have it"
             )
-        self.trainable: set[str] = set()  # filled by activate(): all that can train, until there is an adapter
-        self.tokenizer: Tokenizer | None = None  # where the model was loaded with one, or given one
+        self.trainable: set[str] = set()  # set by activate(): all that can train, until there is an adapter
+        self.tokenizer: Tokenizer | None = None  # if it was loaded with one, or given one
         self.source: str | None = None  # the folder it was loaded from
         self.adapters: dict[str, Adapter] = {}
         self.active_adapter: str | None = None
-        self.merged: str | None = None  # the adapter that is in the weights now
+        self.merged: str | None = None  # the adapter that is merged into the weights
         self.tied_before_merge = False
         self._steps = _steps() if self.engine.records else None
-        self.recompute = False  # True: a block's activations are not kept, but computed again on the way back
+        self.recompute = False  # True: activation checkpointing per block
         adapters.activate(self, None)
 
     @property
@@ -77,10 +75,10 @@ class Model:
 
     @params.setter
     def params(self, values: Mapping[str, Any]) -> None:
-        """Other arrays for all parameters; those of a copy of this model stay as they are."""
+        """Replaces the arrays of all parameters; copies of this model keep theirs."""
         missing = sorted(set(self._params) - set(values))
         if missing:
-            raise ValueError(f"the parameter {missing[0]!r} is missing")
+            raise ValueError(f"missing parameter {missing[0]!r}")
         made = Params(self.engine, self.dtype, self._params.shapes)
         made.update(values)
         self._params = made
@@ -96,19 +94,19 @@ class Model:
         name: str = "default",
         seed: int = 0,
     ) -> None:
-        """Puts LoRA layers beside the named layers and freezes the rest. The scale is PEFT's, alpha/r.
+        """Adds LoRA layers to the target layers and freezes the rest. The scale is PEFT's, alpha/r.
 
-        Targets are ends of layer names; without any, every linear layer of the blocks. GPT-2 has c_attn, c_proj (of
-        attention and of the MLP), c_fc, and c_attn.q, c_attn.k, c_attn.v as parts with LoRA layers of their own; LLaMA
-        has q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; both have lm_head.
+        Targets are suffixes of layer names; by default, every linear layer of the blocks. GPT-2 has c_attn, c_proj (of
+        attention and of the MLP) and c_fc, and the parts c_attn.q, c_attn.k and c_attn.v; LLaMA has q_proj, k_proj,
+        v_proj, o_proj, gate_proj, up_proj and down_proj; both have lm_head.
         """
         targets = default_targets(self.config) if targets is None else targets
         adapters.new_adapter(self, r, alpha, targets, dropout, use_rslora, name, seed)
 
     def quantize(self, kind: str = "Q8_0") -> None:
-        """Turns the weights of all linear layers and the token table into blocks of small codes, frozen from then on.
+        """Quantizes the weights of all linear layers and the token table, and freezes them.
 
-        Q8_0 ("int8") needs 8.5 bits a number, Q4_1 5 and Q4_0 4.5, instead of 32. Norms, biases and adapters stay.
+        Q8_0 ("int8") needs 8.5 bits per weight, Q4_1 5 and Q4_0 4.5, instead of 32. Norms, biases and adapters stay.
         """
         if self.engine.name == "torch":
             raise ValueError(NOT_IN_TORCH)
@@ -120,24 +118,24 @@ class Model:
         adapters.activate(self, self.active_adapter)
 
     def use_adapter(self, name: str | None) -> None:
-        """Makes one adapter act and train; None turns all of them off."""
+        """Activates one adapter, which then trains; None deactivates all."""
         adapters.activate(self, name)
 
     def merge_adapter(self) -> None:
-        """Adds the active adapter to the weights, so that it costs nothing more; `unmerge_adapter` takes it out."""
+        """Merges the active adapter into the weights, so that it has no cost; `unmerge_adapter` undoes it."""
         adapters.merge(self)
 
     def unmerge_adapter(self) -> None:
         adapters.unmerge(self)
 
     def save_adapter(self, folder: str | Path, name: str | None = None) -> None:
-        """Writes an adapter (the active one) as PEFT's `PeftModel.from_pretrained` reads it."""
+        """Writes an adapter (by default the active one) in the format of PEFT's `PeftModel.from_pretrained`."""
         from onfoot.formats.peft import save_adapter
 
         save_adapter(self, folder, name)
 
     def load_adapter(self, folder: str | Path, name: str = "default") -> None:
-        """Puts an adapter that PEFT or onfoot saved on this model, and makes it the active one."""
+        """Loads an adapter saved by PEFT or onfoot, and makes it the active one."""
         from onfoot.formats.peft import load_adapter
         from onfoot.formats.run_folder import model_folder
 
@@ -165,7 +163,7 @@ class Model:
         return sum(int(np.prod(self.params[name].shape)) for name in self.trainable)
 
     def logits(self, tokens: Any) -> Array:
-        """The scores of every possible next token, (B, T, V)."""
+        """The logits of the next token at each position, (B, T, V)."""
         checked = inputs.check_tokens(tokens, self.config.vocab_size, self.config.n_positions)
         run = self.new_run(keep_saved=False)
         a11, _ = network(self.config).features_forward(
@@ -174,7 +172,7 @@ class Model:
         return network(self.config).head_forward(run, self.config, a11)[0]
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
-        """The cross-entropy: the mean over the targets that count, or their sum over `divisor`."""
+        """The cross-entropy: the mean over targets that are not −100, or their sum divided by `divisor`."""
         batch = self._checked(tokens, targets, divisor, segments)
         loss = self._steps.loss(self, batch) if self._steps is not None else None
         return self._unrecorded(self.new_run(keep_saved=False), batch, backward=False) if loss is None else loss
@@ -192,11 +190,11 @@ class Model:
     ) -> tuple[float, dict[str, Array]]:
         """The loss and the gradient of every trainable parameter, by name.
 
-        `divisor`: what the summed loss is divided by; where a step is split into parts, the number of targets of the
-        whole step, and the parts' gradients add up exactly. `segments` (B, T) numbers packed examples: no token sees
-        another example, positions begin anew. `dropout_seed` turns the configuration's dropout on, reproducibly.
-        `on_gradient(name, gradient)` gets each gradient as soon as no path adds to it any more, and it is not returned.
-        `on_loss` gets the loss before that: what it raises, no gradient is made of.
+        `divisor` divides the summed loss; if a step is split into microbatches, pass the number of targets of the whole
+        step, and the gradients add up exactly. `segments` (B, T) numbers packed examples: no token attends to another
+        example, and positions restart at 0. `dropout_seed` turns on the configuration's dropout, reproducibly.
+        `on_gradient(name, gradient)` is called with each gradient as soon as it is final; it is then not returned.
+        `on_loss` is called with the loss before any gradient; an exception from it stops the step.
         """
         batch = self._checked(tokens, targets, divisor, segments)._replace(dropout_seed=dropout_seed)
         done = self._steps.gradients(self, batch, on_gradient, on_loss) if self._steps is not None else None
@@ -216,11 +214,13 @@ class Model:
         segments: Any = None,
         input_gradient: bool = False,
     ) -> Trace:
-        """Every activation and error signal, by the paper's names; with `input_gradient` Δ_0 too, (B, T, V)."""
+        """Every activation and its gradient, by the paper's names; with `input_gradient` also Δ_0, (B, T, V)."""
         if not isinstance(self.config, GPT2Config):
-            raise ValueError(f"a trace has the paper's names; a {self.config.model_type} model has none of its own yet")
+            raise ValueError(
+                f"trace() uses the paper's names and supports GPT-2 only, got a {self.config.model_type} model"
+            )
         recorder = Recorder(self.config.n_layer)
-        run = self.new_run(note=recorder)
+        run = self.new_run(on_activation=recorder)
         run.gradients.backprop_to_input()
         batch = self._checked(tokens, targets, divisor, segments)
         loss = self._unrecorded(run, batch)
@@ -240,10 +240,10 @@ class Model:
     ) -> float:
         """One step of the optimizer on one batch; returns the loss before it.
 
-        Each parameter is updated soon after its gradient is final, which is never before its old value was last used.
-        So only a few gradients exist at a time. With `clip`, gradients of a larger norm are scaled down to it: all of
-        them must exist before the first update. A batch that is refused and a loss that is not finite are no steps and
-        change nothing; Ctrl-C acts before the first update or after the last.
+        Each parameter is updated soon after its gradient is final, which is never before the last use of its old value.
+        So only a few gradients exist at a time. With `clip`, gradients of a larger norm are scaled down to it, and all
+        of them must exist before the first update. An invalid batch or a loss that is not finite raises an error and
+        changes nothing; Ctrl-C takes effect before the first update or after the last.
         """
         return optimizer.train_batch(self, tokens, targets, segments, dropout_seed, clip)
 
@@ -262,10 +262,10 @@ class Model:
         stop: Sequence[str] = (),
         slide: bool = False,
     ) -> Any:
-        """The prompts continued: an array (B, T) gives (B, T + new), a list of prompts of any lengths gives a list.
+        """Continues the prompts: an array (B, T) gives (B, T + new), a list of prompts of any lengths gives a list.
 
-        A temperature of 0 always takes the likeliest token. Without `stop_ids`, the model's own end token stops a row.
-        A continuation beyond n_positions is refused, unless `slide` lets it go on with the last half of the context.
+        A temperature of 0 is greedy decoding. By default, a sequence stops at the model's end-of-sequence tokens.
+        Generating beyond n_positions raises an error, unless `slide` continues with the last half of the context.
         """
         from onfoot.generate.loop import generate
         from onfoot.generate.sampling import Sampling
@@ -276,12 +276,12 @@ class Model:
         return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
 
     def save(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` loads as it is."""
+        """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` can load."""
         from onfoot.formats.huggingface import save_folder
 
         if self.active_adapter is not None:
             raise ValueError(
-                f"the adapter {self.active_adapter!r} is not in the weights; merge_adapter() first, or save_adapter()"
+                f"the adapter {self.active_adapter!r} is not in the weights; call merge_adapter() or save_adapter()"
             )
         save_folder(self, folder)
 
@@ -289,11 +289,11 @@ class Model:
         self,
         keep_saved: bool = True,
         dropout_seed: int | None = None,
-        note: Note | None = None,
+        on_activation: OnActivation | None = None,
         engine: Engine | None = None,
         cache: Any = None,
     ) -> Run:
-        """One pass over this model's parameters, with the adapter that is active."""
+        """A new pass over this model's parameters, with the active adapter."""
         policy = Policy(
             self.trainable,
             self.dtype,
@@ -301,18 +301,18 @@ class Model:
             dropout_seed,
             keep_saved,
             self.recompute,
-            None if note is None else paper_names(note),
+            None if on_activation is None else paper_names(on_activation),
         )
         return Run(engine or self.engine, self.config, self.params, policy, cache)
 
     def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[Layout, np.ndarray | None]:
-        """Where the tokens stand, and the positions within their examples where there are several."""
+        """The layout of the tokens, and their positions within their examples if there are segments."""
         limit = tokens.shape[1]
         if segments is None:
             return Layout(np.arange(limit), None, limit), None
         if not self.config.causal:
             raise ValueError(
-                "segments need causal=True: without the mask a token would see the examples behind its own"
+                "segments need causal=True: without the causal mask, tokens would attend to later examples"
             )
         positions, start = inputs.check_segments(segments, tokens)
         return Layout(positions, start, limit), positions
@@ -325,7 +325,7 @@ class Model:
         )
 
     def _checked(self, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> Batch:
-        """Tokens and targets as integers, where they stand, and what the loss is divided by."""
+        """The checked batch: tokens and targets as integers, their layout, and the divisor of the loss."""
         config = self.config
         checked = inputs.check_tokens(tokens, config.vocab_size, config.n_positions)
         layout, positions = self._layout(checked, segments)
@@ -333,12 +333,12 @@ class Model:
         if divisor is None:
             divisor = inputs.count_targets(checked_targets)
         elif not divisor > 0:
-            raise ValueError(f"divisor={divisor} must be above 0: it is the number of targets of the whole step")
+            raise ValueError(f"divisor must be > 0 (the number of targets in the step), got {divisor}")
         wanted = choose(checked_targets) if self.engine.has("logits_loss_forward") else Targets(checked_targets)
         return Batch(checked, wanted, layout, divisor, None)
 
     def _unrecorded(self, run: Run, batch: Batch, backward: bool = True) -> float:
-        """A step as the model has it, call by call."""
+        """A step without a recording, op by op."""
         integers, targets = self.engine.integers, batch.targets
         wanted = Targets(*(None if x is None else integers(x) for x in targets))
         layout = self._on_engine(batch.layout)
@@ -347,18 +347,18 @@ class Model:
 
 
 def _steps() -> Any:
-    """Where a model on kernels keeps the recordings of its steps."""
+    """The recordings of a model that runs on kernels."""
     from onfoot.models.recorded import Steps
 
     return Steps()
 
 
 def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False) -> Model:
-    """The model in a Hugging Face folder, a GGUF file, a run's best checkpoint, or of a known name ("smollm2").
+    """Loads a model from a Hugging Face folder, a GGUF file, a run's best checkpoint, or by name ("smollm2").
 
-    An adapter's folder brings its base along. With `quantized`, weights are frozen blocks of small codes: those of a
-    GGUF file as they are, those of a folder rounded to 8 bits as they are read. For generation at a multiple of the
-    speed, or as a base for adapters, in a fraction of the memory.
+    For an adapter's folder, the base is loaded too. With `quantized`, weights stay quantized and frozen: those of a
+    GGUF file unchanged, those of a folder rounded to 8 bits. Generation is then several times as fast, and a base for
+    adapters needs a fraction of the memory.
     """
     from onfoot.formats.files import shown
     from onfoot.formats.gguf_model import find_file, load_gguf
@@ -372,12 +372,12 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
         model.source = str(path)
         return model
     folder = model_folder(Path(path))
-    if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may lie in its base's own folder
+    if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may be in its base's folder
         return load_folder(folder, check_dtype(dtype), engine, quantized)
     base = base_of(folder)
     if not isinstance(base, str) or not (os.path.isdir(base) or find_file(base)):
         raise ValueError(
-            f"{folder} is an adapter of {shown(base)}, which is not here; load the base, then the adapter "
+            f"{folder} is an adapter of {shown(base)}, which was not found; load the base, then the adapter "
             f"(onfoot generate BASE --adapter {folder})"
         )
     if is_adapter_folder(base) and not is_model_folder(base):
@@ -388,5 +388,5 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
 
 
 def create(config: Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:
-    """A model with its family's initial values, the same for the same seed."""
+    """A new model with its family's initial values, which depend only on the seed."""
     return Model(config, Drawn(config, seed, check_dtype(dtype)), dtype, engine)

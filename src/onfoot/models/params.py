@@ -1,6 +1,6 @@
 """Parameters: a plain dict from Hugging Face's tensor name to an array; their shapes, counts and initial values.
 
-What differs between families is in modules such as `gpt2_params`; here is what can be asked of any configuration.
+What differs between families is in modules such as `gpt2_params`; the functions here take any configuration.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = [
 
 
 class Stored(NamedTuple):
-    """Where a linear layer's weight is: the tensor's name, and whether it holds wᵗ, (out, in)."""
+    """How a linear layer's weight is stored: the tensor's name, and whether it is wᵗ, (out, in)."""
 
     tensor: str
     out_in: bool
 
 
 class Drawn(Mapping[str, Any]):
-    """A family's initial values, each drawn when it is asked for: no two of them need exist at the same time.
+    """A family's initial values, each drawn when it is read, so that no two need to exist at the same time.
 
-    They are to be asked for in the order of the forward pass, in which they are drawn.
+    They must be read in the order of the forward pass, in which they are drawn.
     """
 
     def __init__(self, config: Config, seed: int, dtype: str) -> None:
@@ -59,7 +59,7 @@ class Drawn(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         drawn, value = next(self._values)
         if drawn != name:
-            raise KeyError(f"{name}: {drawn} comes first")
+            raise KeyError(f"{name}: initial values are drawn in order, and {drawn} is next")
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -76,18 +76,18 @@ NAMES: dict[type, Any] = {GPT2Config: gpt2_params, LlamaConfig: llama_params}  #
 
 
 def find(families: Mapping[type, Any], config: Any) -> Any:
-    """What belongs to a configuration's class, or a ValueError for one of no known family."""
+    """The entry for a configuration's class, or a ValueError if its family is unknown."""
     for kind in type(config).__mro__:
         if kind in families:
             return families[kind]
     raise ValueError(
-        f"a GPT2Config is needed, not {type(config).__name__}, or a LlamaConfig; "
-        f"onfoot.preset('gpt2') gives one by name"
+        f"config must be a GPT2Config or a LlamaConfig, got {type(config).__name__}; "
+        f"onfoot.preset('gpt2') returns one by name"
     )
 
 
 def names_of(config: Config) -> Any:
-    """The names and shapes of a configuration's family."""
+    """The module with the parameter names and shapes of a configuration's family."""
     return find(NAMES, config)
 
 
@@ -107,7 +107,7 @@ def shapes(config: Config) -> dict[str, Shape]:
 
 
 def linear_shapes(config: Config) -> dict[str, tuple[int, int]]:
-    """Every linear layer's name and (in, out), the head included: what LoRA can stand beside."""
+    """Every linear layer's name and (in, out), including the head: the layers that LoRA can adapt."""
     family = names_of(config)
     out: dict[str, tuple[int, int]] = {}
     for name, shape in shapes(config).items():
@@ -119,14 +119,14 @@ def linear_shapes(config: Config) -> dict[str, tuple[int, int]]:
 
 @lru_cache(maxsize=8)
 def stored_weights(config: Config) -> Mapping[str, Stored]:
-    """Where every linear layer's weight is. Tied, the head's is the token table: w_11 = w_tokᵗ."""
+    """How every linear layer's weight is stored. If tied, the head's is the token table: w_11 = w_tokᵗ."""
     out_in = names_of(config).OUT_IN
     head = token_table(config) if config.tie_word_embeddings else f"{HEAD}.weight"
     return {layer: Stored(f"{layer}.weight", out_in) for layer in linear_shapes(config)} | {HEAD: Stored(head, True)}
 
 
 def quantizable(config: Config) -> dict[str, bool]:
-    """The tensors that may be kept in blocks, and whether each is stored (out, in): linear weights, the token table."""
+    """The tensors that can be quantized (linear weights, the token table), and whether each is stored (out, in)."""
     return dict(stored_weights(config).values()) | {token_table(config): True}
 
 
@@ -158,7 +158,7 @@ def initialise(config: Config, seed: int, dtype: str) -> dict[str, np.ndarray]:
 
 
 def initial_values(config: Config, seed: int, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """The same one by one, in the order of the forward pass."""
+    """The initial values one by one, in the order of the forward pass."""
     rng = np.random.default_rng(seed)
     for name, shape in shapes(config).items():
         if name.endswith(".bias"):

@@ -1,11 +1,11 @@
 """Steps of a model that are recorded the first time and replayed from then on (`onfoot.recording`).
 
-A recording belongs to a shape (sequences × tokens, rows that have a target) and to a policy: what trains, the adapter,
-recomputation, dropout, packing, the number of threads. It holds where the parameters lie, so other arrays in
-`model.params` are a reason to record anew. What cannot be recorded runs without.
+A recording is for one shape (sequences × tokens, rows with a target) and one policy: what trains, the adapter,
+recomputation, dropout, packing, the number of threads. It holds the addresses of the parameters, so new arrays in
+`model.params` need a new recording. A step that cannot be recorded runs without one.
 
-For a small model, each thread replays the step of its own sequences and waits for nobody; the gradients are summed at
-the end. For a large one, all threads share every call.
+For a small model, each thread replays a step on its own sequences without waiting for others, and the gradients are
+summed at the end. For a large one, all threads share every call.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ from onfoot.models.layout import Layout, Targets
 from onfoot.models.run import Dropped, Run
 from onfoot.models.step import Batch, forward_backward
 from onfoot.recording import pool
-from onfoot.recording.planned import NotRecorded, Planned
+from onfoot.recording.planned import CannotRecord, RecordedArray
 from onfoot.recording.recorder import INPUT, RESULT, Event, Recorder, Recording
-from onfoot.recording.replay import Replay, handed_out, if_free, results_at_peak, run_apart
+from onfoot.recording.replay import Replay, if_free, result_layout, results_at_peak, run_per_thread
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
-KEPT = 16  # recordings of a model that are kept
-SMALL = 1 << 20  # numbers in the largest parameter, up to which each thread replays a step of its own
-PARTS = 1 << 24  # numbers in all threads' parts of the gradients, up to which it does
+KEPT = 16  # recordings kept per model
+SMALL = 1 << 20  # elements of the largest parameter: up to this, each thread replays its own step
+PARTS = 1 << 24  # elements of all threads' gradients together: up to this, each thread replays its own step
 LOSS = "loss"
 
 
 class Entry(NamedTuple):
-    """A recording, and what it is a recording of."""
+    """A recording, and the state of the model that it was made from."""
 
-    replays: list[Replay] | None  # one, or one per thread; None: it cannot be recorded
-    shares: list[tuple[int, int]]  # the sequences of each
+    replays: list[Replay] | None  # one, or one per thread; None: cannot be recorded
+    shares: list[tuple[int, int]]  # the sequences of each: (begin, end)
     engine: Any
     config: Any
     adapter: Any
     params: list[Any]
-    shapes: list[Any]  # of the parameters: an array's may be changed where it lies
+    shapes: list[Any]  # of the parameters: NumPy allows changing the shape of an array in place
     lock: Any
 
     @classmethod
     def of(cls, model: Model, replays: list[Replay] | None, shares: list[tuple[int, int]]) -> Entry:
-        """Recordings of the model as it is."""
+        """An entry for the current state of the model."""
         params = list(model.params.values())
         shapes = [p.shape for p in params]
         return cls(replays, shares, model.engine, model.config, _adapter(model), params, shapes, threading.Lock())
 
-    def fits(self, model: Model) -> bool:
-        """Whether the model is still the one that was recorded."""
+    def is_current(self, model: Model) -> bool:
+        """Whether the model has not changed since the recording."""
         same = self.engine is model.engine and self.config is model.config and self.adapter == _adapter(model)
         return same and self.holds_arrays_of(model)
 
     def holds_arrays_of(self, model: Model) -> bool:
-        """Whether the model's parameters still lie where they lay."""
+        """Whether the model's parameters are still the recorded arrays."""
         params = model.params
         return len(params) == len(self.params) and all(map(operator.is_, params.values(), self.params))
 
     def keeps_shapes(self) -> bool:
-        """Whether the parameters have the shapes that were recorded: whoever has changed one is told."""
+        """Whether the parameters still have the recorded shapes; if not, recording again raises the error."""
         return [p.shape for p in self.params] == self.shapes
 
 
@@ -81,7 +81,7 @@ def _adapter(model: Model) -> Any:
 
 
 class Steps:
-    """The recordings of one model. A copy of the model begins with none: its parameters lie elsewhere."""
+    """The recordings of one model. A copy of the model starts with none: its parameters have other addresses."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Any, Entry] = OrderedDict()
@@ -102,12 +102,12 @@ class Steps:
         on_gradient: Callable[[str, Array], None] | None,
         on_loss: Callable[[float], None] | None,
     ) -> tuple[float, dict[str, Array]] | None:
-        """The loss and the gradients; None where this cannot be recorded."""
+        """The loss and the gradients; None if the step cannot be recorded."""
         entry = self._entry(model, batch, backward=True)
         return None if entry is None else _gradients(model, entry, batch, on_gradient, on_loss)
 
     def loss(self, model: Model, batch: Batch) -> float | None:
-        """The loss alone."""
+        """The loss; None if the step cannot be recorded."""
         entry = self._entry(model, batch, backward=False)
         return None if entry is None else _gradients(model, entry, batch, None, None)[0]
 
@@ -119,12 +119,12 @@ class Steps:
             parts = [batch.rows(a, e) for a, e in shares]
             key = (*key, *(part.shape for part in parts))
         entry = self._kept.get(key)
-        if entry is None or not (entry.fits(model) and entry.keeps_shapes()):
+        if entry is None or not (entry.is_current(model) and entry.keeps_shapes()):
             for old in [k for k, e in list(self._kept.items()) if not (e.holds_arrays_of(model) and e.keeps_shapes())]:
-                self._kept.pop(old, None)  # it would keep arrays that are no longer the model's
+                self._kept.pop(old, None)  # it would keep arrays alive that are no longer the model's
             entry = self._record(model, batch, shares, threads, backward)
             self._kept[key] = entry
-        with contextlib.suppress(KeyError):  # another thread of Python's may have dropped it
+        with contextlib.suppress(KeyError):  # another Python thread may have removed it
             self._kept.move_to_end(key)
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
@@ -136,18 +136,18 @@ class Steps:
             made = recordings(model, batch, shares, threads, backward)
             shares = shares if len(made) > 1 else [(0, len(batch.tokens))]
             replays = [Replay(recording) for recording in made]
-        except NotRecorded:
+        except CannotRecord:
             replays = None
         return Entry.of(model, replays, shares)
 
 
 def _shares(model: Model, batch: Batch, threads: int, backward: bool) -> list[tuple[int, int]]:
-    """The sequences of each thread that replays a step of its own; all of them, where threads share every call."""
+    """The sequences (begin, end) of each thread; one share with all of them if threads share every call."""
     n, tokens = batch.tokens.shape
     whole = [(0, n)]
     if threads == 1 or n < threads or not backward:
         return whole
-    most = -(-n // threads)  # of one thread: the others are not to wait for it
+    most = -(-n // threads)  # sequences of one thread: the others should not wait long for it
     sizes = {name: math.prod(p.shape) for name, p in model.params.items()}
     if 10 * n < 9 * most * threads or threads * sum(sizes[name] for name in model.trainable) > PARTS:
         return whole
@@ -158,13 +158,13 @@ def _shares(model: Model, batch: Batch, threads: int, backward: bool) -> list[tu
     return [(n * i // threads, n * (i + 1) // threads) for i in range(threads)]
 
 
-def planned_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters where they lie, as arrays of a recording; codes never change, so nobody computes with them."""
-    return {name: p.view(Planned) if type(p) is np.ndarray else p for name, p in params.items()}
+def recorded_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as recorded arrays at their own addresses; quantized ones are constants and stay as they are."""
+    return {name: p.view(RecordedArray) if type(p) is np.ndarray else p for name, p in params.items()}
 
 
 def record(model: Model, batch: Batch, threads: int, backward: bool) -> Recording:
-    """The calls of one step of this shape; no number is computed."""
+    """Records the calls of one step of this shape; nothing is computed."""
     recorder = Recorder(threads)
     targets, layout = batch.targets, batch.layout
     with recorder.recording():
@@ -173,7 +173,7 @@ def record(model: Model, batch: Batch, threads: int, backward: bool) -> Recordin
             return None if x is None else recorder.input(x.shape, x.dtype, key)
 
         tokens = given(batch.tokens, "tokens")
-        places = Layout(given(layout.positions, "positions"), given(layout.start, "start"), layout.limit)
+        recorded_layout = Layout(given(layout.positions, "positions"), given(layout.start, "start"), layout.limit)
         wanted = Targets(
             given(targets.ids, "targets"),
             given(targets.rows, "rows"),
@@ -181,17 +181,17 @@ def record(model: Model, batch: Batch, threads: int, backward: bool) -> Recordin
         )
         divisor = recorder.input((1,), np.float64, "divisor")
         run = model.new_run(keep_saved=backward, dropout_seed=batch.dropout_seed)
-        run.params = planned_params(model.params)
+        run.params = recorded_params(model.params)
         run.gradients.on_gradient = recorder.event
         run.on_loss = lambda loss: recorder.event(LOSS, loss)
-        forward_backward(run, model.config, tokens, wanted, places, divisor, backward)
+        forward_backward(run, model.config, tokens, wanted, recorded_layout, divisor, backward)
         return recorder.finish()
 
 
 def recordings(
     model: Model, batch: Batch, shares: list[tuple[int, int]], threads: int, backward: bool
 ) -> list[Recording]:
-    """The step of each share's sequences; one for all, where the shares' gradients would not lie alike."""
+    """One recording per share; a single one for all if the shares' gradients would differ in layout."""
     if len(shares) == 1:
         return [record(model, batch, threads, backward)]
     made: dict[Any, Recording] = {}
@@ -200,13 +200,13 @@ def recordings(
         if part.shape not in made:
             made[part.shape] = record(model, part, 1, backward)
         out.append(made[part.shape])
-    if len({handed_out(one) for one in made.values()}) > 1:
+    if len({result_layout(one) for one in made.values()}) > 1:
         return [record(model, batch, threads, backward)]
     return out
 
 
 def step_memory(model: Model, tokens: np.ndarray, clip: bool) -> tuple[int, int]:
-    """Bytes of the arena, inputs included, and of the gradients at their peak, of a training step on these tokens."""
+    """Bytes of the arena (with inputs) and of the gradients at their peak, for a training step on these tokens."""
     batch, threads = model._checked(tokens, tokens, None, None), pool.threads()
     made = recordings(model, batch, _shares(model, batch, threads, True), threads, True)
     arena = sum(one.arena + one.bytes_of(INPUT) for one in made)
@@ -216,7 +216,7 @@ def step_memory(model: Model, tokens: np.ndarray, clip: bool) -> tuple[int, int]
 
 
 def fill(replay: Replay, model: Model, batch: Batch, whole: Batch, a: int) -> None:
-    """The inputs of a replay; `whole` is the batch of which this one begins with sequence a."""
+    """Fills in the inputs of a replay; `batch` is the part of `whole` that starts with sequence a."""
     values = {
         "tokens": batch.tokens,
         "positions": batch.layout.positions,
@@ -244,7 +244,7 @@ def _gradients(
     on_loss: Callable[[float], None] | None,
 ) -> tuple[float, dict[str, Array]]:
     assert entry.replays is not None
-    with if_free(entry.lock) as free:  # or others of the same recordings: their results have the same bits
+    with if_free(entry.lock) as free:  # if not, new replays of the same recordings: their results are bitwise the same
         replays = entry.replays if free else [Replay(replay.recording) for replay in entry.replays]
         return _replayed(model, replays, entry.shares, batch, on_gradient, on_loss)
 
@@ -261,7 +261,7 @@ def _replayed(
     for replay, (a, e) in zip(replays, shares, strict=True):
         fill(replay, model, batch if len(shares) == 1 else batch.rows(a, e), batch, a)
 
-    def hear(event: Event, array: np.ndarray) -> None:
+    def on_result(event: Event, array: np.ndarray) -> None:
         nonlocal loss
         if event.name == LOSS:
             loss += float(np.float32(array[0]))
@@ -274,32 +274,32 @@ def _replayed(
 
     if len(replays) == 1:
         (replay,) = replays
-        replay.run(hear, soon=on_gradient is not None)
+        replay.run(on_result, as_final=on_gradient is not None)
     else:
-        run_apart(replays, LOSS, hear)
+        run_per_thread(replays, LOSS, on_result)
     return loss, grads
 
 
 class Token(NamedTuple):
-    """The recording of one more token of each sequence behind a cache."""
+    """The recording of one more token per sequence with a KV cache."""
 
     replay: Replay | None
     entry: Entry
     key: Any
 
     def __deepcopy__(self, memo: Any) -> None:
-        """A copy of the cache begins without: its keys and values lie elsewhere."""
+        """A copy of the cache starts without one: its keys and values have other addresses."""
 
 
 def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) -> np.ndarray | None:
-    """The logits (B, V) of one more token of each sequence (B, 1); None where this cannot be recorded."""
+    """The logits (B, V) of one more token per sequence (B, 1); None if this cannot be recorded."""
     if cache.length >= cache.capacity:
         raise IndexError(
-            f"a token behind {cache.length} others: the cache has room for {cache.capacity}; make one with more"
+            f"cannot add token {cache.length}: the KV cache has capacity {cache.capacity}; use a larger one"
         )
     key = tokens.shape, layout.start is None, pool.threads()
     kept: Token | None = cache.step
-    if kept is None or kept.key != key or not kept.entry.fits(model):
+    if kept is None or kept.key != key or not kept.entry.is_current(model):
         kept = cache.step = _record_token(model, tokens, layout, cache, key)
     if kept.replay is None:
         return None
@@ -310,7 +310,7 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
             return None
         for name, array in kept.replay.inputs:
             array[...] = values[name]
-        kept.replay.run(lambda event, array: found.append(array), soon=False)
+        kept.replay.run(lambda event, array: found.append(array), as_final=False)
     return found[0][:, 0]
 
 
@@ -320,13 +320,13 @@ def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, 
     try:
         with recorder.recording():
             start = None if layout.start is None else recorder.input(layout.start.shape, np.int64, "start")
-            places = Layout(recorder.input(layout.positions.shape, np.int64, "positions"), start, layout.limit)
+            recorded_layout = Layout(recorder.input(layout.positions.shape, np.int64, "positions"), start, layout.limit)
             run = model.new_run(keep_saved=False, cache=cache)
-            run.params = planned_params(model.params)
+            run.params = recorded_params(model.params)
             net = network(model.config)
             ids = recorder.input(tokens.shape, np.int64, "tokens")
-            features, _ = net.features_forward(run, model.config, ids, places)
+            features, _ = net.features_forward(run, model.config, ids, recorded_layout)
             recorder.event("logits", net.head_forward(run, model.config, features)[0])
             return Token(Replay(recorder.finish()), entry, key)
-    except NotRecorded:
+    except CannotRecord:
         return Token(None, entry, key)

@@ -1,9 +1,9 @@
 """One pass through a network: the engine's pairs bound to the names of parameters.
 
-The pairs are pure; a run finds the parameters of a layer by its name, and adds up their gradients. A model says
-`y, saved = run.linear(layer, x)` on the way down and `dx = run.linear_backward(layer, dy, saved)` on the way up. All
-that is not the model's mathematics is done here: dropout, the KV cache, computing again what was not kept, and telling
-a listener of every step. (Linear layers are in `linears`, gradients in `gradients`.)
+The pairs are pure; a run looks up the parameters of a layer by name, and accumulates their gradients. A model calls
+`y, saved = run.linear(layer, x)` in the forward pass and `dx = run.linear_backward(layer, dy, saved)` in the backward
+pass. Everything but the model's mathematics is done here: dropout, the KV cache, recomputation, and tracing. (Linear
+layers are in `linears`, gradients in `gradients`.)
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from onfoot.models.linears import Linears
 from onfoot.ops.dropout import dropout_pattern
 from onfoot.recording.planned import active
 
-Note = Callable[[str, Array], None]
+OnActivation = Callable[[str, Array], None]
 Block = Callable[..., tuple[Array, Any]]
 BlockBackward = Callable[..., Array]
-LARGE = 1 << 18  # numbers, from which an array that is quickly computed again is not kept
+LARGE = 1 << 18  # elements: arrays from this size on are recomputed, not kept, if that is cheap
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How a pass is to be made."""
+    """How a pass is run."""
 
     trainable: set[str]
     dtype: str
     adapter: Adapter | None = None
-    dropout_seed: int | None = None  # None: nothing is dropped
-    keep_saved: bool = True  # False where no backward pass follows
-    recompute: bool = False  # a block's activations are not kept, but computed again on the way back
-    note: Note | None = None  # hears of every step: none may be fused with another
+    dropout_seed: int | None = None  # None: no dropout
+    keep_saved: bool = True  # False if no backward pass follows
+    recompute: bool = False  # activation checkpointing: a block's activations are recomputed in the backward pass
+    on_activation: OnActivation | None = None  # called with the result of every step; no steps are fused
 
 
 class Dropped(NamedTuple):
@@ -52,49 +52,49 @@ class Dropped(NamedTuple):
 
 
 class WithoutInput(NamedTuple):
-    """What a layer saved, without its input x, and how to compute that again."""
+    """What a layer saved without its input x, and a function that recomputes x."""
 
     saved: Any
     again: Callable[[], Array]
 
 
 class Recompute(NamedTuple):
-    """What a block's backward pass needs, not kept but computed again."""
+    """A function that recomputes what a block's backward pass needs."""
 
     saved: Callable[[], Any]
 
 
 class Run:
-    """What one pass needs: the engine, the parameters, the policy, and where gradients go."""
+    """One pass: the engine, the parameters, the policy and the gradients."""
 
     def __init__(
         self, engine: Engine, config: Config, params: dict[str, Array], policy: Policy, cache: Any = None
     ) -> None:
         self.engine, self.params, self.policy = engine, params, policy
-        self.cache = cache  # keys and values of the tokens before these, where tokens are generated
-        self.traced = policy.note is not None
+        self.cache = cache  # the KV cache, if tokens are being generated
+        self.traced = policy.on_activation is not None
         self.keep_saved = policy.keep_saved
         self.on_loss: Callable[[Any], None] | None = None
         self.gradients = Gradients(engine, config, policy.trainable, policy.adapter)
         self.linears = Linears(self, config)
-        self._cheap: dict[int, tuple[Any, Callable[[], Array]]] = {}  # arrays that are quickly computed again
+        self._cheap: dict[int, tuple[Any, Callable[[], Array]]] = {}  # arrays that are cheap to recompute
 
-    # What every pass tells
+    # Callbacks
 
-    def note(self, name: str, value: Array) -> None:
-        """Tells the listener, if there is one."""
-        if self.policy.note is not None:
-            self.policy.note(name, value)
+    def on_activation(self, name: str, value: Array) -> None:
+        """Calls the policy's callback, if any, with a named activation or gradient."""
+        if self.policy.on_activation is not None:
+            self.policy.on_activation(name, value)
 
-    def hear(self, loss: Any) -> None:
-        """The loss, before the first gradient."""
+    def report_loss(self, loss: Any) -> None:
+        """Calls `on_loss`, if set, before the first gradient is computed."""
         if self.on_loss is not None:
             self.on_loss(loss)
 
     # Blocks
 
     def block(self, forward: Block, *args: Any) -> tuple[Array, Any]:
-        """A block's output and what its backward pass needs; with `recompute`, only how to compute that again."""
+        """A block's output and what its backward pass needs; with `recompute`, a function that recomputes it."""
         if not (self.policy.recompute and self.keep_saved):
             y, saved = self._forward(forward, *args)
             return y, saved if self.keep_saved else None
@@ -104,48 +104,48 @@ class Run:
         return y, Recompute(lambda: self._forward(forward, *args)[1])
 
     def _forward(self, forward: Block, config: Config, b: int, x: Array, *where: Any) -> tuple[Array, Any]:
-        self.note(f"block {b}", x)
+        self.on_activation(f"block {b}", x)
         y, saved = forward(self, config, b, x, *where)
-        self._cheap.clear()  # no other block reads these
+        self._cheap.clear()  # only this block reads them
         return y, saved
 
     def block_backward(self, backward: BlockBackward, config: Config, b: int, dy: Array, saved: Any) -> Array:
         """The gradient of a block's input."""
-        self.note(f"d block {b}", dy)
+        self.on_activation(f"d block {b}", dy)
         return backward(self, config, b, dy, saved.saved() if isinstance(saved, Recompute) else saved)
 
     # Layers
 
     def embedding(self, table: str, ids: Array) -> tuple[Array, Any]:
         y, saved = self.engine.embedding_forward(ids, self.params[table])
-        self.note(table, y)
+        self.on_activation(table, y)
         return y, saved
 
     def embedding_backward(self, table: str, dy: Array, saved: Any) -> None:
         self.gradients.add_rows(table, dy, saved)
 
     def linear(self, layer: str, x: Array) -> tuple[Array, Any]:
-        """y = x w + b, and what an adapter adds."""
+        """y = x w + b, plus the adapter's output."""
         y, saved = self.linears.forward(layer, x)
-        self.note(layer, y)
+        self.on_activation(layer, y)
         return y, self._without_input(x, saved)
 
     def linear_backward(self, layer: str, dy: Array, saved: Any, dead: slice | None = None) -> Array:
-        """The gradient of x. `dead` names the columns of the bias that cannot act: their gradient is written as 0."""
+        """The gradient of x. `dead` are columns of the bias that have no effect: their gradient is set to exactly 0."""
         dx = self.linears.backward(layer, dy, self._with_input(saved), dead)
-        self.note(f"d {layer}", dx)
+        self.on_activation(f"d {layer}", dx)
         return dx
 
     def linear_skip(self, layer: str, x: Array, skip: Array, p: float = 0.0) -> tuple[Array, Any]:
-        """skip + dropout(x w + b): a layer that closes a skip."""
+        """skip + dropout(x w + b): a layer with its skip connection."""
         if not self.traced and (p == 0 or self.policy.dropout_seed is None) and self.engine.has("linear_skip"):
             y, saved = self.linears.forward(layer, x, skip)
             return y, (self._without_input(x, saved), None)
         y, saved = self.linears.forward(layer, x)
         y, s_drop = self.dropout(layer, y, p)
-        self.note(layer, y)
+        self.on_activation(layer, y)
         y = self.engine.add(skip, y)
-        self.note(f"{layer} + skip", y)
+        self.on_activation(f"{layer} + skip", y)
         return y, (self._without_input(x, saved), s_drop)
 
     def linear_skip_backward(self, layer: str, dy: Array, saved: Any) -> Array:
@@ -163,16 +163,16 @@ class Run:
 
     def _norm(self, layer: str, forward: Callable[[], tuple[Array, Any]]) -> tuple[Array, Any]:
         y, saved = forward()
-        self.note(layer, y)
+        self.on_activation(layer, y)
         self._remember(y, forward)
         return y, saved
 
     def layer_norm_backward(self, layer: str, dy: Array, saved: Any, skip_gradient: Array | None = None) -> Array:
-        """The gradient of x, to which `skip_gradient` is added: what comes down the skip beside the norm."""
+        """The gradient of x, plus `skip_gradient`, that of the skip connection around the layer."""
         return self._norm_backward("layer_norm", ("weight", "bias"), layer, dy, saved, skip_gradient)
 
     def rms_norm_backward(self, layer: str, dy: Array, saved: Any, skip_gradient: Array | None = None) -> Array:
-        """The gradient of x, to which `skip_gradient` is added: what comes down the skip beside the norm."""
+        """The gradient of x, plus `skip_gradient`, that of the skip connection around the layer."""
         return self._norm_backward("rms_norm", ("weight",), layer, dy, saved, skip_gradient)
 
     def _norm_backward(
@@ -185,31 +185,31 @@ class Run:
             dx = dx if skip_gradient is None else self.engine.add(skip_gradient, dx)
         for name, grad in zip(names, grads, strict=True):
             self.gradients.add(f"{layer}.{name}", grad)
-        self.note(f"d {layer}", dx)
+        self.on_activation(f"d {layer}", dx)
         return dx
 
     def activation(self, layer: str, kind: str, *x: Array) -> tuple[Array, Any]:
-        """A function of each number: "gelu_tanh", ... of one array, "swiglu" of two."""
+        """An elementwise function: "gelu_tanh", ... of one array, "swiglu" of two."""
         forward = getattr(self.engine, f"{kind}_forward")
         y, saved = forward(*x)
-        self.note(layer, y)
+        self.on_activation(layer, y)
         self._remember(y, lambda: forward(*x))
         return y, saved
 
     def activation_backward(self, layer: str, kind: str, dy: Array, saved: Any) -> Any:
         dx = getattr(self.engine, f"{kind}_backward")(dy, saved)
-        self.note(f"d {layer}", dx)
+        self.on_activation(f"d {layer}", dx)
         return dx
 
     def attention(
         self, layer: str, q: Array, k: Array, v: Array, causal: bool, start: Array | None, p: float
     ) -> tuple[Array, Any]:
-        """ρ v of all heads side by side, (B, T, H D), from q, k and v (B, H, T, D).
+        """ρ v of all heads, concatenated to (B, T, H D), from q, k and v (B, H, T, D).
 
-        Before these tokens stand those of the cache, if there is one.
+        With a KV cache, its keys and values come before these.
         """
         for name, x in zip("qkv", (q, k, v), strict=True):
-            self.note(f"{layer}.{name}", x)
+            self.on_activation(f"{layer}.{name}", x)
         start = None if start is None else start[:, None]  # (B, 1, T): the same for all heads
         if self.cache is not None:
             if q.shape[2] == 1 and self.engine.has("cached_attention") and not self.traced:
@@ -227,8 +227,8 @@ class Run:
             return merge_heads(heads_out), saved
 
         y, saved = forward()
-        self.note(layer, y)
-        if 2 * k.shape[2] <= y.shape[2]:  # of few tokens, attention costs little beside the layers around it
+        self.on_activation(layer, y)
+        if 2 * k.shape[2] <= y.shape[2]:  # for few tokens, attention is cheap compared with the linear layers
             self._remember(y, forward)
         return y, (saved, grouped, q.shape[1])
 
@@ -237,11 +237,11 @@ class Run:
         s_attention, grouped, heads = saved
         backward = self.engine.grouped_query_backward if grouped else self.engine.attention_backward
         dq, dk, dv = backward(split_heads(dy, heads), s_attention)
-        self.note(f"d {layer}.k", dk)
+        self.on_activation(f"d {layer}.k", dk)
         return dq, dk, dv
 
     def side_by_side(self, *parts: Array) -> Array:
-        """(..., A), (..., B), ... -> (..., A + B + ...)."""
+        """Concatenates the last axis: (..., A), (..., B), ... -> (..., A + B + ...)."""
         if self.engine.has("side_by_side"):
             return self.engine.side_by_side(parts)
         return namespace(parts[0]).concatenate(parts, axis=-1)
@@ -249,7 +249,7 @@ class Run:
     # Dropout
 
     def dropout_keep(self, name: str, shape: Shape, p: float) -> Array | None:
-        """The dropout pattern of this place in this pass, or None where nothing is dropped."""
+        """The dropout pattern of the layer `name` in this pass, or None without dropout."""
         if self.policy.dropout_seed is None or p == 0:
             return None
         if active.recorder is not None:
@@ -257,9 +257,9 @@ class Run:
         return self.engine.floats(self.pattern(name, shape, p), self.policy.dtype)
 
     def pattern(self, name: str, shape: Shape, p: float) -> Any:
-        """The same as an array of NumPy's."""
+        """The dropout pattern as a NumPy array."""
         assert self.policy.dropout_seed is not None
-        seed = (self.policy.dropout_seed, zlib.crc32(name.encode()))  # another pattern at every place
+        seed = (self.policy.dropout_seed, zlib.crc32(name.encode()))  # a different pattern per layer
         return dropout_pattern(shape, p, seed, self.policy.dtype)
 
     def dropout(self, name: str, x: Array, p: float) -> tuple[Array, Any]:
@@ -269,10 +269,10 @@ class Run:
     def dropout_backward(self, dy: Array, saved: Any) -> Array:
         return dy if saved is None else self.engine.dropout_backward(dy, saved)
 
-    # What is computed again
+    # Recomputation
 
     def _remember(self, y: Array, forward: Callable[[], tuple[Array, Any]]) -> None:
-        """Notes how to compute a large array again that a layer reads: it need not be kept then."""
+        """Stores how to recompute a large array, so that the layer that reads it need not keep it."""
         if self.engine.recomputes_inputs and self.keep_saved and math.prod(y.shape) >= LARGE:
             self._cheap[id(y)] = weakref.ref(y), lambda: forward()[0]
 

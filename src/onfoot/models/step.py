@@ -1,4 +1,4 @@
-"""One step: a batch, the way forward and the way back."""
+"""One step: a batch, its forward pass and its backward pass."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onfoot.models.layout import Layout, Targets
 from onfoot.models.run import Run
 from onfoot.ops.cross_entropy import IGNORE
 
-PAD = 64  # rows that have a target are filled up to a multiple of this, so that few recordings serve all batches
-MANY = 0.9  # the share of tokens with a target, from which all are worked on
+PAD = 64  # rows with a target are padded to a multiple of this, so that few recordings cover all batches
+MANY = 0.9  # from this fraction of tokens with a target on, all tokens are computed
 
 
 class Batch(NamedTuple):
-    """What a step is given, as NumPy arrays."""
+    """The input of a step, as NumPy arrays."""
 
     tokens: np.ndarray  # (B, T)
     targets: Targets
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     dropout_seed: int | None
 
     def rows(self, a: int, e: int) -> Batch:
-        """Some of the sequences."""
+        """The sequences a to e (exclusive)."""
         layout = self.layout
         positions = layout.positions if layout.positions.ndim == 1 else layout.positions[a:e]
         start = None if layout.start is None else layout.start[a:e]
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """All that a recording depends on."""
+        """Everything about the batch that a recording depends on."""
         rows = None if self.targets.rows is None else self.targets.rows.size
         layout = self.layout
         packed = layout.positions.ndim, layout.start is None, layout.limit
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
 
 def choose(ids: np.ndarray, some: bool | None = None) -> Targets:
-    """The targets (B, T), with the rows that have one where these are not nearly all."""
+    """The targets (B, T), with the rows that have one unless nearly all do; `some` decides if given."""
     flat = ids.reshape(-1)
     rows = np.flatnonzero(flat != IGNORE)
     if not (rows.size < MANY * flat.size if some is None else some):
@@ -59,13 +59,13 @@ def choose(ids: np.ndarray, some: bool | None = None) -> Targets:
 def forward_backward(
     run: Run, config: Any, tokens: Array, targets: Targets, layout: Layout, divisor: Any, backward: bool = True
 ) -> Any:
-    """The loss; with `backward`, the gradients go to the run."""
+    """The loss; with `backward`, the gradients are added to the run's."""
     net = network(config)
     a11, s_features = net.features_forward(run, config, tokens, layout)
     loss, s_loss = net.loss_forward(run, config, a11, targets, divisor)
-    run.hear(loss)
+    run.report_loss(loss)
     if backward:
         d11 = net.loss_backward(run, config, s_loss)
-        del a11, s_loss  # they are not needed again
+        del a11, s_loss  # frees them
         net.features_backward(run, config, d11, s_features)
     return loss

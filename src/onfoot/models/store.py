@@ -1,4 +1,4 @@
-"""A model's parameters by name: a dict that takes only what has its place in the model."""
+"""A model's parameters by name: a dict that checks names, shapes and memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NOT_IN_TORCH = 'quantised weights need the engine "numba" or "numpy", not "torch
 
 
 class Params(dict[str, Array]):
-    """Every parameter has the shape that the configuration (or its adapter) asks for, in memory of its own.
+    """Every parameter has the shape that the configuration (or its adapter) expects, in its own memory.
 
-    An array of another shape is refused. One that lies as the engine needs it is taken as it is; one of another dtype
-    or order, one that is read-only, mapped from a file, or shared with another parameter is copied. What is done to an
-    array in place, `params[name][...] = x`, is free.
+    An array of another shape is refused. One that the engine can use directly is stored without a copy; one of another
+    dtype or order, or that is read-only, mapped from a file, or shared with another parameter is copied. Writing into
+    an array in place, `params[name][...] = x`, is not checked.
     """
 
     def __init__(self, engine: Engine, dtype: str, shapes: Mapping[str, Shape]) -> None:
@@ -37,7 +37,7 @@ class Params(dict[str, Array]):
         super().__setitem__(name, self._copied(name, value))
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Sets several parameters, or none if one of them is refused."""
+        """Sets several parameters, or none if one of them is invalid."""
         super().update({name: self._checked(name, value) for name, value in dict(*args, **kwargs).items()})
 
     def __ior__(self, other: Any) -> Params:  # type: ignore[override, misc]
@@ -50,14 +50,14 @@ class Params(dict[str, Array]):
         return self[name]
 
     def remove(self, name: str) -> None:
-        """Takes out a parameter that the configuration has no place for any more, and its place."""
+        """Removes a parameter that the configuration no longer has, and its shape."""
         super().__delitem__(name)
         del self.shapes[name]
 
-    def _stays(self, *args: Any) -> NoReturn:
-        raise ValueError("parameters are parts of the model and cannot be taken out of it; copy them with dict(params)")
+    def _cannot_remove(self, *args: Any) -> NoReturn:
+        raise ValueError("cannot remove parameters from a model; copy them with dict(params)")
 
-    __delitem__ = pop = popitem = clear = _stays
+    __delitem__ = pop = popitem = clear = _cannot_remove
 
     def _checked(self, name: str, value: Any) -> Array:
         self._check_shape(name, value)
@@ -65,10 +65,10 @@ class Params(dict[str, Array]):
 
     def _check_shape(self, name: str, value: Any) -> None:
         if name not in self.shapes:
-            raise ValueError(f"unknown parameter {name!r}: the configuration has no place for it")
+            raise ValueError(f"unexpected parameter {name!r}: the configuration does not have it")
         shape = tuple(value.shape if hasattr(value, "shape") else np.shape(value))
         if shape != self.shapes[name]:
-            raise ValueError(f"{name} has shape {shape}; the configuration asks for {self.shapes[name]}")
+            raise ValueError(f"{name} has shape {shape}; the configuration expects {self.shapes[name]}")
 
     def _copied(self, name: str, value: Any) -> Array:
         if isinstance(value, Quantized):
@@ -76,11 +76,11 @@ class Params(dict[str, Array]):
                 raise ValueError(NOT_IN_TORCH)
             return self.engine.copy_quantized(value)
         if np.ma.isMaskedArray(value) or to_numpy(value).dtype.kind not in "fiub":
-            raise ValueError(f"{name} is given as {type(value).__name__}; an array of real numbers is needed")
+            raise ValueError(f"{name} must be an array of real numbers, got {type(value).__name__}")
         return self.engine.copy_in(np.asarray(to_numpy(value)), self.dtype)
 
     def _usable(self, name: str, value: Any) -> bool:
-        """Whether an array can be taken as it is."""
+        """Whether an array can be stored without a copy."""
         if isinstance(value, Quantized):
             return self.engine.name != "torch"
         if is_torch(value) != (self.engine.name == "torch"):
@@ -98,7 +98,7 @@ def _overlap(a: Array, b: Array) -> bool:
 
 
 def _mapped(x: Any) -> bool:
-    """Whether an array lies in a file: what is written into it would be written there."""
+    """Whether an array is memory-mapped: writing to it could change the file."""
     while isinstance(x, np.ndarray):
         if isinstance(x, np.memmap):
             return True

@@ -1,4 +1,4 @@
-"""Trace: every activation and every error signal of one pass, by the paper's names."""
+"""Trace: every activation and its gradient in one pass, by the paper's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onfoot.ops.embedding import embedding_input_gradient
 
 @dataclass
 class BlockTrace:
-    """One block: a[1] ... a[10], delta[1] ... delta[10], and its heads' inside, all (B, H, ...)."""
+    """One block: a[1] ... a[10], delta[1] ... delta[10], and the arrays inside its heads, all (B, H, ...)."""
 
     a: dict[int, Array] = field(default_factory=dict)
     delta: dict[int, Array] = field(default_factory=dict)
@@ -25,16 +25,16 @@ class BlockTrace:
     v: Array = None  # (B, H, T, d_h)
     rho: Array = None  # (B, H, T, T)
     delta_causal: Array = None  # (B, H, T, T)
-    dk: Array = None  # (B, H, T, d_ρ), the gradient of the keys as the pass made it
+    dk: Array = None  # (B, H, T, d_ρ), the gradient of the keys as computed in the pass
 
 
 @dataclass
 class Trace:
-    """The whole network. `trace["a_5", 0]` is a_5 of the first block; `trace["Δ_12"]` needs no block."""
+    """The whole network. `trace["a_5", 0]` is a_5 of the first block; `trace["Δ_12"]` is not in a block."""
 
     loss: float
     a: dict[int | str, Array]  # 0, "tok", "pos", 11, 12, "pred"
-    delta: dict[int, Array]  # 11, 12, and 0 where it was asked for
+    delta: dict[int, Array]  # 11, 12, and 0 if requested
     blocks: list[BlockTrace]
     grads: dict[str, Array]
 
@@ -43,10 +43,12 @@ class Trace:
         for found, found_block, value in self.items():
             if found == name and found_block == block:
                 return value
-        raise KeyError(f"{name!r} of block {block}; there are: " + ", ".join(sorted({n for n, _, _ in self.items()})))
+        raise KeyError(
+            f"no {name!r} in block {block}; available: " + ", ".join(sorted({n for n, _, _ in self.items()}))
+        )
 
     def items(self) -> Iterator[tuple[str, int | None, Array]]:
-        """(name, block or None, array): down the forward pass, then up the backward pass."""
+        """(name, block or None, array), in the order of the forward pass, then of the backward pass."""
         for index, value in self.a.items():
             if index not in (11, 12, "pred"):
                 yield f"a_{index}", None, value
@@ -69,7 +71,7 @@ class Trace:
             yield "Δ_0", None, self.delta[0]
 
 
-# What the paper calls that which a layer makes ("ln_1"), and the gradient of what it reads ("d ln_1").
+# The paper's names of a layer's output ("ln_1") and of the gradient of its input ("d ln_1").
 IN_A_BLOCK = {
     "ln_1": ["a_2"],
     "attn.q": ["q"],
@@ -102,28 +104,28 @@ IN_THE_NETWORK = {
 }
 
 
-def paper_names(note: Callable[[str, Array], None]) -> Callable[[str, Array], None]:
-    """Tells a listener of the steps of a pass by the paper's names: "a_11" of the network, "0.a_5" of a block."""
+def paper_names(on_activation: Callable[[str, Array], None]) -> Callable[[str, Array], None]:
+    """Wraps a callback to receive the paper's names: "a_11" of the network, "0.a_5" of block 0."""
 
-    def hear(step: str, value: Array) -> None:
-        sign, _, place = step.rpartition("block ")
-        if place.isdecimal():
+    def on_step(step: str, value: Array) -> None:
+        sign, _, index = step.rpartition("block ")
+        if index.isdecimal():
             for name in ["Δ_10", "Δ_9"] if sign else ["a_1"]:
-                note(f"{place}.{name}", value)
+                on_activation(f"{index}.{name}", value)
             return
         if step in IN_THE_NETWORK:
-            note(IN_THE_NETWORK[step], value)
+            on_activation(IN_THE_NETWORK[step], value)
         before, found, rest = step.partition("transformer.h.")
         if found:
             b, _, layer = rest.partition(".")
             for name in IN_A_BLOCK.get(before + layer, ()):
-                note(f"{b}.{name}", value)
+                on_activation(f"{b}.{name}", value)
 
-    return hear
+    return on_step
 
 
 class Recorder:
-    """Hears what a pass notes down, and sorts it."""
+    """Collects the activations of a pass, by network and block."""
 
     def __init__(self, n_blocks: int) -> None:
         self.network: dict[str, Array] = {}
@@ -147,8 +149,8 @@ def build_trace(
     layout: Layout,
     input_gradient: bool,
 ) -> Trace:
-    """Sorts the notes of a pass, and opens up each head with the formulas that the pass used."""
-    noted: dict[str, Any] = recorder.network
+    """Builds a `Trace` from collected activations, and computes the arrays inside each head from the formulas."""
+    network: dict[str, Any] = recorder.network
     start = None if layout.start is None else layout.start[:, None]
     blocks = []
     for n in recorder.blocks:
@@ -160,12 +162,12 @@ def build_trace(
         blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal, n["dk"]))
     trace = Trace(
         loss=loss,
-        a={0: tokens, "tok": noted["a_tok"], "pos": noted["a_pos"], 11: noted["a_11"], 12: noted["a_12"]},
-        delta={12: noted["Δ_12"], 11: noted["Δ_11"]},
+        a={0: tokens, "tok": network["a_tok"], "pos": network["a_pos"], 11: network["a_11"], 12: network["a_12"]},
+        delta={12: network["Δ_12"], 11: network["Δ_11"]},
         blocks=blocks,
         grads=grads,
     )
-    trace.a["pred"] = softmax(noted["a_12"])
+    trace.a["pred"] = softmax(network["a_12"])
     if input_gradient:
         trace.delta[0] = embedding_input_gradient(blocks[0].delta[1], params[TOKEN_TABLE])  # eq EMB.1
     return trace

@@ -2,8 +2,8 @@
 
 `y, saved = layer_norm_forward(x, weight, bias, eps)` and `dx, dweight, dbias = layer_norm_backward(dy, saved)`.
 
-Each runs on NumPy arrays and on PyTorch tensors. A line that realises an equation carries its id; the ids are
-explained in `docs/equations/`.
+Each runs on NumPy arrays and on PyTorch tensors. A line that implements an equation has its id; the ids are explained
+in `docs/equations/`.
 """
 
 from onfoot.ops.activation import (

@@ -1,6 +1,6 @@
 """Activations: ReLU, GELU in its tanh form (GPT-2's `gelu_new`) and GELU in its exact form with erf (`gelu`).
 
-The derivative must belong to the same form as the function: one of the other is off by about 1e-3.
+The derivative must be that of the same form: the other form's is off by about 1e-3.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def gelu_tanh_backward(dy: Array, saved: ActivationSaved) -> Array:
 
 
 def gelu_erf_forward(x: Array) -> tuple[Array, ActivationSaved]:
-    """y = x Φ(x), with Φ the normal distribution's cumulative function."""
+    """y = x Φ(x), with Φ the cumulative distribution function of the standard normal."""
     return 0.5 * x * (1 + erf(x / math.sqrt(2))), ActivationSaved(x)  # eq G.5
 
 

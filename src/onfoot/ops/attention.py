@@ -1,4 +1,4 @@
-"""Scaled dot-product attention over q, k, v: the core that every head shares.
+"""Scaled dot-product attention on q, k and v.
 
 Shapes: q (..., Tq, Dk), k (..., Tk, Dk), v (..., Tk, Dv). Leading axes (batch, heads) are free; Tq ≠ Tk is
 cross-attention or a chunk of queries behind cached keys; Dk is the paper's d_ρ, Dv its d_h, and they may differ.
@@ -21,10 +21,10 @@ class AttentionSaved(NamedTuple):
 
 
 def visible(n_q: int, n_k: int, causal: bool, start: Array | None, like: Array) -> Array | None:
-    """Which key each query may see, booleans (..., Tq, Tk), or None where it may see all.
+    """The attention mask: which keys each query may attend to, booleans (..., Tq, Tk), or None if all.
 
-    The last query stands beside the last key, so query i sees the keys up to i + (Tk − Tq). `start` (..., Tq) is the
-    first key that each query may see: packed examples and left padding are both of this kind.
+    The last query is aligned with the last key, so query i attends to the keys up to i + (Tk − Tq). `start` (..., Tq)
+    is the first key that each query may attend to, as in packed examples and left padding.
     """
     keys = arange(n_k, like)
     mask = None
@@ -37,7 +37,7 @@ def visible(n_q: int, n_k: int, causal: bool, start: Array | None, like: Array) 
 
 
 def softmax(scores: Array, mask: Array | None = None) -> Array:
-    """Rows of exp(s) over their sum; what the mask hides has weight 0, and a row that sees nothing is all 0."""
+    """exp(s) over its sum, per row; masked entries have weight 0, and a fully masked row is all 0."""
     xp = namespace(scores)
     if mask is not None:
         scores = xp.where(mask, scores, -math.inf)  # −inf, not a product with 0: exp(0) would be 1
@@ -65,7 +65,7 @@ def attention_weights(q: Array, k: Array, causal: bool = True, start: Array | No
 def attention_forward(
     q: Array, k: Array, v: Array, causal: bool = True, start: Array | None = None, keep: Array | None = None
 ) -> tuple[Array, AttentionSaved]:
-    """y = ρ v, each token's weighted average of the values it may see. `keep` is a dropout pattern for ρ."""
+    """y = ρ v, each token's weighted average of the values it may attend to. `keep` is a dropout pattern for ρ."""
     rho = attention_weights(q, k, causal, start)
     y = (rho if keep is None else rho * keep) @ v  # eq 16, 18  (..., Tq, Dv)
     return y, AttentionSaved(q, k, v, rho, keep)
@@ -81,7 +81,7 @@ def attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, Array, 
     else:
         kept = rho
     dv = xp.swapaxes(kept, -1, -2) @ dy  # eq ATT.1  ρᵗ Δ, (..., Tk, Dv)
-    dscaled = softmax_backward(drho, rho)  # eq 25, 27: the mask is in ρ already
+    dscaled = softmax_backward(drho, rho)  # eq 25, 27: ρ already includes the mask
     draw = dscaled / math.sqrt(q.shape[-1])  # eq 28
     dq = draw @ k  # eq ATT.2  (..., Tq, Dk)
     dk = xp.swapaxes(draw, -1, -2) @ q  # eq ATT.3  (..., Tk, Dk)

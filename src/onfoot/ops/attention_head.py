@@ -1,8 +1,8 @@
 """One head of self-attention with its six parameters, equation by equation as in the paper's Table 1.
 
-Heads are independent, so each may have its own widths d_ρ and d_h; `multi_head` concatenates them. The models use the
-same mathematics with all heads side by side in one product (`ops/attention.py`); this is the form to read first.
-Leading axes of `a` are free.
+Heads are independent, so each may have its own widths d_ρ and d_h; `multi_head` concatenates them. The models compute
+the same with all heads batched in one product (`ops/attention.py`); this is the form to read first. Leading axes of `a`
+are free.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def head_backward(dy: Array, saved: AttentionHeadSaved) -> tuple[Array, Head]:
 
     d_v = t(rho) @ dy @ head.w_v.T  # eq 22  (..., T, d)
     dw_v = over_batch(t(rho @ a) @ dy, 2)  # eq 23  (d, d_h)
-    db_v = over_batch(dy, 1)  # eq 21, 24  (d_h,): ρ has dropped out, its rows sum to 1
+    db_v = over_batch(dy, 1)  # eq 21, 24  (d_h,): ρ cancels, because its rows sum to 1
 
     d_causal = softmax_backward(dy @ t(v), rho)  # eq 25  (..., T, T)
     d_scaled = d_causal  # eq 27
@@ -73,7 +73,7 @@ def head_backward(dy: Array, saved: AttentionHeadSaved) -> tuple[Array, Head]:
 
 
 def multi_head_forward(a: Array, heads: Sequence[Head], causal: bool = True) -> tuple[Array, list[AttentionHeadSaved]]:
-    """The heads' outputs side by side, (..., T, Σ d_h)."""
+    """The heads' outputs, concatenated to (..., T, Σ d_h)."""
     outputs, saved = zip(*(head_forward(a, head, causal) for head in heads), strict=True)
     return namespace(a).concatenate(outputs, axis=-1), list(saved)  # eq 34
 

@@ -1,8 +1,8 @@
-"""Softmax and cross-entropy in one: the loss of next-token prediction.
+"""Softmax and cross-entropy: the loss of next-token prediction.
 
-A target of −100 does not count: its token adds nothing to the loss, and its row of the gradient is 0. The divisor is
-explicit: 1 gives the paper's sum, the number of counting targets gives the mean. A step that is split over
-microbatches or ranks passes the divisor of the whole step, and the gradients of its parts then add up exactly.
+A target of −100 is ignored: its token adds nothing to the loss, and its row of the gradient is 0. The divisor is
+explicit: 1 gives the paper's sum, the number of targets that are not ignored gives the mean. A step that is split over
+microbatches or ranks passes the divisor of the whole step, so that the gradients of its parts add up exactly.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cross_entropy_forward(logits: Array, targets: Array, divisor: float) -> tupl
 
 
 def cross_entropy_backward(dloss: Array | float, saved: CrossEntropySaved) -> Array:
-    """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in the rows that do not count."""
+    """The gradient of the logits: (y_pred − y_gt)/divisor, 0 in rows without a target."""
     logits, lse, target, divisor = saved
     xp = namespace(logits)
     flat = logits.reshape(-1, logits.shape[-1])

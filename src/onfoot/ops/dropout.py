@@ -1,6 +1,6 @@
-"""Dropout: features set to 0 at random, the rest scaled up so that the mean stays.
+"""Dropout: features set to 0 at random, the rest scaled up so that the mean stays the same.
 
-The pattern is drawn apart from the pair, from a seed alone: it is the same on every engine, and can be drawn again.
+The pattern is drawn outside the pair, from a seed only: it is the same on every engine, and can be drawn again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DropoutSaved(NamedTuple):
 def dropout_pattern(shape: Shape, p: float, seed: int | Sequence[int], dtype: str = "float32") -> np.ndarray:
     """0 with probability p, 1/(1 − p) otherwise."""
     if not 0 <= p < 1:
-        raise ValueError(f"dropout probability {p} is not in [0, 1)")
+        raise ValueError(f"dropout probability must be in [0, 1), got {p}")
     kept = np.random.default_rng(seed).random(shape, dtype=np.float32) >= p
     return kept.astype(dtype) / np.asarray(1 - p, dtype=dtype)
 
@@ -31,5 +31,5 @@ def dropout_forward(x: Array, keep: Array) -> tuple[Array, DropoutSaved]:
 
 
 def dropout_backward(dy: Array, saved: DropoutSaved) -> Array:
-    """dx = dy ∘ keep: what was dropped gets no gradient."""
+    """dx = dy ∘ keep: dropped features get no gradient."""
     return dy * saved.keep  # eq DO.2

@@ -1,4 +1,4 @@
-"""Grouped-query attention: several query heads share one head of keys and values.
+"""Grouped-query attention: several query heads share one key/value head.
 
 Shapes: q (..., H, Tq, Dk), k (..., Hkv, Tk, Dk), v (..., Hkv, Tk, Dv); H is a multiple of Hkv, and query head h reads
 the keys and values of head h // (H / Hkv). Nothing is repeated in memory: the shared head has a group axis of 1.
@@ -23,7 +23,7 @@ def grouped_query_forward(
     """y = ρ v for each query head, (..., H, Tq, Dv). `start` and `keep` are those of attention, for q's heads."""
     n_head, n_kv = q.shape[-3], k.shape[-3]
     if n_head % n_kv:
-        raise ValueError(f"{n_head} query heads cannot share {n_kv} heads of keys and values evenly")
+        raise ValueError(f"the number of query heads must be a multiple of the {n_kv} key/value heads, got {n_head}")
     if start is not None:
         start = _grouped(start[..., None], n_kv)[..., 0] if start.shape[-2] == n_head else start[..., None, :, :]
     keep = None if keep is None else _grouped(keep, n_kv)
@@ -33,7 +33,7 @@ def grouped_query_forward(
 
 
 def grouped_query_backward(dy: Array, saved: GroupedQuerySaved) -> tuple[Array, Array, Array]:
-    """Gradients of q, k and v: a key's and a value's are the sum over the query heads that read it."""
+    """Gradients of q, k and v: those of k and v are summed over the query heads that share them."""
     dq, dk, dv = attention_backward(_grouped(dy, saved.shared.k.shape[-4]), saved.shared)
     return _joined(dq), dk.sum(axis=-3), dv.sum(axis=-3)  # eq GQA.2, GQA.3
 

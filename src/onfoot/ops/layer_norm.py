@@ -17,8 +17,8 @@ def layer_norm_forward(x: Array, weight: Array, bias: Array, eps: float = 1e-5) 
     """y = ā ∘ w + b with ā = (x − μ)/σ, over the features of each token."""
     xp = namespace(x)
     centred = x - x.mean(axis=-1, keepdims=True)
-    variance = (centred * centred).mean(axis=-1, keepdims=True)  # of the population: divided by C, not C − 1
-    rstd = 1 / xp.sqrt(variance + eps)  # (..., 1); eps under the root, so that the backward stays exact
+    variance = (centred * centred).mean(axis=-1, keepdims=True)  # the biased variance: divided by C, not C − 1
+    rstd = 1 / xp.sqrt(variance + eps)  # (..., 1); eps inside the root, so that the backward pass is exact
     normed = centred * rstd  # eq 36
     y = normed * weight + bias  # eq 37, 38
     return y, LayerNormSaved(normed, rstd, weight)

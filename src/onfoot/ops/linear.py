@@ -1,6 +1,6 @@
-"""Fully connected layer: y = x w + b.
+"""Linear layer: y = x w + b.
 
-Weights are stored (in, out), as the paper and GPT-2's files have them. Leading axes are free: every row is a token.
+Weights are stored (in, out), as in the paper and in GPT-2's files. Leading axes are free: every row is a token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[
 def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, Array, Array | None]:
     """Gradients of x, weight and bias (None where there is no bias)."""
     x, weight, has_bias = saved
-    dx = _through(dy, weight)
+    dx = _input_gradient(dy, weight)
     dweight = rows(x).T @ rows(dy)  # eq FC.3  (in, out)
     dbias = rows(dy).sum(axis=0) if has_bias else None  # eq FC.4  (out,)
     return dx, dweight, dbias
@@ -35,13 +35,13 @@ class FrozenLinearSaved(NamedTuple):
 
 
 def frozen_linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[Array, FrozenLinearSaved]:
-    """The same layer with weights that do not train: x need not be kept."""
+    """`linear_forward` with frozen weights: x need not be kept."""
     return _affine(x, weight, bias), FrozenLinearSaved(weight)
 
 
 def frozen_linear_backward(dy: Array, saved: FrozenLinearSaved) -> Array:
-    """The gradient of x alone: the error signal passes through a frozen layer."""
-    return _through(dy, saved.weight)
+    """The gradient of x only: the weights are frozen."""
+    return _input_gradient(dy, saved.weight)
 
 
 def _affine(x: Array, weight: Array, bias: Array | None) -> Array:
@@ -51,6 +51,6 @@ def _affine(x: Array, weight: Array, bias: Array | None) -> Array:
     return y.reshape(*x.shape[:-1], weight.shape[-1])
 
 
-def _through(dy: Array, weight: Array) -> Array:
+def _input_gradient(dy: Array, weight: Array) -> Array:
     dx = rows(dy) @ weight.T  # eq FC.2  (N, out) (out, in) -> (N, in)
     return dx.reshape(*dy.shape[:-1], weight.shape[0])

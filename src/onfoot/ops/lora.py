@@ -1,7 +1,7 @@
-"""LoRA: a low-rank layer x d u beside a frozen one.
+"""LoRA: a low-rank layer x d u, added to a frozen one.
 
-d (in, r) goes down, u (r, out) goes up. `scale` is the paper's α; PEFT's scale is alpha/r. The products are taken in
-the cheap order: (dy uᵗ) dᵗ costs r (in + out) a token, dy (d u)ᵗ costs in × out.
+d (in, r) is the down-projection, u (r, out) the up-projection. `scale` is the paper's α; PEFT's scale is alpha/r. The
+products are computed in the cheap order: (dy uᵗ) dᵗ costs r (in + out) per token, dy (d u)ᵗ costs in × out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def lora_linear_forward(
 
 
 def lora_linear_backward(dy: Array, saved: LoRALinearSaved) -> tuple[Array, Array, Array]:
-    """Gradients of x, down and up. The error signal passes through BOTH paths, the frozen one too."""
+    """Gradients of x, down and up. That of x is the sum of BOTH paths, including the frozen one."""
     dx_lora, ddown, dup = lora_backward(dy, saved.lora)
     if saved.keep is not None:
         dx_lora = dx_lora * saved.keep

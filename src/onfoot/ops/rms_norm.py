@@ -1,4 +1,4 @@
-"""RMS norm: each token's features over their root mean square, then scaled. No mean is taken away, no bias added."""
+"""RMS norm: each token's features divided by their root mean square, then scaled; no mean subtracted, no bias."""
 
 from __future__ import annotations
 

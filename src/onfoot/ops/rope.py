@@ -1,7 +1,7 @@
-"""RoPE: queries and keys turned, pair of features by pair, through an angle that grows with their position.
+"""RoPE: pairs of features of queries and keys are rotated by an angle proportional to their position.
 
-The product of a query and a key then depends on how far apart they stand, and not on where. Nothing is trained; the
-backward pass turns the error signal back.
+The dot product of a query and a key then depends only on their distance. RoPE has no parameters; the backward pass
+rotates the gradient back.
 
 Two layouts are in use: feature i is paired with feature i + D/2 (`interleaved=False`, Hugging Face's), or features 2i
 and 2i + 1 are a pair (`interleaved=True`, that of the RoPE paper and of GGUF files).
@@ -18,7 +18,7 @@ from onfoot.arrays import Array, namespace
 
 
 class Scaling(Protocol):
-    """What `frequencies` reads of a scaling: Hugging Face's fields."""
+    """The fields of a RoPE scaling that `frequencies` reads; the names are Hugging Face's."""
 
     @property
     def rope_type(self) -> str: ...
@@ -39,19 +39,19 @@ class RoPESaved(NamedTuple):
 
 
 def frequencies(theta: float, width: int, scaling: Scaling | None = None) -> np.ndarray:
-    """The angle a position adds to each pair of features, (D/2,), in float64."""
+    """The angle per position of each pair of features, (D/2,), in float64."""
     if width % 2:
-        raise ValueError(f"a width of {width} is odd: RoPE rotates pairs of features")
+        raise ValueError(f"width must be even (RoPE rotates pairs of features), got {width}")
     speed = theta ** (-np.arange(0, width, 2) / width)  # eq ROPE.1
     if scaling is None:
         return speed
     if scaling.rope_type == "linear":
         return speed / scaling.factor  # eq ROPE.2
     if scaling.rope_type != "llama3":
-        raise ValueError(f"rope scaling {scaling.rope_type!r} is not supported; known are linear, llama3")
-    turns = scaling.original_max_position_embeddings * speed / (2 * math.pi)  # within the first context
+        raise ValueError(f"rope scaling {scaling.rope_type!r} is not supported; choose from linear, llama3")
+    turns = scaling.original_max_position_embeddings * speed / (2 * math.pi)  # within the original context length
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    share = np.clip((turns - low) / (high - low), 0, 1)  # 1: fast enough to stay; 0: slowed by the whole factor
+    share = np.clip((turns - low) / (high - low), 0, 1)  # 1: unchanged; 0: divided by the full factor
     return share * speed + (1 - share) * speed / scaling.factor  # eq ROPE.3
 
 
@@ -62,12 +62,12 @@ def angles(positions: np.ndarray, speed: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def rope_forward(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> tuple[Array, RoPESaved]:
-    """x (..., T, D) with each pair (a, b) of features turned to (a cos − b sin, a sin + b cos)."""
+    """x (..., T, D) with each pair (a, b) of features rotated to (a cos − b sin, a sin + b cos)."""
     return _turn(x, cos, sin, interleaved), RoPESaved(cos, sin, interleaved)  # eq ROPE.4
 
 
 def rope_backward(dy: Array, saved: RoPESaved) -> Array:
-    """The gradient of x: dy turned back, through the negative angle. cos and sin do not train."""
+    """The gradient of x: dy rotated back by the negative angle. cos and sin are not trained."""
     return _turn(dy, saved.cos, -saved.sin, saved.interleaved)  # eq ROPE.5
 
 

@@ -1,4 +1,4 @@
-"""SwiGLU: a linear branch, gated by another that has gone through SiLU."""
+"""SwiGLU: one branch times the SiLU of the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums and updates: what the pairs leave to the model and to training, on plain arrays."""
+"""Sums and optimizer updates on plain arrays."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ Update = tuple[Array, Array, Array, Array, float]  # p, m, v, g, decay
 
 
 def add(x: Array, y: Array) -> Array:
-    """x + y, as where a skip is closed, or where the error signals of two branches meet."""
+    """x + y, as in a skip connection, or for the gradients of two branches."""
     return x + y
 
 
 def sum_first(x: Array) -> Array:
-    """Σ over the first axis, as where all sequences of a batch share something."""
+    """Σ over the first axis, as for parameters that all sequences of a batch share."""
     return x.sum(axis=0)
 
 
 def correction(beta: float, steps: int) -> float:
-    """1 − βᵗ, without the cancellation that a β close to 1 would bring."""
+    """1 − βᵗ, without cancellation for β close to 1."""
     return -math.expm1(steps * math.log(beta)) if beta else 1.0
 
 
 def _check(p: Array, m: Array, v: Array, g: Array, decay: float) -> None:
-    """Refuses arrays that do not go together, or that cannot be written."""
+    """Raises an error if shapes do not match or an array is read-only."""
     if not p.shape == m.shape == v.shape == g.shape:
         raise ValueError(
-            f"a gradient of shape {tuple(g.shape)} and running means of shapes {tuple(m.shape)} and {tuple(v.shape)} "
-            f"for a parameter of shape {tuple(p.shape)}: they must all agree"
+            f"the gradient has shape {tuple(g.shape)}, the running means {tuple(m.shape)} and {tuple(v.shape)}, "
+            f"the parameter {tuple(p.shape)}; they must all match"
         )
     if any(isinstance(x, np.ndarray) and not x.flags.writeable for x in (p, m, v)):
         raise ValueError(
-            f"a parameter of shape {tuple(p.shape)} cannot be updated: its memory, or that of its running means, is "
-            f"read-only; put a copy in its place"
+            f"cannot update a parameter of shape {tuple(p.shape)}: its memory, or that of its running means, is "
+            f"read-only; replace it with a copy"
         )
 
 
@@ -69,7 +69,7 @@ def adamw_update(
 def adamw_updates(
     updates: list[Update], lr: float, betas: tuple[float, float], eps: float, steps: int, scale: float = 1.0
 ) -> None:
-    """The same for several parameters, each with its p, m, v, g and decay: all of them, or none if one is refused."""
+    """One update of several parameters, each with its p, m, v, g and decay: all of them, or none if one is invalid."""
     for one in updates:
         _check(*one)
     for p, m, v, g, decay in updates:

@@ -1,6 +1,6 @@
 """A step is recorded once, planned, and replayed.
 
-`planned` are arrays that have a place but no numbers yet; `recorder` notes the kernel calls that a model makes with
-them; `plan` gives every buffer its place in one arena; `replay` runs the list, natively and on all threads. Nothing
-here knows a network: what is recorded is whatever the readable model calls.
+`planned` has arrays with shapes and addresses but no values; `recorder` records the kernel calls that a model makes
+with them; `plan` assigns every buffer an offset in one arena; `replay` runs the list natively on all threads. Nothing
+here depends on the network: whatever kernels the model calls are recorded.
 """

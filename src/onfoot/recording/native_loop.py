@@ -1,9 +1,9 @@
 """The native loop that runs kernels on all threads, as LLVM instructions: no Python between kernels, no fork or join.
 
-A job is a list of calls, each the address of a kernel's code and of its arguments. Every thread goes through the same
-list, with a barrier behind each call; or each thread has a list of its own, and no thread waits for another. A thread
-that waits looks for the event a few thousand times, and then sleeps: on a busy machine, a thread that kept looking
-would take the time of the very thread that it waits for.
+A job is a list of calls, each the address of a kernel's code and of its arguments. Either all threads run the same
+list, with a barrier after each call, or each thread runs its own list and no thread waits for another. A waiting thread
+spins a few thousand times and then sleeps: on a busy machine, spinning would take CPU time from the very thread that it
+waits for.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from llvmlite import ir
 BYTE, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
 SYMBOL = "onfoot.pool"  # runs a job
 WORKER, STATE, STIR = f"{SYMBOL}.worker", f"{SYMBOL}.state", f"{SYMBOL}.stir"
-SPINS = 2000  # looks before a thread sleeps: 50 to 100 µs
-THREAD_BITS = 16  # of a job's number, those that say how many threads it runs on
+SPINS = 2000  # checks before a thread sleeps: 50 to 100 µs
+THREAD_BITS = 16  # low bits of a job's number: how many threads it runs on
 
-# The state of the pool, in 64-bit words; what different threads write is on different cache lines.
-JOB = 0  # its number; its calls, how many, and whether each thread has its own
+# The state of the pool, in 64-bit words; words written by different threads are on different cache lines.
+JOB = 0  # its number; then the calls, how many, and whether each thread has its own list
 CALLS, COUNT, OWN = 1, 2, 3
-LIMIT = 4  # threads beyond it end
+LIMIT = 4  # threads numbered from here on exit
 ARRIVED = 16  # threads at the barrier
 OPENED = 32  # how often the barrier has opened
-IDLE, HELD = 48, 49  # threads that sleep until there is a job, and at the barrier
-LOCK, NEW_JOB, NEW_OPENING = 64, 96, 128  # the system's own: a lock, and two conditions to sleep on
+IDLE, HELD = 48, 49  # threads asleep waiting for a job, and at the barrier
+LOCK, NEW_JOB, NEW_OPENING = 64, 96, 128  # the operating system's: a mutex and two condition variables
 WORDS = 160
 
-CALL_WORDS = 2  # of a call: the kernel's code, its arguments
+CALL_WORDS = 2  # words per call: the addresses of the kernel's code and of its arguments
 
 
 def _const(n: int) -> ir.Constant:
@@ -36,7 +36,7 @@ def _const(n: int) -> ir.Constant:
 
 
 class _Builder:
-    """Makes the functions of the pool, one after the other."""
+    """Builds the functions of the pool, one after the other."""
 
     def __init__(self, triple: str) -> None:
         self.module = ir.Module(SYMBOL)
@@ -53,7 +53,7 @@ class _Builder:
         self.wake = self._outside("wake", I32, [pointer])
 
     def _pause(self, cpu: str) -> Any:
-        """Writes the instruction that tells the CPU of a loop that waits, where it has one."""
+        """Returns a builder of the CPU's spin-wait hint, or of nothing where it has none."""
         if cpu in ("x86_64", "i686", "i386"):
             pause = ir.Function(self.module, ir.FunctionType(VOID, []), "llvm.x86.sse2.pause")
             return lambda build: build.call(pause, [])
@@ -81,7 +81,7 @@ class _Builder:
         return made, ir.IRBuilder(made.append_basic_block("begin"))
 
     def waiter(self, name: str, watched: int, sleepers: int, condition: int) -> Any:
-        """void(old): returns when a word is no longer `old`."""
+        """void(old): returns once the watched word differs from `old`."""
         made, build = self.function(name, VOID, [I64])
         (old,) = made.args
         look, again, slow, check, rest, leave, end = (
@@ -117,7 +117,7 @@ class _Builder:
         return made
 
     def announce(self, build: Any, watched: int, value: Any, sleepers: int, condition: int) -> None:
-        """Changes a word, and wakes those that sleep until it does."""
+        """Stores a word, and wakes the threads that sleep until it changes."""
         build.store_atomic(value, self.word(build, watched), "seq_cst", 8)
         asleep = build.icmp_signed(">", self.read(build, sleepers, "seq_cst"), _const(0))
         with build.if_then(asleep, likely=False):
@@ -126,7 +126,7 @@ class _Builder:
             build.call(self.unlock, [self.system(build, LOCK)])
 
     def barrier(self, wait: Any) -> Any:
-        """void(threads): returns when so many threads are here."""
+        """void(threads): returns once this many threads have arrived."""
         made, build = self.function("onfoot.pool.barrier", VOID, [I64])
         opened = self.read(build, OPENED)
         before = build.atomic_rmw("add", self.word(build, ARRIVED), _const(1), "acq_rel")
@@ -141,7 +141,7 @@ class _Builder:
         return made
 
     def list_runner(self, barrier: Any) -> Any:
-        """void(calls, how many, thread, threads, whether there are barriers): one thread's way through a list."""
+        """void(calls, count, thread, threads, barriers): runs a list on one thread, with or without barriers."""
         made, build = self.function("onfoot.pool.list", VOID, [I64] * 5)
         calls, count, thread, threads, together = made.args
         begin = build.block
@@ -187,7 +187,7 @@ class _Builder:
         return made
 
     def runner(self, run_list: Any, share: Any) -> None:
-        """void(calls, how many, threads, whether each has its own): a job, from the thread that has it."""
+        """void(calls, count, threads, own): starts a job from the calling thread; `own`: one list per thread."""
         made, build = self.function(SYMBOL, VOID, [I64] * 4, internal=False)
         calls, count, threads, own = made.args
         with build.if_then(build.icmp_signed("<=", threads, _const(1))):
@@ -202,7 +202,7 @@ class _Builder:
         build.ret_void()
 
     def worker(self, wait: Any, share: Any) -> None:
-        """void(thread, the last job that is not its own): what a thread does until it is one too many."""
+        """void(thread, last job before this thread): runs jobs until the thread's number reaches LIMIT."""
         made, build = self.function(WORKER, VOID, [I64, I64], internal=False)
         thread, first = made.args
         begin = build.block
@@ -226,20 +226,20 @@ class _Builder:
         build.ret_void()
 
     def stirrer(self) -> None:
-        """void(): a job for nobody, at which threads beyond the limit end."""
+        """void(): posts an empty job, so that threads beyond LIMIT wake and exit."""
         _, build = self.function(STIR, VOID, [], internal=False)
         number = build.add(build.lshr(self.read(build, JOB), _const(THREAD_BITS)), _const(1))
         self.announce(build, JOB, build.shl(number, _const(THREAD_BITS)), IDLE, NEW_JOB)
         build.ret_void()
 
     def where(self) -> None:
-        """int(): where the state is."""
+        """int(): the address of the state."""
         _, build = self.function(STATE, I64, [], internal=False)
         build.ret(build.ptrtoint(self.state, I64))
 
 
 def module(triple: str) -> str:
-    """The pool, as LLVM's text."""
+    """The pool as LLVM IR."""
     make = _Builder(triple)
     barrier = make.barrier(make.waiter("onfoot.pool.held", OPENED, HELD, NEW_OPENING))
     run_list = make.list_runner(barrier)

@@ -1,7 +1,7 @@
 """The threads that kernels run on.
 
-All parallel work runs on this one pool, and no other library's threads are woken: two pools that wait actively for
-work slow each other down. What the threads do is in `native_loop`; here they are started and ended.
+All parallel work runs on this one pool, and no other library's threads are woken: two pools that spin while waiting
+slow each other down. `native_loop` is what the threads run; this file starts and stops them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from onfoot.recording import native_loop
 from onfoot.recording.planned import active
 
-# What `native_loop` needs of the system: a lock, and a condition to sleep on.
+# What `native_loop` needs from the operating system: a mutex and a condition variable.
 POSIX = {
     "lock": "pthread_mutex_lock",
     "unlock": "pthread_mutex_unlock",
@@ -32,7 +32,7 @@ WINDOWS = {
 
 
 def system_functions() -> dict[str, int]:
-    """The addresses of what `native_loop` calls, by the names it has for them."""
+    """The addresses of the system functions that `native_loop` calls, by the names it uses."""
     windows = sys.platform == "win32"
     library: Any = ctypes.WinDLL("kernel32") if windows else ctypes.CDLL(None)  # type: ignore[attr-defined,unused-ignore]
     names = WINDOWS if windows else POSIX
@@ -43,7 +43,7 @@ def system_functions() -> dict[str, int]:
 
 
 def _asked() -> int:
-    """What the environment asks for, or one thread per core."""
+    """The number of threads set in the environment, or one per core."""
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         if os.environ.get(name, "").isdecimal():
             return max(1, int(os.environ[name]))
@@ -51,18 +51,18 @@ def _asked() -> int:
 
 
 class _Pool:
-    """The native pool of this process, once its code is loaded."""
+    """The native thread pool of this process, once its code is loaded."""
 
     def __init__(self) -> None:
         self.run: Callable[[int, int, int, int], None] | None = None
-        self.started = 1  # threads that exist, the one that calls included
-        self._workers: list[threading.Thread] = []  # thread 1 and those behind it
+        self.started = 1  # threads that exist, including the calling one
+        self._workers: list[threading.Thread] = []  # threads 1, 2, ...
         self._worker: Any = None
         self._stir: Any = None
         self._state: Any = None
 
     def load(self, address: Callable[[str], int]) -> None:
-        """Takes the functions of `native_loop` from where they have been loaded."""
+        """Binds the functions of `native_loop`; `address` looks up a symbol."""
         long = ctypes.c_longlong
         where = ctypes.PYFUNCTYPE(long)(address(native_loop.STATE))()
         self._state = (long * native_loop.WORDS).from_address(where)
@@ -73,7 +73,7 @@ class _Pool:
 
     def _make_lock(self) -> None:
         if sys.platform == "win32":
-            return  # zeros are right there
+            return  # all zeros is a valid initial state there
         library, at = ctypes.CDLL(None), ctypes.addressof(self._state)
         for word, make in (
             (native_loop.LOCK, library.pthread_mutex_init),
@@ -81,17 +81,17 @@ class _Pool:
             (native_loop.NEW_OPENING, library.pthread_cond_init),
         ):
             if make(ctypes.c_void_p(at + 8 * word), None):
-                raise ImportError("the system gives no lock for threads")
+                raise ImportError("cannot initialise a mutex or condition variable")
 
     def start(self, n: int) -> None:
-        """Lets there be n threads, if the code is loaded."""
+        """Starts or stops threads until there are n, if the code is loaded."""
         if self._worker is None or n == self.started:
             return
         self._state[native_loop.LIMIT] = n
         if n < self.started:
             self._stir()
             for worker in self._workers[n - 1 :]:
-                worker.join()  # or its number would be given to another while it still waits for jobs
+                worker.join()  # otherwise a new thread could get its number while it still waits for jobs
             del self._workers[n - 1 :]
         for thread in range(self.started, n):
             args = thread, self._state[native_loop.JOB]
@@ -101,7 +101,7 @@ class _Pool:
         self.started = n
 
     def forget(self) -> None:
-        """In a forked child: the threads are its parent's, and the lock may have been theirs at that moment."""
+        """Resets the pool in a forked child: the threads exist only in the parent, and one may have held the lock."""
         self.started, self._workers = 1, []
         if self._state is not None:
             ctypes.memset(ctypes.addressof(self._state), 0, ctypes.sizeof(self._state))
@@ -114,7 +114,7 @@ _most = max(_threads, os.cpu_count() or 1)
 
 
 def _one_thread() -> None:
-    """A forked child has none of its parent's threads, and computes on its own."""
+    """A forked child has none of its parent's threads; its kernels run on one."""
     global _threads, _most
     _threads = _most = 1
     native.forget()
@@ -125,15 +125,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def threads() -> int:
-    """How many threads kernels run on; those of a step that is being recorded, on as many as it is recorded for."""
+    """The number of threads that kernels run on; while recording, the number that the step is recorded for."""
     recorder = active.recorder
     return _threads if recorder is None else recorder.threads
 
 
 def set_threads(n: int) -> None:
-    """Lets kernels run on n threads, or on as many as there are cores."""
+    """Sets the number of threads that kernels run on, limited to the number of cores."""
     global _threads
     n = max(1, min(n, _most))
-    _threads = min(n, _threads)  # no kernel is called on a thread that has ended, or has not begun
+    _threads = min(n, _threads)  # no kernel may be called on a thread that has exited or has not started
     native.start(n)
     _threads = n

@@ -1,4 +1,4 @@
-"""Notes the kernel calls of a step, with the buffers they read and write."""
+"""Records the kernel calls of a step, with the buffers they read and write."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onfoot.recording.plan import LINE, places
-from onfoot.recording.planned import NotRecorded, Planned, active, place
+from onfoot.recording.plan import LINE, assign_offsets
+from onfoot.recording.planned import CannotRecord, RecordedArray, active, data_address
 
 NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE
-SPACE = 1 << 36  # bytes of address space that are asked for at a time
-ARENA, INPUT, RESULT = range(3)  # what a buffer is: passing, given before each replay, or handed out after it
+SPACE = 1 << 36  # bytes of address space reserved at a time
+ARENA, INPUT, RESULT = range(3)  # kinds of buffers: temporary, filled before each replay, or returned by it
 
 
 def pages_in_memory(begin: int, end: int) -> int:
-    """How many pages from one address to another have memory behind them; 0 where the system does not tell."""
+    """The number of resident pages between two addresses; 0 where the system cannot tell."""
     tell = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "mincore", None)
     pages = np.zeros(-(-(end - begin) // mmap.PAGESIZE), np.uint8)
     if tell is None or tell(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_void_p(pages.ctypes.data)):
@@ -40,12 +40,12 @@ class View(NamedTuple):
     dtype: np.dtype[Any]
 
     def of(self, memory: np.ndarray) -> np.ndarray:
-        """The same in real memory, which begins where the buffer does."""
+        """The same view in `memory`, which starts where the buffer does."""
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
 
 class Event(NamedTuple):
-    """Something that is final when so many calls have been made."""
+    """A result that is final after this many calls."""
 
     calls: int
     name: str
@@ -53,46 +53,46 @@ class Event(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What has to be filled in before a replay."""
+    """An array to fill in before each replay."""
 
     view: View
-    key: Any  # what it is: a name, or how it is made
+    key: Any  # a name, or how to compute it
 
 
 class Recording(NamedTuple):
-    """A step as a list of calls, and where everything lies that they read and write."""
+    """A step as a list of calls, with the buffers that they read and write."""
 
-    code: np.ndarray  # of each call, where its machine code is
+    code: np.ndarray  # the address of each call's machine code
     frames: np.ndarray  # the calls' arguments in 64-bit words, one after the other
-    begins: np.ndarray  # of each call, where its arguments begin in `frames`
-    moved: np.ndarray  # places in `frames` that hold an address in a buffer
+    begins: np.ndarray  # where each call's arguments start in `frames`
+    moved: np.ndarray  # indices into `frames` of the words that hold an address in a buffer
     moved_buffer: np.ndarray  # which buffer
-    moved_offset: np.ndarray  # how far behind its begin, in bytes
-    moved_call: np.ndarray  # whose argument it is
+    moved_offset: np.ndarray  # offset in it, in bytes
+    moved_call: np.ndarray  # the call that it is an argument of
     kinds: np.ndarray  # of each buffer: ARENA, INPUT or RESULT
     sizes: np.ndarray  # in bytes
     first: np.ndarray  # the first call that uses it
     last: np.ndarray
-    begin: np.ndarray  # where it begins in the arena, if it lies there
+    begin: np.ndarray  # its offset in the arena, if it is there
     arena: int  # bytes
     inputs: list[Input]
     events: list[Event]
-    held: list[Any]  # arrays outside that the calls read, as parameters
-    work: int  # bytes that all calls together read or write, at most
+    held: list[Any]  # arrays outside the buffers that the calls use, such as parameters
+    work: int  # bytes that all calls read or write, an upper bound
 
     def bytes_of(self, kind: int) -> int:
-        """The bytes in all buffers of a kind."""
+        """The total size in bytes of all buffers of a kind."""
         return int(self.sizes[self.kinds == kind].sum())
 
 
 class Recorder:
-    """Takes the place of memory and of kernels while a step is recorded."""
+    """Stands in for memory and kernels while a step is recorded."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._spaces: list[tuple[int, int, Any]] = []  # address space: begin, end, and what holds it
+        self._spaces: list[tuple[int, int, Any]] = []  # address space: begin, end, mmap
         self._next = self._end = 0
-        self._begins: list[int] = []  # of each buffer
+        self._begins: list[int] = []  # the address of each buffer
         self._sizes: list[int] = []
         self._inputs: list[Input] = []
         self._events: list[Event] = []
@@ -102,9 +102,9 @@ class Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Kernel calls of this thread are noted, not made."""
+        """In this context, kernel calls of this Python thread are recorded, not run."""
         if active.recorder is not None:
-            raise NotRecorded("another step is being recorded")
+            raise CannotRecord("another step is being recorded")
         active.recorder = self
         try:
             yield
@@ -112,14 +112,14 @@ class Recorder:
             active.recorder = None
 
     def empty(self, shape: Sequence[int], dtype: Any = np.float32) -> Any:
-        """An array in a buffer of its own."""
+        """A new array in its own buffer."""
         kind = np.dtype(dtype)
         size = kind.itemsize * math.prod(shape)
         begin = self._address(size)
         self._begins.append(begin)
         self._sizes.append(size)
         memory = (ctypes.c_char * max(size, 1)).from_address(begin)
-        return np.ndarray(shape, kind, memory).view(Planned)
+        return np.ndarray(shape, kind, memory).view(RecordedArray)
 
     def _address(self, size: int) -> int:
         room = (size + LINE) // LINE * LINE
@@ -129,7 +129,7 @@ class Recorder:
             try:
                 space = mmap.mmap(-1, length, flags=flags)
             except (OSError, ValueError) as error:
-                raise NotRecorded(f"no address space for it: {error}") from None
+                raise CannotRecord(f"cannot reserve address space: {error}") from None
             self._next = ctypes.addressof(ctypes.c_char.from_buffer(space))
             self._end = self._next + length
             self._spaces.append((self._next, self._end, space))
@@ -137,59 +137,59 @@ class Recorder:
         return begin
 
     def _touched(self) -> bool:
-        """Whether anyone has read or written numbers: NumPy does it unasked in `plain[...] = planned`, for example."""
+        """Whether values were read or written: NumPy does so silently in `plain[...] = recorded`, for example."""
         page = mmap.PAGESIZE
         for begin, end, _ in self._spaces:
             used = self._next if end == self._end else end
-            if pages_in_memory(begin, used) and not pages_in_memory(end - page, end):  # not a system that says "all"
+            if pages_in_memory(begin, used) and not pages_in_memory(end - page, end):  # some systems report all pages
                 return True
         return False
 
     def input(self, shape: Sequence[int], dtype: Any, key: Any) -> Any:
-        """An array that is filled in before each replay."""
+        """A new array that is filled in before each replay."""
         made = self.empty(shape, dtype)
         self._inputs.append(Input(self._view(made), key))
         return made
 
     def event(self, name: str, array: np.ndarray) -> None:
-        """Notes that an array is final: it is handed out."""
+        """Records that an array is final: it becomes a result."""
         self._events.append(Event(len(self._calls), name, self._view(array)))
 
     def call(self, kernel: Any, args: tuple[Any, ...]) -> None:
-        """Notes a call."""
+        """Records a call."""
         self._calls.append((kernel, kernel.frame(args, self.threads)))
         arrays = [x for x in args if isinstance(x, np.ndarray)]
         self._held += arrays
         self._work += sum(x.nbytes for x in arrays)
 
     def copied(self, x: np.ndarray) -> Any:
-        """A contiguous copy, by a kernel."""
+        """A contiguous copy, made by a kernel."""
         from onfoot.kernels.shapes import copied
 
         if x.dtype != np.float32 or x.ndim > 4:
-            raise NotRecorded("there is no kernel that copies it")
+            raise CannotRecord("no kernel copies this array")
         return copied(x)
 
     def fill(self, x: np.ndarray, value: float) -> None:
-        """Sets all numbers, by a kernel."""
+        """Fills an array with one value, with a kernel."""
         from onfoot.kernels.shapes import filled
 
         if x.dtype != np.float32 or not x.flags.c_contiguous:
-            raise NotRecorded("there is no kernel that fills it")
+            raise CannotRecord("no kernel fills this array")
         filled(x, value)
 
     def _buffer(self, address: int) -> int:
-        """The buffer that an address lies in, or −1 for memory outside."""
+        """The index of the buffer that contains an address, or −1."""
         if not any(begin <= address < end for begin, end, _ in self._spaces):
             return -1
         return self._order[bisect_right(self._sorted, address) - 1]
 
     def _view(self, x: np.ndarray) -> View:
         self._sort()
-        at = place(x)
+        at = data_address(x)
         buffer = self._buffer(at)
         if buffer < 0:
-            raise NotRecorded("what is handed out lies outside the recording")
+            raise CannotRecord("a result is not in a buffer of the recording")
         return View(buffer, at - self._begins[buffer], x.shape, x.strides, x.dtype)
 
     def _sort(self) -> None:
@@ -197,9 +197,9 @@ class Recorder:
         self._sorted = [self._begins[i] for i in self._order]
 
     def finish(self) -> Recording:
-        """The step, planned."""
+        """The recording, with memory planned."""
         if self._touched():
-            raise NotRecorded("numbers were read or written by NumPy")
+            raise CannotRecord("values were read or written by NumPy")
         self._sort()
         count, end = len(self._begins), len(self._calls)
         kinds = np.full(count, ARENA)
@@ -209,7 +209,7 @@ class Recorder:
         begins = np.cumsum([0, *(frame.size for _, frame in self._calls)])
         moved: list[tuple[int, int, int, int]] = []
         for n, (kernel, frame) in enumerate(self._calls):
-            for kind, at in zip(kernel.kinds, kernel.places, strict=False):
+            for kind, at in zip(kernel.kinds, kernel.offsets, strict=False):
                 if "[" not in kind:
                     continue
                 address = int(frame[at])
@@ -223,7 +223,7 @@ class Recorder:
         sizes = np.array(self._sizes, np.int64)
         used = np.flatnonzero((kinds == ARENA) & (last >= 0))
         begin = np.zeros(count, np.int64)
-        begin[used], arena = places(sizes[used], first[used], last[used])
+        begin[used], arena = assign_offsets(sizes[used], first[used], last[used])
         return Recording(
             np.array([kernel.code for kernel, _ in self._calls], np.int64),
             np.concatenate([frame for _, frame in self._calls]) if self._calls else np.empty(0, np.int64),
@@ -240,6 +240,6 @@ class Recorder:
             arena,
             self._inputs,
             self._events,
-            [x for x in self._held if not isinstance(x, Planned) or self._buffer(place(x)) < 0],
+            [x for x in self._held if not isinstance(x, RecordedArray) or self._buffer(data_address(x)) < 0],
             self._work,
         )

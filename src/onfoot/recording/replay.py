@@ -1,4 +1,4 @@
-"""Runs a recording: the list of calls, with every buffer in its place."""
+"""Runs a recording: assigns memory to its buffers, then runs its list of calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from onfoot.kernels.update import sum_into_first
 from onfoot.recording import pool
 from onfoot.recording.recorder import ARENA, RESULT, Event, Recording
 
-TOGETHER = 1 << 22  # bytes of results that are handed out together
-SLICE = 0.05  # seconds, after which Python is asked whether anyone wants to stop, or another thread to run
-TINY = 1 << 21  # bytes that a list of calls touches, up to which one thread is as fast as several
-Hear = Callable[[Event, np.ndarray], None]
+BATCH = 1 << 22  # bytes of results that are returned together
+SLICE = 0.05  # seconds between returns to Python, which handles Ctrl-C and switches threads
+TINY = 1 << 21  # bytes: up to this much work, one thread is as fast as several
+OnResult = Callable[[Event, np.ndarray], None]
 
 
 class Replay:
-    """A recording with memory for its inputs; for one thread of Python's at a time."""
+    """A recording with memory for its inputs; for one Python thread at a time."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -37,7 +37,7 @@ class Replay:
             self._memory[slot.view.buffer] = memory
             self._bases[slot.view.buffer] = memory.ctypes.data
             self.inputs.append((slot.key, slot.view.of(memory)))
-        self._together = 64  # calls between two looks at Python
+        self._chunk = 64  # calls between two returns to Python
 
     @property
     def table(self) -> np.ndarray:
@@ -45,41 +45,41 @@ class Replay:
         return self._table
 
     def arena(self) -> np.ndarray:
-        """Memory for what passes; it is the recording's until it is dropped."""
+        """New memory for the temporary buffers."""
         return buffers.pool.empty((max(1, self.recording.arena),), np.uint8)
 
-    def lie_in(self, arena: np.ndarray) -> None:
-        """Puts what passes into an arena."""
+    def use_arena(self, arena: np.ndarray) -> None:
+        """Places the temporary buffers in an arena."""
         passing = self.recording.kinds == ARENA
         self._bases[passing] = arena.ctypes.data + self.recording.begin[passing]
 
     def put(self, buffer: int, memory: np.ndarray) -> None:
-        """Puts a result into memory."""
+        """Places a result in `memory`."""
         self._memory[buffer] = memory
         self._bases[buffer] = memory.ctypes.data
 
-    def settle(self) -> None:
+    def write_addresses(self) -> None:
         """Writes all addresses into the calls."""
         r = self.recording
         self._frames[r.moved] = self._bases[r.moved_buffer] + r.moved_offset
 
     def array(self, event: Event) -> np.ndarray:
-        """What is handed out."""
+        """The array of a result."""
         return event.view.of(self._memory[event.view.buffer])
 
     def drop(self) -> None:
-        """Forgets the results: they are whoever's who took them."""
+        """Drops the references to the results: they belong to the caller."""
         for buffer in [b for b in self._memory if self.recording.kinds[b] == RESULT]:
             del self._memory[buffer]
 
-    def run(self, hear: Hear, soon: bool) -> None:
-        """Makes all calls. `hear` gets each result when it is final: soon after, or at the end."""
+    def run(self, on_result: OnResult, as_final: bool) -> None:
+        """Runs all calls. `on_result` gets each result: with `as_final` soon after it is final, else at the end."""
         r, begin, done = self.recording, 0, 0
         threads = 1 if r.work < TINY else pool.threads()
         arena = self.arena()
-        self.lie_in(arena)
+        self.use_arena(arena)
         try:
-            for cut in self._soon if soon else [len(r.code)]:
+            for cut in self._cuts if as_final else [len(r.code)]:
                 for buffer in self._begun(begin, cut):
                     self.put(buffer, buffers.pool.empty((max(1, int(r.sizes[buffer])),), np.uint8))
                 lo, hi = np.searchsorted(r.moved_call, (begin, cut))
@@ -90,24 +90,24 @@ class Replay:
                     event = r.events[done]
                     array = self.array(event)
                     if event.view.buffer not in self._later[done]:
-                        del self._memory[event.view.buffer]  # it is whoever's who hears of it
+                        del self._memory[event.view.buffer]  # from here on, it belongs to `on_result`
                     done += 1
-                    hear(event, array)
+                    on_result(event, array)
                     del array
         finally:
             self.drop()
 
     def _run_calls(self, begin: int, end: int, threads: int) -> None:
-        """Makes some of the calls, with a look at Python now and then: it may want to stop, or let others run."""
+        """Runs some of the calls, returning to Python from time to time for Ctrl-C and other Python threads."""
         while begin < end:
-            upto = min(end, begin + self._together)
+            upto = min(end, begin + self._chunk)
             before = time.perf_counter()
-            run_list(self._table[begin:upto], min(threads, pool.threads()))  # there may be fewer than before
+            run_list(self._table[begin:upto], min(threads, pool.threads()))  # the pool may have shrunk
             took = time.perf_counter() - before
             if took > SLICE:
-                self._together = max(1, self._together // 2)
+                self._chunk = max(1, self._chunk // 2)
             elif took < SLICE / 4:
-                self._together = min(2 * self._together, len(self._table))
+                self._chunk = min(2 * self._chunk, len(self._table))
             begin = upto
 
     def _begun(self, begin: int, end: int) -> list[int]:
@@ -121,28 +121,28 @@ class Replay:
 
     @cached_property
     def _later(self) -> list[set[int]]:
-        """Of each event, the buffers that a later one needs."""
+        """For each event, the buffers that a later one needs."""
         buffers_of = [event.view.buffer for event in self.recording.events]
         return [set(buffers_of[i + 1 :]) for i in range(len(buffers_of))]
 
     @cached_property
-    def _soon(self) -> list[int]:
+    def _cuts(self) -> list[int]:
         return cuts(self.recording)
 
 
 def cuts(recording: Recording) -> list[int]:
-    """Where the list is cut to hand out results soon: small ones wait for others."""
+    """Where to cut the list of calls so that results are returned early; small ones are batched."""
     made, waiting = [], 0
     for event in recording.events:
         waiting += int(recording.sizes[event.view.buffer])
-        if waiting >= TOGETHER:
+        if waiting >= BATCH:
             made.append(event.calls)
             waiting = 0
     return sorted({*made, len(recording.code)})
 
 
 def results_at_peak(recording: Recording) -> int:
-    """Bytes of the results that exist at the same time, where each is used up as soon as it is handed out."""
+    """The peak in bytes of results alive at once, if each is freed as soon as it is returned."""
     r, begin, alive, most = recording, 0, 0, 0
     last = {event.view.buffer: event.calls for event in r.events}
     for cut in cuts(r):
@@ -154,15 +154,15 @@ def results_at_peak(recording: Recording) -> int:
 
 
 def run_list(table: np.ndarray, threads: int) -> None:
-    """Makes calls one after the other, each on all threads."""
+    """Runs calls one after the other, each on all threads."""
     assert pool.native.run is not None
     pool.native.run(table.ctypes.data, len(table), threads, 0)
 
 
 def run_each(tables: Sequence[np.ndarray]) -> None:
-    """A list for each thread, which no other waits for."""
+    """Runs one list per thread, in parallel and without barriers."""
     assert pool.native.run is not None
-    if pool.threads() < len(tables):  # fewer than when the lists were made
+    if pool.threads() < len(tables):  # the pool has shrunk since the lists were made
         for table in tables:
             run_list(table, 1)
         return
@@ -170,8 +170,8 @@ def run_each(tables: Sequence[np.ndarray]) -> None:
     pool.native.run(lists.ctypes.data, len(tables), len(tables), 1)
 
 
-def handed_out(recording: Recording) -> tuple[Any, ...]:
-    """What a recording hands out, and how it lies: the buffers numbered as they come."""
+def result_layout(recording: Recording) -> tuple[Any, ...]:
+    """The results of a recording and their memory layout, with buffers numbered in order of appearance."""
     numbers: dict[int, int] = {}
     return tuple(
         (e.name, numbers.setdefault(e.view.buffer, len(numbers)), int(recording.sizes[e.view.buffer]), *e.view[1:])
@@ -179,8 +179,8 @@ def handed_out(recording: Recording) -> tuple[Any, ...]:
     )
 
 
-def run_apart(replays: Sequence[Replay], loss: str, hear: Hear) -> None:
-    """Every thread replays a step of its own; then the results are summed. That of the name `loss` is a float64."""
+def run_per_thread(replays: Sequence[Replay], loss: str, on_result: OnResult) -> None:
+    """Replays one step per thread, then sums the results. The one named `loss` is a float64."""
     first = replays[0].recording
     results = [list(dict.fromkeys(e.view.buffer for e in replay.recording.events)) for replay in replays]
     single = next(e.view.buffer for e in first.events if e.name == loss)
@@ -192,16 +192,16 @@ def run_apart(replays: Sequence[Replay], loss: str, hear: Hear) -> None:
     arenas = []
     for i, replay in enumerate(replays):
         arenas.append(replay.arena())
-        replay.lie_in(arenas[-1])
+        replay.use_arena(arenas[-1])
         for n, buffer in enumerate(results[i]):
             replay.put(buffer, losses[i].view(np.uint8) if n == at else parts[i].view(np.uint8)[begins[n] :])
-        replay.settle()
+        replay.write_addresses()
     try:
         run_each([replay.table for replay in replays])
         sum_into_first(parts)
         losses[0, 0] = losses[:, 0].sum()
         for event in first.events:
-            hear(event, replays[0].array(event))
+            on_result(event, replays[0].array(event))
     finally:
         for replay in replays:
             replay.drop()
@@ -209,7 +209,7 @@ def run_apart(replays: Sequence[Replay], loss: str, hear: Hear) -> None:
 
 @contextlib.contextmanager
 def if_free(lock: Any) -> Iterator[bool]:
-    """Whether nobody else holds a lock; it is held then. Nobody waits."""
+    """Tries to acquire a lock without waiting; yields whether it was acquired."""
     free = lock.acquire(blocking=False)
     try:
         yield free

@@ -6,8 +6,8 @@
     y.sum().backward()  # q.grad, k.grad and v.grad come from onfoot.ops.attention_backward
 
 Arguments are those of the pairs in `onfoot.ops`: weights are (in, out), leading axes are free. First derivatives only.
-With fewer queries than keys, causal means that the last query stands beside the last key; PyTorch's `is_causal=True`
-puts the first beside the first.
+With fewer queries than keys, causal masks align the last query with the last key; PyTorch's `is_causal=True` aligns
+the first with the first.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _linear = differentiable(ops.linear_forward, ops.linear_backward, wrt=["x", "wei
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x w + b, weight (in, out). Where neither weight nor bias trains, x is not kept for the backward pass."""
+    """y = x w + b, weight (in, out). If neither weight nor bias requires a gradient, x is not kept."""
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
     return (_linear if trains else _frozen_linear)(x, weight, bias)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """The row of `weight` that each id names."""
+    """The row of `weight` for each id."""
     _check_ids(ids, weight.shape[0], "id")
     return _embedding(ids, weight)
 
@@ -54,25 +54,25 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor, divisor: float | None = None) -> Tensor:
     """The cross-entropy of logits (..., V) and targets (...): the mean over targets that are not −100.
 
-    With a `divisor`, their sum over it: the number of targets of a whole step, where the step is split into parts.
+    With a `divisor`, their sum divided by it: the number of targets of a whole step that is split into microbatches.
     """
     if targets.shape != logits.shape[:-1]:
-        raise ValueError(f"targets have shape {tuple(targets.shape)}; {tuple(logits.shape[:-1])} is needed")
+        raise ValueError(f"targets must have shape {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
     counting = targets[targets != IGNORE]
     _check_ids(counting, logits.shape[-1], "target")
     if divisor is None:
         if counting.numel() == 0:
-            raise ValueError(f"no target counts: all {targets.numel()} are {IGNORE}; a mean over nothing has no value")
+            raise ValueError(f"all {targets.numel()} targets are {IGNORE} (ignored); their mean is undefined")
         divisor = counting.numel()
     if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()  # a sum over the vocabulary; PyTorch's own loss does so under autocast
+        logits = logits.float()  # a sum over the vocabulary; under autocast, PyTorch's loss uses float32 too
     return _cross_entropy(logits, targets, divisor)
 
 
 def _check_ids(ids: Tensor, n: int, what: str) -> None:
-    """Refuses what indexing would accept in silence: a mask of bytes, and −1 for the last row."""
+    """Raises an error for what indexing would silently accept: a mask of bytes, and −1 for the last row."""
     if ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{what}s have dtype {ids.dtype}; int32 or int64 is needed")
+        raise ValueError(f"{what}s must be int32 or int64, got {ids.dtype}")
     if ids.numel() and (ids.min() < 0 or ids.max() >= n):
         bad = ids.min() if ids.min() < 0 else ids.max()
         raise ValueError(f"{what} {int(bad)} is outside 0 ... {n - 1}")

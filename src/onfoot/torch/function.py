@@ -1,8 +1,8 @@
 """From a forward/backward pair to a function that PyTorch's autograd can differentiate.
 
-One factory serves every pair. Autograd sees only tensors that are arguments by themselves, and frees or guards only
-tensors that went through `save_for_backward`; the pairs' arguments and what they save are nested (a `Head`, a list of
-heads, a scale beside a tensor). So both are taken apart into a list of tensors and the tree they came from.
+One factory works for every pair. Autograd sees only tensors that are direct arguments, and frees or guards only tensors
+from `save_for_backward`; the pairs' arguments and what they save are nested (a `Head`, a list of heads, a tensor and a
+scale). So both are flattened into a list of tensors and a tree.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a tensor in the list that it was moved to."""
+    """The index of a tensor in the list that it was moved to."""
 
     index: int
 
 
 def take_apart(tree: Any, tensors: list[Tensor]) -> Any:
-    """Moves the tensors of nested tuples and lists to the end of `tensors`, and leaves a `Slot` for each."""
+    """Appends the tensors of nested tuples and lists to `tensors`, and returns the tree with a `Slot` for each."""
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return Slot(len(tensors) - 1)
@@ -42,7 +42,7 @@ def put_together(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def gradient_slots(tree: Any, grads: Any) -> Iterator[tuple[int, Any]]:
-    """(index of a tensor, its gradient) for an argument and the gradients of it, which are nested alike."""
+    """(index of a tensor, its gradient) for an argument and its gradients, which are nested the same way."""
     if isinstance(tree, Slot):
         yield tree.index, grads
     elif _is_node(tree):
@@ -59,7 +59,7 @@ def _rebuild(tree: Any, parts: list[Any]) -> Any:
 
 
 def _current_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context in which autocast is on or off as it is now."""
+    """A context manager with the current autocast state."""
     if not torch.amp.is_autocast_available(device):
         return nullcontext()
     return torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
@@ -70,7 +70,7 @@ def differentiable(
 ) -> Callable[..., Tensor]:
     """The forward of a pair as a function of tensors whose gradients come from the backward of the pair.
 
-    `wrt` names the arguments whose gradients `backward` returns, in its order. Second derivatives are refused: what a
+    `wrt` are the arguments whose gradients `backward` returns, in that order. Second derivatives raise an error: what a
     pair saves is a constant to autograd, so they would be wrong.
     """
     name = forward.__name__.removesuffix("_forward")
@@ -87,9 +87,9 @@ def differentiable(
         return y
 
     def apply_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # PyTorch's once_differentiable lets some second derivatives pass as 0
-            raise RuntimeError(f"{name}: its gradient is a formula, not a graph; create_graph=True cannot be had here")
-        with ctx.autocast:  # the products of the two passes must be of the same dtypes
+        if torch.is_grad_enabled():  # PyTorch's once_differentiable silently returns 0 for some second derivatives
+            raise RuntimeError(f"{name}: its gradient is a formula, not a graph; create_graph=True is not supported")
+        with ctx.autocast:  # both passes must use the same dtypes
             grads = backward(dy, put_together(ctx.saved_tree, ctx.saved_tensors))
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         for place, grad in zip(places, grads if len(places) > 1 else (grads,), strict=True):
@@ -115,7 +115,7 @@ def differentiable(
             tree.append(take_apart(value, tensors))
             if argument not in wrt and torch.is_grad_enabled() and any(t.requires_grad for t in tensors[first:]):
                 raise ValueError(
-                    f"{name}: {argument} requires a gradient, but only {', '.join(wrt)} can have one here; "
+                    f"{name}: {argument} requires a gradient, but only {', '.join(wrt)} can have one; "
                     f"pass {argument}.detach()"
                 )
         return node.apply(tuple(tree), *tensors)

@@ -1,10 +1,9 @@
-"""Gradients summed over the ranks in buckets, each sent while the backward pass goes on.
+"""Gradients summed over the ranks in buckets, overlapped with the backward pass.
 
-All trainable parameters lie one behind the other in a single vector, in the order in which the backward pass finishes
-them, and the vector is cut into buckets of equal length. As soon as a bucket is full, its sum over the ranks starts.
-MPI moves data only while it is called, so a thread of its own calls it again and again as long as sums are under way;
-NumPy computes meanwhile. What is not done when the backward pass ends is waited for; where MPI is for one thread only,
-that is everything.
+The gradients of all trainable parameters form one vector, in the order in which the backward pass finishes them, cut
+into buckets of equal length. As soon as a bucket is full, its sum over the ranks starts. MPI makes progress only while
+it is called, so a separate thread polls it while sums are in flight and NumPy computes. `finish` waits for the
+remaining sums; with a single-threaded MPI library, that is all of them.
 """
 
 from __future__ import annotations
@@ -19,67 +18,67 @@ import numpy as np
 from onfoot.arrays import Array, to_numpy
 from onfoot.models.model import Model
 from onfoot.train.parallel import World
-from onfoot.train.vector import BucketLayout, Place
+from onfoot.train.vector import BucketLayout, BucketSlice
 
-NAP = 0.0005  # seconds between calls of MPI by the thread
-SHARD = "shard"  # the name of one rank's part of all sums
+POLL_SECONDS = 0.0005  # between calls of MPI by the thread
+SHARD = "shard"  # the key of one rank's part of all sums
 
 
 @dataclass
 class Times:
-    """Seconds of one step that this rank spent on the sums."""
+    """Seconds that this rank spent on the sums of one step."""
 
-    copying: float = 0.0  # gradients into buckets
-    moving: float = 0.0  # the thread's own: starting sums and moving them on during the backward pass
-    waiting: float = 0.0  # for what was not done when it ended, and for ranks that were slower
+    copying: float = 0.0  # copying gradients into buckets
+    moving: float = 0.0  # CPU time of the thread: starting sums and polling MPI during the backward pass
+    waiting: float = 0.0  # after the backward pass: for unfinished sums and slower ranks
 
 
 class GradientAccumulator:
-    """The sums over the microbatches of one step after the other: begin, take ..., last, take ..., finish."""
+    """Sums gradients over the microbatches of a step: begin, add ..., last, add ..., finish."""
 
     def __init__(self) -> None:
         self.times = Times()
         self._grads: dict[str, Array] = {}
 
     def begin(self) -> None:
-        """A new step."""
+        """Starts a new step."""
 
     def last(self) -> None:
-        """What comes from here on is final: the step's last microbatch."""
+        """Announces the last microbatch of the step: from here on, added gradients are final."""
 
     def add(self, name: str, grad: Array) -> None:
-        """A parameter's gradient of one microbatch."""
+        """Adds the gradient of one parameter from one microbatch."""
         self._grads[name] = self._grads[name] + grad if name in self._grads else grad
 
     def finish(self) -> dict[str, Array]:
-        """All sums, by name."""
+        """The summed gradients, by name."""
         grads, self._grads = self._grads, {}
         return grads
 
 
 class BucketedGradients(GradientAccumulator):
-    """The sums over microbatches and ranks, in buckets.
+    """Sums gradients over microbatches and ranks, in buckets.
 
-    What a full bucket's sum is, and what a rank needs of it, is for `start` and `result` to say.
+    Subclasses define the collective (`start`) and the sums that a rank receives (`result`).
     """
 
     def __init__(self, world: World, layout: BucketLayout, dtype: str) -> None:
         super().__init__()
         self.world, self.layout, self.dtype = world, layout, np.dtype(dtype)
-        self.overlap = True  # False: the sums start when the backward pass has ended
-        self._lock = threading.Lock()  # for MPI and all below; what is summed is the main thread's until it is full
+        self.overlap = True  # False: the sums start after the backward pass
+        self._lock = threading.Lock()  # for MPI and the state below; buckets are the main thread's until full
         self._busy = threading.Event()
         self._error: BaseException | None = None
         self.begin()
         if world.threads:
-            threading.Thread(target=self._keep_moving, daemon=True).start()
+            threading.Thread(target=self._progress_loop, daemon=True).start()
 
     def begin(self) -> None:
         with self._lock:
             self.times = Times()
             self._missing = [sum(p.end - p.begin for p in inside) for inside in self.layout.inside]
             self._started = 0
-            self._taken: set[str] = set()
+            self._added: set[str] = set()
             self._last = False
             self._requests: list[Any] = []
             self._numbers: list[int] = []  # the buckets of the requests
@@ -88,11 +87,11 @@ class BucketedGradients(GradientAccumulator):
         self._last = True
 
     def add(self, name: str, grad: Array) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         flat = to_numpy(grad).reshape(-1)
         for place in self.layout.places[name]:
             part = self.part(place)
-            if name in self._taken:
+            if name in self._added:
                 part += flat[place.begin : place.end]
             else:
                 part[...] = flat[place.begin : place.end]
@@ -100,16 +99,16 @@ class BucketedGradients(GradientAccumulator):
                 self._missing[place.bucket] -= part.size
                 if self.overlap and self._missing[place.bucket] == 0:
                     self._busy.set()
-        self._taken.add(name)
-        self.times.copying += time.perf_counter() - begun
+        self._added.add(name)
+        self.times.copying += time.perf_counter() - started
 
     def finish(self) -> dict[str, Array]:
-        """Waits for all sums, and gives those that this rank needs. A rank without rows adds 0."""
+        """Waits for all sums; returns those that this rank needs. Parameters without a gradient count as 0."""
         from mpi4py import MPI
 
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for name, places in self.layout.places.items():
-            if name not in self._taken:
+            if name not in self._added:
                 for place in places:
                     self.part(place)[...] = 0
         self._missing = [0] * len(self._missing)
@@ -121,47 +120,47 @@ class BucketedGradients(GradientAccumulator):
             for k in self._numbers:
                 self.done(k)
             self._requests, self._numbers = [], []
-        self.times.waiting += time.perf_counter() - begun
+        self.times.waiting += time.perf_counter() - started
         return self.result()
 
     def result(self) -> dict[str, Array]:
         """The sums that this rank needs, by name."""
         raise NotImplementedError
 
-    def part(self, place: Place) -> np.ndarray:
-        """A place's memory."""
+    def part(self, place: BucketSlice) -> np.ndarray:
+        """A view of the buffer at a slice's position."""
         return self.buffer(place.bucket)[place.offset : place.offset + place.end - place.begin]
 
     def buffer(self, k: int) -> np.ndarray:
-        """Bucket k's memory."""
+        """The buffer of bucket k."""
         raise NotImplementedError
 
     def start(self, k: int) -> Any:
-        """Starts the sum of bucket k over the ranks; an MPI request."""
+        """Starts the sum of bucket k over the ranks; returns the MPI request."""
         raise NotImplementedError
 
     def done(self, k: int) -> None:
-        """Bucket k has been summed."""
+        """Called when the sum of bucket k is complete."""
 
-    def _keep_moving(self) -> None:
-        """The thread: starts sums and moves them on while any is under way."""
+    def _progress_loop(self) -> None:
+        """The thread: starts sums, and polls MPI while any are in flight."""
         while self._error is None:
             self._busy.wait()
             with self._lock:
-                begun = time.thread_time()
+                started = time.thread_time()
                 self._busy.clear()
                 try:
                     self._start_full()
-                    self._move()
+                    self._poll()
                 except BaseException as error:  # the main thread raises it
                     self._error = error
                 if self._requests:
                     self._busy.set()
-                self.times.moving += time.thread_time() - begun
-            time.sleep(NAP)
+                self.times.moving += time.thread_time() - started
+            time.sleep(POLL_SECONDS)
 
     def _start_full(self) -> None:
-        """Starts the buckets that are full, in order: all ranks must start the same sums in the same order."""
+        """Starts the sums of full buckets in order, which must be the same on all ranks."""
         while self._started < len(self._missing) and self._missing[self._started] == 0:
             k = self._started
             self.buffer(k)[sum(p.end - p.begin for p in self.layout.inside[k]) :] = 0  # padding
@@ -169,8 +168,8 @@ class BucketedGradients(GradientAccumulator):
             self._numbers.append(k)
             self._started += 1
 
-    def _move(self) -> None:
-        """Lets MPI work on what is under way."""
+    def _poll(self) -> None:
+        """Lets MPI make progress on the sums in flight."""
         from mpi4py import MPI
 
         for i in sorted(MPI.Request.Testsome(self._requests) or [], reverse=True):
@@ -179,7 +178,7 @@ class BucketedGradients(GradientAccumulator):
 
 
 class AllReduceGradients(BucketedGradients):
-    """Every rank gets all sums, by all-reduce: what an optimizer on every rank needs."""
+    """All-reduce: every rank receives all sums, for an unsharded optimizer."""
 
     def __init__(self, world: World, layout: BucketLayout, model: Model) -> None:
         super().__init__(world, layout, model.dtype)
@@ -188,7 +187,7 @@ class AllReduceGradients(BucketedGradients):
         for name, places in layout.places.items():
             begin = places[0].bucket * layout.bucket + places[0].offset
             part = self.vector[begin : begin + places[-1].end]
-            self.grads[name] = model.engine.floats(part.reshape(layout.shapes[name]), model.dtype)  # the same memory
+            self.grads[name] = model.engine.floats(part.reshape(layout.shapes[name]), model.dtype)  # a view
 
     def result(self) -> dict[str, Array]:
         return self.grads
@@ -204,7 +203,7 @@ class AllReduceGradients(BucketedGradients):
 
 
 class ReduceScatterGradients(BucketedGradients):
-    """Every rank gets its own part of each bucket, by reduce-scatter. Buckets that are done are used again."""
+    """Reduce-scatter: every rank receives its part of each bucket. Buffers of completed buckets are reused."""
 
     def __init__(self, world: World, layout: BucketLayout, model: Model) -> None:
         super().__init__(world, layout, model.dtype)
@@ -228,5 +227,5 @@ class ReduceScatterGradients(BucketedGradients):
 
     @property
     def buffer_bytes(self) -> int:
-        """The memory of all buckets that were ever under way at once."""
+        """Bytes of all buffers: the most buckets that were in flight at once."""
         return sum(b.nbytes for b in [*self._free, *self._buffers.values()])

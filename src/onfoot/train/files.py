@@ -1,4 +1,4 @@
-"""Files of a run's folder: never written through a link, whole or not at all, and flushed to disk."""
+"""Writing files of a run folder: never through a symbolic link, atomically, and flushed to disk."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 def append(path: Path, text: str) -> None:
-    """Adds text at the end of a file."""
-    with open(path, "a", encoding="utf-8", opener=_no_link) as file:
+    """Appends text to a file."""
+    with open(path, "a", encoding="utf-8", opener=_open_no_link) as file:
         file.write(text)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that takes the place of the old one, or of a link of that name, once it is whole."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a temporary file, then renames it over the old file (or link) of that name."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, "xb") as file:  # a new file, and nothing that somebody has put there
+        with open(temporary, "xb") as file:  # "x": fails if someone else has created it meanwhile
             file.write(data)
         os.replace(temporary, path)
     except BaseException:
@@ -28,24 +28,24 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuses to touch what a link of this name points to."""
+    """Raises ValueError if the path is a symbolic link: writing would change its target."""
     if path.is_symlink():
-        raise ValueError(f"{path} is a link, and what it points to would be overwritten; remove it")
+        raise ValueError(f"{path} is a symbolic link, and its target would be overwritten; remove the link")
 
 
 def flush(path: Path) -> None:
-    """Until a file, or the names in a folder, are on the disk. Windows flushes names by itself, and cannot be asked."""
+    """fsync of a file or folder. Windows has no fsync for folders and flushes them by itself."""
     windows = sys.platform == "win32"
     if windows and path.is_dir():
         return
-    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows flushes what may be written only
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)  # Windows flushes only files opened for writing
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _no_link(path: str, flags: int) -> int:
+def _open_no_link(path: str, flags: int) -> int:
     refuse_link(Path(path))
     try:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

@@ -1,4 +1,4 @@
-"""`onfoot finetune`: LoRA layers, or all weights, on prompts and completions."""
+"""`onfoot finetune`: trains LoRA layers, or all weights, on prompts and completions."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from onfoot.formats.peft import restore_adapter
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
 from onfoot.train import runs
-from onfoot.train.fingerprint import fingerprint, remember
+from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
 
-LONGEST = 1024  # the default length of a row, where the model allows more
+DEFAULT_MAX_LENGTH = 1024  # tokens per row, unless the model allows fewer
 
 
 def start(run: Path, options: FinetuneOptions) -> Trainer:
-    """A run in a new folder."""
-    return runs.begin(run, options, build)
+    """Starts a run in a new folder."""
+    return runs.create(run, options, build)
 
 
 def resume(run: Path) -> tuple[Trainer, list[str]]:
-    """A run where its newest sound checkpoint left it, and what is to be said about unsound ones."""
+    """The trainer of a run at its newest valid checkpoint, and warnings."""
     return runs.resume(run, FinetuneOptions, build)
 
 
 def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
-    """The trainer of a run, at a checkpoint or at the beginning."""
+    """The trainer of a run, restored from a checkpoint, or at step 0."""
     base = checkpoint if checkpoint is not None and options.full else options.model
     model = load(base, options.dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
-        raise ValueError(f"{options.model} has no tokenizer; put its tokenizer.json beside its config.json")
+        raise ValueError(f"{options.model} has no tokenizer; put tokenizer.json next to its config.json")
     if model.active_adapter is not None:
-        raise ValueError(f"{options.model} is an adapter; make it one with its base first: onfoot merge")
+        raise ValueError(f"{options.model} is an adapter; merge it into its base model first with: onfoot merge")
     if base == options.model:
-        remember(run / "base.json", fingerprint(model), f"the model {options.model}")
+        record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
     template = template_of(model)
     source = load_source(
@@ -53,7 +53,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
         validation_files=options.validation_data,
         seed=options.seed,
     )
-    remember(run / "data.json", source.fingerprint(), f"the data of {run}")
+    record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.steps == 0:
         options = replace(options, steps=source.steps_for(options.epochs))
     if not options.full:
@@ -66,7 +66,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
             model.save_adapter(folder)
             return
         model.save(folder)
-        template.save(folder)  # a resumed run, and whoever opens the model, must write conversations alike
+        template.save(folder)  # the saved model must format conversations as in training
 
     trainer = Trainer(run, options, model, source, write)
     trainer.restore(checkpoint)
@@ -74,12 +74,12 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
 
 
 def add_lora_layers(model: Model, options: FinetuneOptions) -> None:
-    """The adapter that the options ask for."""
-    chosen = [target.strip() for target in options.targets.split(",") if target.strip()]
+    """Adds the LoRA adapter of the options."""
+    targets = [target.strip() for target in options.targets.split(",") if target.strip()]
     model.add_lora(
         options.r,
         options.alpha,
-        chosen or None,
+        targets or None,
         dropout=options.lora_dropout,
         use_rslora=options.use_rslora,
         seed=options.seed,
@@ -87,8 +87,8 @@ def add_lora_layers(model: Model, options: FinetuneOptions) -> None:
 
 
 def row_length(model: Model, options: FinetuneOptions) -> int:
-    """The length of a row: what was asked for, or what the model allows up to a limit."""
+    """The maximum tokens per row: options.max_length, by default what the model allows, up to 1024."""
     limit = model.config.n_positions
     if options.max_length > limit:
         raise ValueError(f"max_length={options.max_length} exceeds n_positions={limit} of {options.model}")
-    return options.max_length or min(limit, LONGEST)
+    return options.max_length or min(limit, DEFAULT_MAX_LENGTH)

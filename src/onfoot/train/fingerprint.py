@@ -1,4 +1,4 @@
-"""What a run depends on and does not keep: its base, its data, and what it was computed with."""
+"""Hashes of what a run depends on but does not store (base model and data), and its software versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onfoot.train.parallel import world
 
 
 def fingerprint(model: Model) -> str:
-    """A hash of a model's configuration and of every bit of its parameters."""
+    """SHA-256 of a model's configuration and parameters."""
     digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True).encode())
     for name, value in sorted(model.params.items()):
         digest.update(f"{name} {tuple(value.shape)};".encode())
@@ -35,33 +35,33 @@ def fingerprint(model: Model) -> str:
     return digest.hexdigest()
 
 
-def remember(path: Path, sha256: str, what: str) -> None:
-    """Notes down a hash of what a run depends on, on rank 0; all ranks refuse what is not the same.
+def record_or_verify(path: Path, sha256: str, what: str) -> None:
+    """Writes a hash of what a run depends on (rank 0, first call), or raises ValueError if it has changed.
 
-    If it has changed since the run was begun, the run cannot go on to the same end.
+    With other data or another base model, a resumed run would not continue as the original would have.
     """
     ranks = world()
 
-    def check() -> None:
+    def verify() -> None:
         if read_json(path).get("sha256") != sha256:
             raise ValueError(
-                f"{what} has changed since the run was begun (its SHA-256 is not the one in {path}); put back what was "
-                f"there, or begin a new run"
+                f"{what} has changed since the run started (its SHA-256 differs from {path}); restore the original, or "
+                f"start a new run"
             )
 
-    def note() -> None:
+    def record() -> None:
         write_json(path, {"sha256": sha256})
         flush(path)
         flush(path.parent)
 
     ranks.rank0_first(
-        lambda: check() if path.is_file() else note(),
-        lambda: (ranks.wait_for_path(path), check())[1],  # type: ignore[func-returns-value]
+        lambda: verify() if path.is_file() else record(),
+        lambda: (ranks.wait_for_path(path), verify())[1],  # type: ignore[func-returns-value]
     )
 
 
 def made_with(model: Model) -> dict[str, str | None]:
-    """What a run is computed with: another version, or another engine, may round in another way."""
+    """The software versions and the engine of a run: with others, results may differ by rounding."""
     return {
         "onfoot": onfoot.__version__,
         "python": platform.python_version(),

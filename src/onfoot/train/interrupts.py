@@ -1,4 +1,4 @@
-"""When Ctrl-C acts: between the steps of a run, and never in the middle of an update."""
+"""Delays Ctrl-C until the current step is complete, so that it never interrupts an update."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from types import FrameType
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C or SIGTERM into a question that the loop asks; a second one acts at once."""
-    asked = threading.Event()
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Yields a function that is True after Ctrl-C or SIGTERM; a second one raises KeyboardInterrupt at once."""
+    requested = threading.Event()
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
+        if requested.is_set():
             raise KeyboardInterrupt
-        asked.set()
+        requested.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield requested.is_set
         return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked.is_set
+        yield requested.is_set
     finally:
-        for number, old in before.items():
+        for number, old in previous.items():
             signal.signal(number, old)
 
 
 @contextmanager
-def held_back(busy: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C acts at once as long as nothing is `busy`, and otherwise at the end; a second one acts at once.
+def delay_interrupt(busy: Callable[[], bool]) -> Iterator[None]:
+    """Delays Ctrl-C to the end of the block while `busy()` is True; a second one acts at once.
 
-    Only Python's own handler is replaced: whoever has one of his own knows what he does.
+    Only Python's default handler is replaced; a handler that the caller has installed stays.
     """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    asked = False
+    pending = False
 
     def handler(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked or not busy():
+        nonlocal pending
+        if pending or not busy():
             raise KeyboardInterrupt
-        asked = True
+        pending = True
 
     signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:
+    if pending:
         raise KeyboardInterrupt

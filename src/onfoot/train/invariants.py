@@ -1,4 +1,4 @@
-"""Invariants that the mathematics promises, measured on a live model."""
+"""Mathematical invariants of the gradients, measured on a model during training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def invariants(model: Model, tokens: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Each as a share of the size of what is summed: rounding in float32 is about 1e-6, a mistake is about 1.
+    """Sums that must be 0, relative to the summed magnitudes: about 1e-6 is float32 rounding, about 1 is a bug.
 
     - rows of Δ_causal sum to 0 (eq. 26)
-    - the keys' biases have gradient 0 (eq. 29): the sum of the keys' gradients over the tokens, as the pass made them
-    - the features of what a layer norm sends back sum to 0 (eq. 40)
+    - the key bias has gradient 0 (eq. 29): the sum of the backward pass's dk over the tokens
+    - the input gradient of a layer norm sums to 0 over the features (eq. 40)
     """
     trace = model.trace(tokens, targets)
     rows, norms, keys = 0.0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""A run's lock: one process at a time opens, trims and writes what is in its folder."""
+"""The lock of a run folder: only one process at a time reads, trims and writes it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from filelock import FileLock, Timeout
 from onfoot.train.files import refuse_link
 
 LOCK = ".lock"
-FILES = ("run.json", "log.jsonl", "loss.png", "data.json", "base.json")  # what a run writes beside its folders
+FILES = ("run.json", "log.jsonl", "loss.png", "data.json", "base.json")  # the files that a run writes into its folder
 
 
 def take_lock(run: Path) -> FileLock:
-    """The lock of a run, taken; it is free again when it is released, or when this process ends in whatever way."""
+    """Acquires the lock of a run. It is freed by release(), or when this process ends for any reason."""
     for name in (LOCK, *FILES, *(f"{name}.new" for name in FILES)):
         refuse_link(run / name)
     lock = FileLock(run / LOCK, timeout=0, thread_local=False)

@@ -1,4 +1,4 @@
-"""log.jsonl: one line per event, written as it comes; and the curve drawn from it."""
+"""log.jsonl: one JSON line per step or evaluation, and the loss curve drawn from it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onfoot.train.files import append, write_whole
+from onfoot.train.files import append, write_atomically
 
 
 class Log:
-    """Appends records to a file. `resume` drops what lies behind the checkpoint that a run resumes from."""
+    """Appends records to a file. `resume` drops records after the checkpoint that a run resumes from."""
 
     def __init__(self, path: Path, writes: bool = True) -> None:
         self.path = path
-        self.writes = writes  # of several ranks, only one does
+        self.writes = writes  # True on rank 0 only
 
     def append(self, **record: Any) -> None:
         if self.writes:
             append(self.path, json.dumps(record) + "\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """All records; lines that are none, as a last one that a crash cut short, are left out."""
+        """All records. Invalid lines, such as a last line cut short by a crash, are skipped."""
         return [record for record in self._lines() if record is not None]
 
     def _lines(self) -> list[dict[str, Any] | None]:
@@ -31,18 +31,18 @@ class Log:
         return [_record(line) for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines()]
 
     def resume(self, step: int) -> list[str]:
-        """Drops what was logged after `step`; what is to be said about lines that cannot be read, or are not there."""
+        """Drops the records after `step`; returns warnings about invalid lines and missing steps."""
         if not self.writes:
             return []
         lines = self._lines()
         kept = [record for record in lines if record is not None and record["step"] <= step]
-        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
-        unread = [number for number, record in enumerate(lines[:-1], start=1) if record is None]
-        said = [f"{self.path}, line {number}: not a record; it is left out" for number in unread]
+        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        invalid = [number for number, record in enumerate(lines[:-1], start=1) if record is None]
+        warnings = [f"{self.path}, line {number}: not a log record; skipped" for number in invalid]
         steps = {record["step"] for record in kept if "loss" in record}
         if len(steps) < step:
-            said.append(f"{self.path} lacks {step - len(steps):,} of the {step:,} steps before this point")
-        return said
+            warnings.append(f"{self.path} lacks {step - len(steps):,} of the {step:,} steps before this checkpoint")
+        return warnings
 
 
 def _record(line: str) -> dict[str, Any] | None:
@@ -54,12 +54,12 @@ def _record(line: str) -> dict[str, Any] | None:
 
 
 def draw_losses(records: list[dict[str, Any]], path: Path, bigram: float | None = None) -> None:
-    """The training and validation loss over the steps, as a PNG file."""
-    write_whole(path, picture(records, bigram))
+    """Plots the training and validation loss over the steps as a PNG file."""
+    write_atomically(path, picture(records, bigram))
 
 
 def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes:
-    """The same, as the bytes of the PNG."""
+    """The plot of `draw_losses` as PNG bytes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,13 +69,13 @@ def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes
     train = [(r["step"], r["loss"]) for r in records if "loss" in r]
     validation = [(r["step"], r["val_loss"]) for r in records if "val_loss" in r]
     if train:
-        axes.plot(*zip(*train, strict=True), color="#9db4c8", linewidth=0.8, label="training, a step")
+        axes.plot(*zip(*train, strict=True), color="#9db4c8", linewidth=0.8, label="training, per step")
     if validation:
         axes.plot(*zip(*validation, strict=True), color="#c2410c", marker="o", markersize=4, label="validation")
     if bigram is not None:
         axes.axhline(bigram, color="#4b5563", linestyle="--", linewidth=1, label=f"bigram entropy, {bigram:.2f}")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats a token)")
+    axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""AdamW: steps scaled by running means of the gradient and of its square, with decoupled weight decay."""
+"""AdamW: updates scaled by running means of the gradient and its square, with decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onfoot.arrays import Array, Shape, namespace, to_numpy
 from onfoot.models import inputs
 from onfoot.ops import sum_of_squares
 from onfoot.ops.update import Update
-from onfoot.train.interrupts import held_back
+from onfoot.train.interrupts import delay_interrupt
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
-MEANS = ("m", "v")  # of the gradient and of its square
-TOGETHER = 1 << 20  # numbers that are updated at a time: small parameters wait for others
+MOMENT_NAMES = ("m", "v")  # running means of the gradient and of its square
+UPDATE_ELEMENTS = 1 << 20  # elements per call of the update: small parameters are batched
 
 
 class AdamW:
@@ -34,111 +34,111 @@ class AdamW:
         weight_decay: float = 0.1,
     ) -> None:
         if not lr >= 0:
-            raise ValueError(f"lr={lr}: 0 or above is needed")
+            raise ValueError(f"lr must be >= 0, got {lr}")
         if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={betas}: each must be in [0, 1)")
+            raise ValueError(f"betas must be in [0, 1), got {betas}")
         if not weight_decay >= 0:
-            raise ValueError(f"weight_decay={weight_decay}: 0 or above is needed")
+            raise ValueError(f"weight_decay must be >= 0, got {weight_decay}")
         self.model = model
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.steps = 0
-        self._lr, self._scale = lr, 1.0  # of the step that was begun
-        self._torn = False  # some weights have had their part of a step, others not
-        self._waiting: list[Update] = []
-        self._waiting_numbers = 0
+        self._lr, self._scale = lr, 1.0  # of the current step
+        self._partial = False  # a step has updated some weights, but not all
+        self._pending: list[Update] = []
+        self._pending_elements = 0
         self.m: dict[str, Array] = {}
         self.v: dict[str, Array] = {}
         self.make_moments()
 
     def make_moments(self) -> None:
-        """The running means before the first step: 0."""
+        """Initializes the moments to 0."""
         for name in sorted(self.model.trainable):
             xp = namespace(self.model.params[name])
             self.m[name] = xp.zeros_like(self.model.params[name])
             self.v[name] = xp.zeros_like(self.model.params[name])
 
     def moments(self) -> dict[str, np.ndarray]:
-        """The running means by the names that they have in a checkpoint."""
-        means = {f"m.{k}": to_numpy(x) for k, x in self.m.items()}
-        return means | {f"v.{k}": to_numpy(x) for k, x in self.v.items()}
+        """The moments by their names in a checkpoint."""
+        first = {f"m.{k}": to_numpy(x) for k, x in self.m.items()}
+        return first | {f"v.{k}": to_numpy(x) for k, x in self.v.items()}
 
     def send_moments(self) -> None:
-        """What a rank that does not write has to do when another does: nothing, where each has all."""
+        """Sends the moments of this rank to rank 0, which saves them; nothing to do if they are not sharded."""
 
-    def everything(self) -> dict[str, np.ndarray]:
-        """What must be the same on all ranks: the trained weights and the running means."""
+    def replicated_state(self) -> dict[str, np.ndarray]:
+        """The arrays that must be identical on all ranks: the trained weights and the moments."""
         return {name: to_numpy(self.model.params[name]) for name in sorted(self.model.trainable)} | self.moments()
 
     def squares(self, grads: Mapping[str, Array]) -> float:
-        """The sum of the squares of these gradients, in float64."""
+        """The sum of squares of these gradients, in float64."""
         return sum(self.model.engine.sum_of_squares(g) for g in grads.values())
 
     def total(self, squares: np.ndarray) -> float:
-        """The sum of the squares of all gradients, from what each rank has: all of them, or nearly so in rounding."""
+        """The sum of squares of all gradients, from each rank's `squares`: all equal, up to rounding."""
         return float(squares.max())
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
-        """Goes on from saved running means after that many steps, with weights that the caller has put back."""
-        check_moments(moments, {name: tuple(mean.shape) for name, mean in self.m.items()})
+        """Restores saved moments and the step count. The caller restores the weights."""
+        check_moments(moments, {name: tuple(m.shape) for name, m in self.m.items()})
         floats = self.model.engine.floats
         for name in self.m:
             self.m[name] = floats(moments[f"m.{name}"].copy(), self.model.dtype)
             self.v[name] = floats(moments[f"v.{name}"].copy(), self.model.dtype)
-        self.steps, self._torn = steps, False
+        self.steps, self._partial = steps, False
 
-    def expect(self, names: Iterable[str]) -> None:
-        """Refuses parameters that this optimizer cannot update: without running means of it, or of another shape."""
+    def check_parameters(self, names: Iterable[str]) -> None:
+        """Raises ValueError for parameters that cannot be updated: no moments, another shape or dtype, read-only."""
         unknown = set(names).difference(self.m)
         if unknown:
             raise ValueError(
-                f"{min(unknown)} did not train when this optimizer was made, so there are no running means of it; make "
-                f"a new AdamW after add_lora(), or after whatever else changed what trains"
+                f"{min(unknown)} was not trainable when this optimizer was created, so it has no moments; create a new "
+                f"AdamW after add_lora(), or after any other change of the trainable parameters"
             )
         params = self.model.params
-        for name in names:  # (quick where all is well: this is done at each step)
-            p, mean = params[name], self.m[name]
-            if p.shape != mean.shape or p.dtype != mean.dtype:
+        for name in names:  # called at every step, so it must be fast
+            p, m = params[name], self.m[name]
+            if p.shape != m.shape or p.dtype != m.dtype:
                 raise ValueError(
-                    f"{name} is {p.dtype} {tuple(p.shape)}, and was {mean.dtype} {tuple(mean.shape)} when this "
-                    f"optimizer was made; make a new AdamW"
+                    f"{name} is {p.dtype} {tuple(p.shape)}, but was {m.dtype} {tuple(m.shape)} when this optimizer "
+                    f"was created; create a new AdamW"
                 )
             if isinstance(p, np.ndarray) and not p.flags.writeable:
-                raise ValueError(f"{name} is read-only and cannot be trained; put a copy of it into params")
+                raise ValueError(f"{name} is read-only and cannot be trained; replace it in params by a copy")
 
     def check(self, grads: Mapping[str, Array]) -> None:
-        """Refuses gradients that do not belong to the parameters, before any of these has changed."""
-        self.expect(grads)
+        """Raises ValueError for gradients that do not match the parameters, before any parameter is updated."""
+        self.check_parameters(grads)
         params = self.model.params
         for name, grad in grads.items():
             p = params[name]
             if isinstance(grad, np.ndarray) != isinstance(p, np.ndarray) or not hasattr(grad, "shape"):
-                raise ValueError(f"the gradient of {name} is a {type(grad).__name__}, and not an array like it")
+                raise ValueError(f"the gradient of {name} is a {type(grad).__name__}, not an array like {name}")
             if grad.shape != p.shape:
-                raise ValueError(f"the gradient of {name} has shape {tuple(grad.shape)}, and {name} {tuple(p.shape)}")
+                raise ValueError(f"the gradient of {name} has shape {tuple(grad.shape)}, expected {tuple(p.shape)}")
             if grad.dtype != p.dtype:
-                raise ValueError(f"the gradient of {name} is {grad.dtype}, and {name} {p.dtype}; convert it")
+                raise ValueError(f"the gradient of {name} has dtype {grad.dtype}, expected {p.dtype}; convert it")
 
     @contextmanager
     def one_step(self, lr: float | None = None, scale: float = 1.0) -> Iterator[None]:
-        """The updates of one step. If the first of them was done, Ctrl-C waits for the last.
+        """The context of one step's updates. Once the first is applied, Ctrl-C is delayed until the last.
 
-        What breaks off before the first update is no step. What breaks off later, where that cannot be helped, leaves
-        weights of which some have changed: the next step is refused then.
+        An error before the first update leaves the weights unchanged. An error after it leaves some weights updated
+        and others not: then the next step raises ValueError.
         """
-        if self._torn:
+        if self._partial:
             raise ValueError(
-                "a step broke off halfway: some weights have changed and others have not; load the weights of before "
-                "again, and make a new AdamW or restore() this one"
+                "the last step failed halfway: some weights were updated and others were not; reload the weights, and "
+                "create a new AdamW or restore() this one"
             )
         self._lr, self._scale = self.lr if lr is None else lr, scale
-        with held_back(lambda: self._torn):
+        with delay_interrupt(lambda: self._partial):
             try:
                 yield
-                self.update_waiting()
+                self.apply_pending()
             finally:
-                self._waiting, self._waiting_numbers = [], 0
+                self._pending, self._pending_elements = [], 0
             self.steps += 1
-            self._torn = False
+            self._partial = False
 
     def step(self, grads: Mapping[str, Array], lr: float | None = None, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; `scale` multiplies all gradients."""
@@ -150,60 +150,60 @@ class AdamW:
     def train_batch(
         self, model: Model, tokens: Any, targets: Any, segments: Any, dropout_seed: int | None, clip: float
     ) -> float:
-        """`Model.train_step`: the gradients of one batch, clipped and applied; returns the loss before the step."""
-        from onfoot.train.step import Part, one_batch, several
+        """`Model.train_step`: one step on one batch, with clipping; returns the loss before the step."""
+        from onfoot.train.step import Microbatch, accumulated_step, fused_step
 
         if not clip >= 0:
-            raise ValueError(f"clip={clip}: a norm of at least 0 is needed; 0 clips nothing")
-        self.expect(model.trainable)
-        part = Part(tokens, targets, segments, dropout_seed)
+            raise ValueError(f"clip must be >= 0 (0 disables clipping), got {clip}")
+        self.check_parameters(model.trainable)
+        batch = Microbatch(tokens, targets, segments, dropout_seed)
         if clip:
-            return several(model, self, [part], None, None, clip, inputs.no_step)[0]
-        return one_batch(model, self, part, None, None, inputs.no_step, norm=False)[0]
+            return accumulated_step(model, self, [batch], None, None, clip, inputs.no_step)[0]
+        return fused_step(model, self, batch, None, None, inputs.no_step, norm=False)[0]
 
     def update(self, name: str, g: Array) -> None:
-        """One parameter's part of the step that was begun; done at its end at the latest."""
+        """Updates one parameter, at the latest when the step ends."""
         p = self.model.params[name]
         self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1)
 
     def apply(self, p: Array, g: Array, m: Array, v: Array, decays: bool) -> None:
-        """The update of some elements and their moments, together with those that come after it if they are few."""
-        self._waiting.append((p, m, v, g, self.weight_decay if decays else 0.0))
-        self._waiting_numbers += math.prod(p.shape)
-        if self._waiting_numbers >= TOGETHER:
-            self.update_waiting()
+        """Queues the update of some elements and their moments; applied once enough elements are queued."""
+        self._pending.append((p, m, v, g, self.weight_decay if decays else 0.0))
+        self._pending_elements += math.prod(p.shape)
+        if self._pending_elements >= UPDATE_ELEMENTS:
+            self.apply_pending()
 
-    def update_waiting(self) -> None:
-        """Does the updates that wait."""
-        if not self._waiting:
+    def apply_pending(self) -> None:
+        """Applies the queued updates."""
+        if not self._pending:
             return
-        self._torn = True
+        self._partial = True
         updates = self.model.engine.adamw_updates
-        updates(self._waiting, self._lr, self.betas, self.eps, self.steps + 1, self._scale)
-        self._waiting, self._waiting_numbers = [], 0
+        updates(self._pending, self._lr, self.betas, self.eps, self.steps + 1, self._scale)
+        self._pending, self._pending_elements = [], 0
 
 
 def check_moments(moments: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> None:
-    """Refuses saved running means that are not those of parameters of these names and shapes."""
-    expected = {f"{kind}.{name}": tuple(shape) for name, shape in shapes.items() for kind in MEANS}
+    """Raises ValueError if saved moments do not match parameters of these names and shapes."""
+    expected = {f"{kind}.{name}": tuple(shape) for name, shape in shapes.items() for kind in MOMENT_NAMES}
     for key, shape in expected.items():
         if key not in moments:
-            raise ValueError(f"the running mean {key} is missing")
+            raise ValueError(f"the moment {key} is missing")
         saved = moments[key]
         if tuple(saved.shape) != shape:
-            raise ValueError(f"the running mean {key} has shape {tuple(saved.shape)}, and what trains {shape}")
+            raise ValueError(f"the moment {key} has shape {tuple(saved.shape)}, expected {shape}")
         if saved.dtype.kind != "f":
-            raise ValueError(f"the running mean {key} holds {saved.dtype}, not floating-point numbers")
+            raise ValueError(f"the moment {key} has dtype {saved.dtype}, expected floating point")
     unknown = sorted(set(moments) - set(expected))
     if unknown:
-        raise ValueError(f"there is a running mean {unknown[0]} of something that does not train")
+        raise ValueError(f"the moment {unknown[0]} does not belong to a trainable parameter")
 
 
 def global_norm(grads: Mapping[str, Array]) -> float:
-    """The norm of all gradients taken as one vector, summed in float64."""
+    """The norm of all gradients as one vector, summed in float64."""
     return math.sqrt(sum(sum_of_squares(g) for g in grads.values()))
 
 
-def clip_scale(norm: float, most: float) -> float:
-    """What gradients of this norm are multiplied with so that it is at most `most`; 0 means no limit."""
-    return most / norm if most and norm > most else 1.0
+def clip_scale(norm: float, max_norm: float) -> float:
+    """The factor that scales gradients of this norm to at most `max_norm`; 0 disables clipping."""
+    return max_norm / norm if max_norm and norm > max_norm else 1.0

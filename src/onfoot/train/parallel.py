@@ -1,8 +1,8 @@
-"""The ranks of a run: who there is, what they say to each other, and what happens when one of them fails.
+"""The MPI ranks of a run: collectives, error handling and start-up.
 
 A run that was not started by mpiexec has one rank, and nothing here imports MPI. With several, each rank holds the
-whole model, works on its own rows of every step, and hears the sum of all gradients; rank 0 alone writes and speaks.
-What is sent is arrays and JSON, never pickles.
+full model, works on its own rows of every step, and receives the sum of all gradients. Only rank 0 writes files and
+prints. Ranks exchange arrays and JSON, never pickles.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from onfoot.train import rank_monitor
 
 Value = TypeVar("Value")
 
-LAUNCHERS = (  # what tells a process its rank and the number of ranks: Hydra (MPICH, Intel), Open MPI, MVAPICH, srun
+LAUNCHERS = (  # environment variables of rank and size: Hydra (MPICH, Intel), Open MPI, MVAPICH, srun
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-NAP = 0.002  # seconds between looks at something that may take long; MPI's own waiting would keep a core busy
-GRACE = 1.0  # seconds that the other ranks leave to rank 0 to report what may be the same error
-SIGHT = 60.0  # seconds until a file that one host has written must have appeared on all
+POLL_SECONDS = 0.002  # between polls of a long wait; MPI's own wait would keep a core busy
+RANK0_HEAD_START = 1.0  # seconds in which rank 0 can report an error first, as it may be the same on all ranks
+FILE_TIMEOUT = 60.0  # seconds in which a file that rank 0 has written must appear on all hosts
 
 
 class World:
-    """The ranks of a run. Without a communicator there is one."""
+    """The ranks of a run; a single one without a communicator."""
 
     def __init__(self, comm: Any = None) -> None:
         self.comm = comm
         self.rank: int = 0 if comm is None else comm.Get_rank()
         self.size: int = 1 if comm is None else comm.Get_size()
         self.share = Share(self.rank, self.size)
-        self.writes = self.rank == 0  # files and the terminal are one rank's
+        self.writes = self.rank == 0  # only rank 0 writes files and to the terminal
         self.name = f"rank {self.rank} on {socket.gethostname()}"
         self.monitor: rank_monitor.MonitorConnection | None = None
         self.threads = False  # whether a second thread may call MPI
-        self._agreed: BaseException | None = None  # an error that all ranks know of
+        self._agreed: BaseException | None = None  # an error that all ranks raise
 
     def sum(self, *values: float) -> list[float]:
         """The sums over all ranks."""
         return self.table(*values).sum(axis=0).tolist()
 
     def any(self, value: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Whether `value` is True on any rank."""
         return bool(self.table(value).any())
 
     def table(self, *values: float) -> np.ndarray:
-        """Every rank's numbers, (size, n). The same on all ranks to the last bit, and so is what follows from it."""
+        """All-gathers every rank's numbers, (size, n): bitwise the same on all ranks."""
         mine = np.array(values, dtype=np.float64)
         if self.comm is None:
             return mine[None]
@@ -72,17 +72,17 @@ class World:
         return out
 
     def wait(self) -> None:
-        """Until all ranks are here, asleep."""
+        """Barrier that sleeps while waiting."""
         if self.comm is not None:
             self.poll(self.comm.Ibarrier().Test)
 
     def poll(self, done: Callable[[], bool]) -> None:
-        """Until it is done, asleep."""
+        """Sleeps until `done()` is True."""
         while not done():
-            time.sleep(NAP)
+            time.sleep(POLL_SECONDS)
 
     def allgather_json(self, value: Any) -> list[Any]:
-        """What every rank says, by rank; anything that JSON can hold."""
+        """All-gathers a JSON value; returns one value per rank."""
         if self.comm is None:
             return [value]
         self.wait()
@@ -94,37 +94,37 @@ class World:
         return [json.loads(part.tobytes()) for part in np.split(out, np.cumsum(sizes)[:-1])]
 
     def run_all_or_raise(self, work: Callable[[], Value]) -> Value:
-        """What `work` returns here. Where it fails on any rank all end: rank 0 with the error, the others silently."""
+        """The result of `work`. If it fails on any rank, all ranks exit: rank 0 with the error, the others silently."""
         if self.comm is None:
             return work()
-        value, error, said = None, None, None
+        value, error, description = None, None, None
         try:
             value = work()
         except Exception as caught:
-            if caught is self._agreed:  # the others know, and do not wait here
+            if caught is self._agreed:  # the other ranks have it too, and do not wait here
                 raise
             error = caught
-            said = None if isinstance(error, _ElsewhereError) else _describe(error)
-        failed = _failures(self.allgather_json([self.name, said]))
+            description = None if isinstance(error, _Rank0Error) else _describe(error)
+        failed = _failures(self.allgather_json([self.name, description]))
         if not failed:
             return value  # type: ignore[return-value]
-        raise self.agreed(ValueError(failed[0]) if error is None or said is None else error)
+        raise self.agreed(ValueError(failed[0]) if error is None or description is None else error)
 
     def agreed(self, error: Exception) -> BaseException:
-        """What a rank has to raise for an error that all have come to: rank 0 the error, the others a silent end."""
+        """The exception to raise for an error that occurs on all ranks: on rank 0 the error, elsewhere SystemExit."""
         self._agreed = error
         return error if self.writes else SystemExit(2)
 
     def rank0_first(self, work: Callable[[], Value], then: Callable[[], Value]) -> Value:
-        """What `work` returns on rank 0, and only then what `then` returns on the others."""
+        """Runs `work` on rank 0, then `then` on the other ranks; returns the result on each."""
         if self.comm is None:
             return work()
         if not self.writes:
-            heard = self.allgather_json(False)
-            if failed := _failures(heard):
+            received = self.allgather_json(False)
+            if failed := _failures(received):
                 raise self.agreed(ValueError(failed[0]))
-            if not heard[0]:
-                raise _ElsewhereError
+            if not received[0]:
+                raise _Rank0Error
             return then()
         try:
             value = work()
@@ -137,57 +137,59 @@ class World:
         return value
 
     def wait_for_path(self, path: Path) -> None:
-        """Until a file that rank 0 has written can be seen here. Network file systems take their time."""
-        end = time.monotonic() + SIGHT
+        """Waits until a file that rank 0 has written appears here. Network file systems may delay it."""
+        deadline = time.monotonic() + FILE_TIMEOUT
         while not path.exists():
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise ValueError(
-                    f"{path} cannot be seen from here; all ranks need the run's folder: put it on a file system that "
-                    f"the hosts share"
+                    f"{path} did not appear within {FILE_TIMEOUT:g} seconds; put the run folder on a file system "
+                    f"that all hosts share"
                 )
-            time.sleep(NAP)
+            time.sleep(POLL_SECONDS)
 
     def compare(self, arrays: Mapping[str, np.ndarray], when: str) -> None:
-        """Ends the run where a rank's arrays are not rank 0's in every bit, and says which number of which."""
+        """Raises ValueError if a rank's arrays differ from rank 0's in any bit; names the first different element."""
         if self.comm is None:
             return
         digest = 0
         for array in arrays.values():
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
-        heard = self.allgather_json(digest)
-        if all(other == heard[0] for other in heard):
+        digests = self.allgather_json(digest)
+        if all(other == digests[0] for other in digests):
             return
         found: str | None = None
         for name, array in arrays.items():
             mine = np.ascontiguousarray(array)
-            first = mine.copy()
-            self.comm.Bcast(first, 0)
+            rank0 = mine.copy()
+            self.comm.Bcast(rank0, 0)
             bits = np.dtype(f"u{mine.itemsize}")
-            apart = np.flatnonzero(mine.reshape(-1).view(bits) != first.reshape(-1).view(bits))
-            if found is None and apart.size:
-                place = tuple(int(i) for i in np.unravel_index(apart[0], mine.shape))
-                found = f"{name}{list(place)} is {mine[place]} on {self.name}, and {first[place]} on rank 0"
-        said = next((text for text in self.allgather_json(found) if text is not None), "in what cannot be told")
+            different = np.flatnonzero(mine.reshape(-1).view(bits) != rank0.reshape(-1).view(bits))
+            if found is None and different.size:
+                index = tuple(int(i) for i in np.unravel_index(different[0], mine.shape))
+                found = f"{name}{list(index)} is {mine[index]} on {self.name}, but {rank0[index]} on rank 0"
+        difference = next(
+            (text for text in self.allgather_json(found) if text is not None), "the differing element is unknown"
+        )
         raise self.agreed(
             ValueError(
-                f"{when}: the ranks have drifted apart: {said}; a machine may compute wrongly. Nothing was saved "
-                f"of this: go on from the last checkpoint with --resume"
+                f"{when}: the ranks are out of sync: {difference}; a host may compute wrong results. This step was "
+                f"not saved: continue from the last checkpoint with --resume"
             )
         )
 
     def silence_stdout(self) -> None:
-        """Leaves the terminal to rank 0. Errors are still heard from every rank."""
+        """Silences stdout on all ranks but 0. Every rank can still write to stderr."""
         if not self.writes:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
 
     @contextmanager
     def guard(self, run: Path, command: str) -> Iterator[None]:
-        """Ends all ranks when this one fails: the others would wait for it for ever."""
+        """Aborts all ranks when this one fails: the others would wait for it forever."""
         if self.comm is None:
             yield
             return
         if self.monitor is not None:
-            self.monitor.tell(run=str(run), resume=f"mpiexec -n {self.size} onfoot {command} --resume {run}")
+            self.monitor.send(run=str(run), resume=f"mpiexec -n {self.size} onfoot {command} --resume {run}")
         try:
             yield
         except SystemExit:
@@ -198,17 +200,17 @@ class World:
             self.fail(error, run, command)
 
     def fail(self, error: BaseException, run: Path, command: str) -> NoReturn:
-        """Says which rank failed and why, where the run can go on, and ends all ranks."""
+        """Prints which rank failed and why, and how to resume the run; aborts all ranks."""
         if not self.writes:
-            time.sleep(GRACE)
+            time.sleep(RANK0_HEAD_START)
         if not isinstance(error, ValueError | OSError | KeyboardInterrupt) or os.environ.get("ONFOOT_DEBUG"):
             traceback.print_exception(error)
         resume = f"mpiexec -n {self.size} onfoot {command} --resume {run}"
-        said = f"error: {self.name} failed: {_describe(error)}\n{rank_monitor.last_words(str(run), resume)}\n"
-        sys.stderr.write(said)
+        hint = rank_monitor.resume_hint(str(run), resume)
+        sys.stderr.write(f"error: {self.name} failed: {_describe(error)}\n{hint}\n")
         sys.stderr.flush()
         if self.monitor is not None:
-            self.monitor.bye(failed=True)
+            self.monitor.close(failed=True)
         code = 130 if isinstance(error, KeyboardInterrupt) else 2 if isinstance(error, ValueError | OSError) else 1
         from mpi4py import MPI
 
@@ -216,8 +218,8 @@ class World:
         raise SystemExit(code)  # not reached
 
 
-class _ElsewhereError(Exception):
-    """Rank 0 failed, and says so itself."""
+class _Rank0Error(Exception):
+    """Rank 0 failed, and reports the error itself."""
 
 
 @lru_cache(maxsize=1)
@@ -230,49 +232,49 @@ def world() -> World:
         from mpi4py import MPI
     except ImportError:
         problem = "mpi4py is not installed"
-    except RuntimeError as error:  # mpi4py is there, but finds no MPI library
+    except RuntimeError as error:  # mpi4py is installed, but finds no MPI library
         problem = " ".join(str(error).split())
     else:
         comm = MPI.COMM_WORLD
         if comm.Get_size() == size:
-            return _joined(World(comm.Dup()), MPI.Query_thread() >= MPI.THREAD_SERIALIZED)
+            return _set_up(World(comm.Dup()), MPI.Query_thread() >= MPI.THREAD_SERIALIZED)
         problem = (
-            f"its MPI library ({MPI.get_vendor()[0]}) sees {comm.Get_size()} rank: it does not belong to the mpiexec "
-            f"(or srun) that started it, so each process would train by itself"
+            f"its MPI library ({MPI.get_vendor()[0]}) sees {comm.Get_size()} rank: it does not match the mpiexec (or "
+            f"srun) that started it, so each process would train on its own"
         )
     raise ValueError(
         f"this is rank {rank} of {size} of an MPI run, but {problem}. "
-        f'Install MPI with pip install "onfoot[mpi]" (mpi4py and MPICH with its own mpiexec), or start one process'
+        f'Install MPI with pip install "onfoot[mpi]" (mpi4py, and MPICH with its mpiexec), or start a single process'
     )
 
 
 def launched() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as the launcher's environment has them; (0, 1) without one."""
+    """This process's rank and the number of ranks, from the launcher's environment; (0, 1) without a launcher."""
     for rank, size in LAUNCHERS:
         if os.environ.get(size, "").isdecimal() and os.environ.get(rank, "").isdecimal():
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
 
 
-def _joined(ranks: World, threaded: bool) -> World:
-    """Sets this rank's threads, and puts up the monitor."""
-    ranks.threads = bool(ranks.table(threaded).all())  # the same on all: they must start the same sums
+def _set_up(ranks: World, threaded: bool) -> World:
+    """Sets the number of threads of this rank, and connects it to the rank monitor."""
+    ranks.threads = bool(ranks.table(threaded).all())  # all ranks must use the same order of collectives
     if ranks.writes and not ranks.threads:
-        print("this MPI library is for one thread: gradients are summed after the backward pass", file=sys.stderr)
+        print("this MPI library is single-threaded: gradients are summed after the backward pass", file=sys.stderr)
     hosts = ranks.allgather_json([socket.gethostname(), sorted(threads.cores())])
     mine = hosts[ranks.rank]
-    threads.limit(max(1, len(mine[1]) // sum(other == mine for other in hosts)))  # those with whom cores are shared
-    alone = all(host == hosts[0][0] for host, _ in hosts)
-    where = ranks.allgather_json(rank_monitor.start(alone, ranks.size) if ranks.writes else None)[0]
-    ranks.monitor = rank_monitor.join(where, ranks.rank)
+    threads.limit(max(1, len(mine[1]) // sum(other == mine for other in hosts)))  # ranks that share the same cores
+    one_host = all(host == hosts[0][0] for host, _ in hosts)
+    address = ranks.allgather_json(rank_monitor.start(one_host, ranks.size) if ranks.writes else None)[0]
+    ranks.monitor = rank_monitor.join(address, ranks.rank)
     if ranks.monitor is not None:
-        atexit.register(ranks.monitor.bye)
+        atexit.register(ranks.monitor.close)
     return ranks
 
 
-def _failures(heard: list[Any]) -> list[str]:
-    """The errors that ranks have reported in `run_all_or_raise`; a rank inside `rank0_first` sends a boolean."""
-    return [f"{one[0]}: {one[1]}" for one in heard if isinstance(one, list) and one[1] is not None]
+def _failures(received: list[Any]) -> list[str]:
+    """The errors that ranks report in `run_all_or_raise`; ranks in `rank0_first` send a boolean instead."""
+    return [f"{one[0]}: {one[1]}" for one in received if isinstance(one, list) and one[1] is not None]
 
 
 def _describe(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""`onfoot train`: a new model, or one to go on with, on plain text."""
+"""`onfoot train`: trains a new or an existing model on plain text."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, c
 from onfoot.models.model import Model, create, load
 from onfoot.train import runs
 from onfoot.train.files import flush
-from onfoot.train.fingerprint import fingerprint, remember
+from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
 
-MANIFEST = "manifest.json"  # of what lies beside the tokens, which have a hash of their own
+MANIFEST = "manifest.json"  # hashes of the other files in data/; tokens.json has the hash of tokens.bin
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """Batches of windows for training, all windows in order for validation."""
+    """Batches of shuffled windows for training, and of windows in order for validation."""
 
     train: Windows
     held_out: Windows
@@ -51,8 +51,8 @@ class TextSource:
     def report(self) -> str:
         epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
         return (
-            f"{len(self.train.tokens):,} tokens to train on, {len(self.held_out.tokens):,} to validate on; "
-            f"an epoch is {epoch:,} steps of {self.batch_size * self.accumulate * self.train.context:,} tokens"
+            f"{len(self.train.tokens):,} training tokens, {len(self.held_out.tokens):,} validation tokens; "
+            f"one epoch is {epoch:,} steps of {self.batch_size * self.accumulate * self.train.context:,} tokens"
         )
 
     def prompt(self) -> np.ndarray:
@@ -69,14 +69,14 @@ def make_tokenizer(options: TrainOptions, texts: list[corpus.Text]) -> Tokenizer
     return Tokenizer.load(options.tokenizer)
 
 
-def prepare_data(run: Path, options: TrainOptions, begun: bool) -> tuple[Tokenizer, np.ndarray]:
-    """The tokenizer and the token stream of a run: made once, found again when it is resumed.
+def prepare_data(run: Path, options: TrainOptions, has_checkpoint: bool) -> tuple[Tokenizer, np.ndarray]:
+    """The tokenizer and the token stream of a run: created once, reused when it is resumed.
 
-    They are complete with their manifest. A run that has `begun`, with a checkpoint, may be of before there was one.
+    The manifest is written last and marks them as complete. Runs with a checkpoint may predate the manifest.
     """
     folder = run / "data"
-    if (folder / "tokens.bin").is_file() and ((folder / MANIFEST).is_file() or begun):
-        _check_others(folder)
+    if (folder / "tokens.bin").is_file() and ((folder / MANIFEST).is_file() or has_checkpoint):
+        _check_manifest(folder)
         tokens = corpus.open_tokens(folder)
         corpus.check_tokens(folder)
         return Tokenizer.load(folder), tokens
@@ -84,10 +84,10 @@ def prepare_data(run: Path, options: TrainOptions, begun: bool) -> tuple[Tokeniz
     if options.init is not None:
         tokenizer = load(options.init).tokenizer
         if tokenizer is None:
-            raise ValueError(f"{options.init} has no tokenizer; put its tokenizer.json beside its config.json")
+            raise ValueError(f"{options.init} has no tokenizer; put tokenizer.json next to its config.json")
     else:
         tokenizer = make_tokenizer(options, texts)
-    shutil.rmtree(folder, ignore_errors=True)  # what was left half done
+    shutil.rmtree(folder, ignore_errors=True)  # incomplete, from an interrupted run
     folder.mkdir(parents=True)
     tokenizer.save(folder, options.context)
     tokens = corpus.write_tokens(texts, tokenizer, folder)
@@ -97,15 +97,15 @@ def prepare_data(run: Path, options: TrainOptions, begun: bool) -> tuple[Tokeniz
     return tokenizer, tokens
 
 
-def _check_others(folder: Path) -> None:
-    """Refuses a tokenizer that is not the one that the tokens were made with, and what is said of them."""
+def _check_manifest(folder: Path) -> None:
+    """Raises ValueError if the tokenizer or tokens.json has changed since the text was tokenized."""
     wrong = differs(folder, read_json(folder / MANIFEST)) if (folder / MANIFEST).is_file() else None
     if wrong:
-        raise ValueError(f"{folder}: {wrong}, by {MANIFEST}; put back what was there, or begin a new run")
+        raise ValueError(f"{folder}: {wrong}, according to {MANIFEST}; restore the original, or start a new run")
 
 
 def find_data(run: Path, ranks: World) -> tuple[Tokenizer, np.ndarray]:
-    """What another rank has prepared."""
+    """The tokenizer and the token stream that rank 0 has prepared."""
     ranks.wait_for_path(run / "data" / "tokens.bin")
     return Tokenizer.load(run / "data"), corpus.open_tokens(run / "data")
 
@@ -116,11 +116,11 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
         model = load(options.init, options.dtype, options.engine)
         if options.context > model.config.n_positions:
             raise ValueError(
-                f"a context of {options.context} exceeds n_positions={model.config.n_positions} of {options.init}; "
+                f"context={options.context} exceeds n_positions={model.config.n_positions} of {options.init}; "
                 f"pass --context {model.config.n_positions} or less"
             )
         if model.active_adapter is not None:
-            raise ValueError(f"{options.init} is an adapter; make it one with its base first: onfoot merge")
+            raise ValueError(f"{options.init} is an adapter; merge it into its base model first with: onfoot merge")
         set_dropout(model, options.dropout)
         return model
     config = GPT2Config(
@@ -141,34 +141,34 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
 
 
 def start(run: Path, options: TrainOptions) -> Trainer:
-    """A run in a new folder. What can be refused before any work is done is refused before."""
+    """Starts a run in a new folder, after checking the options."""
     world().run_all_or_raise(lambda: check(options))
-    return runs.begin(run, options, build)
+    return runs.create(run, options, build)
 
 
 def check(options: TrainOptions) -> None:
-    """Refuses what can be seen to be wrong at a glance."""
+    """Raises ValueError for options that can be checked before any work is done."""
     if options.texts:
         corpus.find_texts([Path(p) for p in options.texts])
     GPT2Config(n_embd=options.n_embd, n_head=options.n_head)
 
 
 def resume(run: Path) -> tuple[Trainer, list[str]]:
-    """A run where its newest sound checkpoint left it, and what is to be said about unsound ones."""
+    """The trainer of a run at its newest valid checkpoint, and warnings."""
     return runs.resume(run, TrainOptions, build)
 
 
 def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
-    """The trainer of a run, at a checkpoint or at the beginning."""
+    """The trainer of a run, restored from a checkpoint, or at step 0."""
     ranks = world()
     tokenizer, tokens = ranks.rank0_first(
         lambda: prepare_data(run, options, checkpoint is not None), lambda: find_data(run, ranks)
     )
-    remember(run / "data.json", read_json(run / "data" / "tokens.json").get("sha256", ""), f"the text of {run}")
+    record_or_verify(run / "data.json", read_json(run / "data" / "tokens.json").get("sha256", ""), f"the text of {run}")
     train, held_out = split(tokens, options.validation, options.context)
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
     if checkpoint is None and options.init is not None:
-        remember(run / "base.json", fingerprint(model), f"the model {options.init}")
+        record_or_verify(run / "base.json", fingerprint(model), f"the model {options.init}")
     source = TextSource(
         Windows(train, options.context, options.seed),
         Windows(held_out, options.context, options.seed),

@@ -1,4 +1,4 @@
-"""What a long run shows: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN_EVERY = 10.0  # seconds between plain lines
 
 
 class Reporter:
-    """Shows a run's figures. `say` prints a line of its own, above the bar."""
+    """Shows the metrics of a run. `say` prints a separate line above the bar."""
 
     def __init__(self, total: int, done: int = 0, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -46,7 +46,7 @@ class Reporter:
         self.console.print(for_terminal(text, self.console.file), markup=False, soft_wrap=True)
 
     def update(self, step: int, figures: dict[str, Any], force: bool = False) -> None:
-        """The figures after `step` steps. Plain lines come every few seconds, or when forced."""
+        """Shows the metrics after `step` steps. Without a terminal: one line every 10 seconds, or when forced."""
         text = "  ".join(f"{name} {value}" for name, value in figures.items())
         if self._bar:
             self._bar.update(self._task, completed=step, figures=text)
@@ -59,7 +59,7 @@ class Reporter:
 
 
 def duration(seconds: float) -> str:
-    """1:05, 2:03:04."""
-    whole = int(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    """Seconds as 1:05 or 2:03:04."""
+    total = int(seconds)
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"

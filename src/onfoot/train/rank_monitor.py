@@ -1,13 +1,13 @@
-"""A small process beside rank 0 that notices when a rank dies, and says so.
+"""A small process, started by rank 0, that reports which rank died.
 
-The launcher kills the other ranks within milliseconds of a death, so that none of them could say anything, and MPICH's
-mpiexec may name the wrong process. Every rank therefore holds a connection to this process, which is in a session of
-its own. A connection that closes without a farewell is a rank that died; the first to close is the one. Ranks that
-their launcher leaves waiting are told to end.
+When a rank dies, the launcher kills the other ranks within milliseconds, before they can report it, and MPICH's mpiexec
+may name the wrong process. So every rank is connected to this process, which runs in its own session. The first
+connection that closes without a `bye` message belongs to the rank that died. Ranks that the launcher leaves running are
+told to exit.
 
-A connection says a secret first, of a length that is known: nothing of one that cannot is read any further.
+A client must first send a secret of known length; a client that does not is disconnected.
 
-This file is a program too, started by its path; it imports nothing of the package.
+This file is also a program, started by its path; it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ import time
 from contextlib import suppress
 from typing import Any
 
-PATIENCE = 20.0  # seconds to connect
-CLEANUP = 3.0  # seconds that the launcher has to end the other ranks
-SECRET = "ONFOOT_LOOKOUT"  # where the process is told the secret: the list of processes does not show it
-LENGTH = 32  # characters of the secret
-LINE = 1 << 16  # bytes of a line at most
-STRANGERS = 64  # connections that have not said it yet
+CONNECT_TIMEOUT = 20.0  # seconds
+LAUNCHER_TIMEOUT = 3.0  # seconds in which the launcher should kill the other ranks
+SECRET_ENV = "ONFOOT_MONITOR_SECRET"  # not an argument: the process list shows those
+SECRET_LENGTH = 32  # characters
+MAX_LINE = 1 << 16  # bytes
+MAX_UNAUTHENTICATED = 64  # clients that have not sent the secret yet
 
 
-def last_words(run: str, resume: str) -> str:
-    """The last complete checkpoint of a run, and how to go on from it."""
+def resume_hint(run: str, resume: str) -> str:
+    """A message with the last complete checkpoint of a run, and the command to resume from it."""
     try:
         names = sorted(name for name in os.listdir(os.path.join(run, "checkpoints")) if re.fullmatch(r"step-\d+", name))
     except OSError:
         names = []
     if not names:
-        return f"no checkpoint was complete yet; begin again with: {resume}"
+        return f"no checkpoint was saved yet; start again with: {resume}"
     where = os.path.join(run, "checkpoints", names[-1])
-    return f"the last complete checkpoint is {where}; go on from there with: {resume}"
+    return f"the last complete checkpoint is {where}; resume with: {resume}"
 
 
 class MonitorConnection:
@@ -54,16 +54,16 @@ class MonitorConnection:
         self.connection: socket.socket | None = connection
         threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
 
-    def tell(self, **what: Any) -> None:
+    def send(self, **fields: Any) -> None:
         if self.connection is not None:
             try:
-                self.connection.sendall(json.dumps(what).encode() + b"\n")
+                self.connection.sendall(json.dumps(fields).encode() + b"\n")
             except OSError:
                 self.connection = None
 
-    def bye(self, failed: bool = False) -> None:
-        """This rank ends by itself. If it `failed`, it has said so, and all others are about to be ended."""
-        self.tell(bye=True, failed=failed)
+    def close(self, failed: bool = False) -> None:
+        """Announces that this rank exits. If it `failed`, it has printed its error and is about to abort the others."""
+        self.send(bye=True, failed=failed)
         if self.connection is not None:
             self.connection.shutdown(socket.SHUT_WR)
             self.connection = None
@@ -71,119 +71,123 @@ class MonitorConnection:
     @staticmethod
     def _listen(connection: socket.socket) -> None:
         try:
-            if connection.recv(1):  # the only thing that is ever sent: another rank is dead
+            if connection.recv(1):  # the monitor only ever sends this: another rank died
                 os._exit(1)
         except OSError:
             pass
 
 
-def start(alone: bool, ranks: int) -> list[Any] | None:
-    """Starts the monitor; returns its address, or None. With all ranks on one host it listens on loopback only."""
-    token = secrets.token_hex(LENGTH // 2)
+def start(one_host: bool, ranks: int) -> list[Any] | None:
+    """Starts the monitor; returns [host, port, secret], or None. With `one_host`, it listens on loopback only."""
+    token = secrets.token_hex(SECRET_LENGTH // 2)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, "127.0.0.1" if alone else "", str(ranks)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, SECRET: token},
+        [sys.executable, "-I", "-S", __file__, "127.0.0.1" if one_host else "", str(ranks)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, SECRET_ENV: token},
     )  # fmt: skip
     start.process = process  # type: ignore[attr-defined]  # its stdin stays open as long as this process lives
     assert process.stdout is not None
     port = process.stdout.readline()
-    host = "127.0.0.1" if alone else socket.gethostname()
+    host = "127.0.0.1" if one_host else socket.gethostname()
     return [host, int(port), token] if port.strip().isdigit() else None
 
 
-def join(where: list[Any] | None, rank: int) -> MonitorConnection | None:
-    """This rank's connection; None where the monitor cannot be reached, and the run goes on without."""
-    if where is None:
+def join(address: list[Any] | None, rank: int) -> MonitorConnection | None:
+    """This rank's connection; None if the monitor cannot be reached: the run continues without it."""
+    if address is None:
         return None
-    host, port, token = where
+    host, port, token = address
     try:
-        connection = socket.create_connection((host, port), timeout=PATIENCE)
+        connection = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT)
     except OSError as error:
-        print(f"rank {rank}: no connection to {host}:{port} ({error}); a death may not be reported", file=sys.stderr)
+        print(
+            f"rank {rank}: cannot connect to the rank monitor at {host}:{port}: {error}; "
+            f"if a rank dies, it may not be reported",
+            file=sys.stderr,
+        )
         return None
     connection.settimeout(None)
     connection.sendall(token.encode())
-    line = MonitorConnection(connection)
-    line.tell(rank=rank, host=socket.gethostname(), pid=os.getpid())
-    return line
+    monitor = MonitorConnection(connection)
+    monitor.send(rank=rank, host=socket.gethostname(), pid=os.getpid())
+    return monitor
 
 
 class MonitorClient:
-    """A connection to the monitor: a stranger until it has said the secret."""
+    """A client of the monitor, authenticated once it has sent the secret."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.since = time.monotonic()
-        self.trusted = False
-        self.said: dict[str, Any] = {}
-        self.rest = b""
+        self.authenticated = False
+        self.fields: dict[str, Any] = {}  # all that it has sent
+        self.rest = b""  # an incomplete line
 
-    def hear(self, data: bytes, token: bytes) -> bool:
-        """Takes in what was said; whether the caller is to be heard any further."""
+    def receive(self, data: bytes, token: bytes) -> bool:
+        """Parses received bytes; returns whether to keep the connection."""
         self.rest += data
-        if not self.trusted:
-            if len(self.rest) < LENGTH:
+        if not self.authenticated:
+            if len(self.rest) < SECRET_LENGTH:
                 return True
-            if not hmac.compare_digest(self.rest[:LENGTH], token):
+            if not hmac.compare_digest(self.rest[:SECRET_LENGTH], token):
                 return False
-            self.trusted, self.rest = True, self.rest[LENGTH:]
+            self.authenticated, self.rest = True, self.rest[SECRET_LENGTH:]
         *lines, self.rest = self.rest.split(b"\n")
         for line in lines:
             try:
-                said = json.loads(line)
+                fields = json.loads(line)
             except (ValueError, RecursionError):
                 return False
-            if not isinstance(said, dict):
+            if not isinstance(fields, dict):
                 return False
-            self.said |= said
-        return len(self.rest) <= LINE
+            self.fields |= fields
+        return len(self.rest) <= MAX_LINE
 
     @property
     def name(self) -> str:
-        rank, host, pid = (_plain(self.said.get(key, "?")) for key in ("rank", "host", "pid"))
+        rank, host, pid = (_printable(self.fields.get(key, "?")) for key in ("rank", "host", "pid"))
         return f"rank {rank} on {host} (process {pid})"
 
 
 class RankMonitor:
-    """The process itself: connections of ranks, and which was the first to close."""
+    """The monitor process: the clients, and which of them closed first."""
 
     def __init__(self, token: str, address: str, ranks: int) -> None:
         self.token = token.encode()
-        self.most = ranks + STRANGERS
+        self.max_clients = ranks + MAX_UNAUTHENTICATED
         self.server = socket.create_server((address, 0), backlog=1024)
         self.server.settimeout(0)
-        self.callers: dict[int, MonitorClient] = {}  # by file descriptor
-        self.life = _lifeline()
+        self.clients: dict[int, MonitorClient] = {}  # by file descriptor
+        self.parent = _parent_exit()
         self.poll = select.epoll() if hasattr(select, "epoll") else None
         self.watched: set[int] = set()
         self.run, self.resume = "", ""
-        self.quiet = False  # a rank that failed has said what there is to say
-        self.ended: float | None = None  # when the first rank died
+        self.error_reported = False  # a rank that failed has printed its error
+        self.died_at: float | None = None  # when the first rank died
 
     def serve(self) -> None:
-        """Until all ranks have closed their connections."""
+        """Runs until all ranks have closed their connections."""
         print(self.server.getsockname()[1], flush=True)
         sys.stdout.close()
         self.watch(self.server.fileno())
-        self.watch(self.life.fileno())
-        joined, end = False, math.inf
-        while joined or self.life.fileno() in self.watched or (self.callers and time.monotonic() < end):
+        self.watch(self.parent.fileno())
+        joined, deadline = False, math.inf
+        while joined or self.parent.fileno() in self.watched or (self.clients and time.monotonic() < deadline):
             for descriptor in self.ready():
                 if descriptor == self.server.fileno():
                     self.accept()
-                elif descriptor == self.life.fileno():  # rank 0 is gone
-                    self.forget(descriptor)
-                    end = time.monotonic() + PATIENCE
-                elif descriptor in self.callers and not self.read(self.callers[descriptor]):
+                elif descriptor == self.parent.fileno():  # rank 0 has exited
+                    self.unwatch(descriptor)
+                    deadline = time.monotonic() + CONNECT_TIMEOUT
+                elif descriptor in self.clients and not self.read(self.clients[descriptor]):
                     self.close(descriptor)
-            for descriptor, caller in list(self.callers.items()):
-                joined = joined or caller.trusted
-                if not caller.trusted and time.monotonic() - caller.since > PATIENCE:
+            for descriptor, client in list(self.clients.items()):
+                joined = joined or client.authenticated
+                if not client.authenticated and time.monotonic() - client.since > CONNECT_TIMEOUT:
                     self.close(descriptor)
-            if joined and not any(caller.trusted for caller in self.callers.values()):
+            if joined and not any(client.authenticated for client in self.clients.values()):
                 return
-            if self.ended is not None and time.monotonic() - self.ended > CLEANUP:
-                self.end_all()
+            if self.died_at is not None and time.monotonic() - self.died_at > LAUNCHER_TIMEOUT:
+                self.stop_ranks()
                 return
 
     def watch(self, descriptor: int) -> None:
@@ -191,78 +195,82 @@ class RankMonitor:
         if self.poll is not None:
             self.poll.register(descriptor, select.EPOLLIN)
 
-    def forget(self, descriptor: int) -> None:
+    def unwatch(self, descriptor: int) -> None:
         self.watched.discard(descriptor)
         if self.poll is not None:
             self.poll.unregister(descriptor)
 
     def ready(self) -> list[int]:
-        """What there is to read. epoll gives it in the order in which it came: that tells the first to die."""
+        """The readable descriptors. epoll returns them in order of arrival: the first to close died first."""
         if self.poll is not None:
             return [descriptor for descriptor, _ in self.poll.poll(1.0)]
         return select.select([*self.watched], [], [], 1.0)[0]
 
-    def end_all(self) -> None:
-        """Tells the ranks that are still there to end. Who cannot be reached is not waited for."""
-        for caller in self.callers.values():
-            if caller.said and not caller.said.get("bye"):
+    def stop_ranks(self) -> None:
+        """Tells the remaining ranks to exit, without waiting for unreachable ones."""
+        for client in self.clients.values():
+            if client.fields and not client.fields.get("bye"):
                 with suppress(OSError):
-                    caller.connection.send(b"x")
+                    client.connection.send(b"x")
 
     def accept(self) -> None:
-        """A new connection. Of too many strangers, the one that has waited longest goes."""
+        """Accepts a client. If there are too many, the oldest unauthenticated one is disconnected."""
         try:
             connection, _ = self.server.accept()
             connection.settimeout(0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):  # hosts that vanish
+            for name, value in (
+                ("TCP_KEEPIDLE", 10),
+                ("TCP_KEEPINTVL", 5),
+                ("TCP_KEEPCNT", 3),
+            ):  # dead hosts
                 if hasattr(socket, name):
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        except OSError:  # it has hung up meanwhile, or there are too many open files
+        except OSError:  # the client has disconnected, or too many files are open
             return
-        if len(self.callers) >= self.most:
-            strangers = [d for d, caller in self.callers.items() if not caller.trusted]
-            if not strangers:
+        if len(self.clients) >= self.max_clients:
+            unauthenticated = [d for d, client in self.clients.items() if not client.authenticated]
+            if not unauthenticated:
                 connection.close()
                 return
-            self.close(min(strangers, key=lambda d: self.callers[d].since))
-        self.callers[connection.fileno()] = MonitorClient(connection)
+            self.close(min(unauthenticated, key=lambda d: self.clients[d].since))
+        self.clients[connection.fileno()] = MonitorClient(connection)
         self.watch(connection.fileno())
 
-    def read(self, caller: MonitorClient) -> bool:
-        """Takes in what a caller says; False when its connection has closed, or is to be."""
+    def read(self, client: MonitorClient) -> bool:
+        """Reads from a client; returns False when its connection has closed or must be closed."""
         try:
-            data = caller.connection.recv(LINE if caller.trusted else LENGTH - len(caller.rest))
+            data = client.connection.recv(MAX_LINE if client.authenticated else SECRET_LENGTH - len(client.rest))
         except BlockingIOError:
             return True
         except OSError:
             data = b""
-        heard = bool(data) and caller.hear(data, self.token)
-        self.run, self.resume = caller.said.get("run", self.run), caller.said.get("resume", self.resume)
-        self.quiet = self.quiet or caller.said.get("failed") is True
-        return heard
+        keep = bool(data) and client.receive(data, self.token)
+        self.run, self.resume = client.fields.get("run", self.run), client.fields.get("resume", self.resume)
+        self.error_reported = self.error_reported or client.fields.get("failed") is True
+        return keep
 
     def close(self, descriptor: int) -> None:
-        self.forget(descriptor)
-        caller = self.callers.pop(descriptor)
-        caller.connection.close()
-        if not caller.said or caller.said.get("bye") or self.ended is not None:
+        self.unwatch(descriptor)
+        client = self.clients.pop(descriptor)
+        client.connection.close()
+        if not client.fields or client.fields.get("bye") or self.died_at is not None:
             return
-        self.ended = time.monotonic()
-        if not self.quiet:
-            run, resume = _plain(self.run), _plain(self.resume)
-            words = last_words(run, resume) if run else "nothing was trained yet"
-            sys.stderr.write(f"\nerror: {caller.name} died, and the run ends; {words}\n")
+        self.died_at = time.monotonic()
+        if not self.error_reported:
+            run, resume = _printable(self.run), _printable(self.resume)
+            hint = resume_hint(run, resume) if run else "training had not started"
+            sys.stderr.write(f"\nerror: {client.name} died and the run was stopped; {hint}\n")
             sys.stderr.flush()
 
 
-def _plain(value: Any) -> str:
-    """Text for a terminal, without anything that could steer it."""
+def _printable(value: Any) -> str:
+    """Text without terminal control characters."""
     return "".join(c if c.isprintable() else "?" for c in str(value)[:4096])
 
 
-def _lifeline() -> Any:
-    """What can be read once the process that started this one is gone: stdin, which Windows can only wait for."""
+def _parent_exit() -> Any:
+    """A file that becomes readable when the parent exits: stdin, or on Windows, which cannot select it, a socket."""
     if sys.platform != "win32":
         return sys.stdin
     here, there = socket.socketpair()
@@ -276,4 +284,4 @@ def _lifeline() -> Any:
 
 
 if __name__ == "__main__":
-    RankMonitor(os.environ.pop(SECRET), sys.argv[1], int(sys.argv[2])).serve()
+    RankMonitor(os.environ.pop(SECRET_ENV), sys.argv[1], int(sys.argv[2])).serve()

@@ -1,4 +1,4 @@
-"""A run's folder: begun once, resumed as often as needed, by one process at a time."""
+"""Run folders: created once, resumed as often as needed, used by one process at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from onfoot.formats.files import read_json
 from onfoot.formats.huggingface import write_json
-from onfoot.train.checkpoint import go_back
+from onfoot.train.checkpoint import checkpoint_to_resume
 from onfoot.train.files import flush
 from onfoot.train.fingerprint import made_with
 from onfoot.train.lock import LOCK, take_lock
@@ -27,132 +27,132 @@ from onfoot.train.parallel import world
 Options = TypeVar("Options", bound=LoopOptions)
 Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its options, a checkpoint or None
 
-RECORD = "run.json"
-UNBEGUN = (LOCK, f"{RECORD}.new", "data")  # what may lie in a folder where a run was killed before it began
+RUN_FILE = "run.json"
+LEFTOVERS = (LOCK, f"{RUN_FILE}.new", "data")  # what a run that was killed before it started may leave behind
 
 
-def begin(run: Path, options: Options, build: Build[Options]) -> Trainer:
-    """A run in a new folder. One that cannot begin leaves nothing behind but a folder that was there before."""
+def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
+    """Creates a run in a new folder. If it fails, its files are removed, and the folder too if it is new."""
     ranks = world()
     ranks.silence_stdout()
     run = Path(ranks.allgather_json(str(run))[0])
     with ranks.guard(run, options.command):
-        users = run.exists()  # an empty folder that the user has made
+        existed = run.exists()  # an empty folder that the user has made
         lock = ranks.run_all_or_raise(
             lambda: ranks.rank0_first(
-                lambda: _create_run_folder(run, options), lambda: ranks.wait_for_path(run / RECORD)
+                lambda: _create_run_folder(run, options), lambda: ranks.wait_for_path(run / RUN_FILE)
             )
         )
         try:
             trainer = ranks.run_all_or_raise(lambda: build(run, options, None))
             trainer.lock = lock
             if ranks.writes:
-                _record(run, trainer.options, made_with(trainer.model))  # with what only data and model could tell
+                _record(run, trainer.options, made_with(trainer.model))  # again: `build` may have completed the options
         except BaseException:
             if lock is not None:
-                _clear(run, users, lock)
+                _clear(run, existed, lock)
             raise
     return trainer
 
 
 def _create_run_folder(run: Path, options: LoopOptions) -> FileLock:
-    """Makes the run's folder, and takes its lock."""
-    _refuse_taken(run)
-    users = run.exists()
+    """Creates the run folder and acquires its lock."""
+    _check_unused(run)
+    existed = run.exists()
     run.mkdir(parents=True, exist_ok=True)
     lock = take_lock(run)
     try:
-        _refuse_taken(run)  # another process may have been here before the lock was taken
-        _record(run, options, {})  # first: killed from here on, the run can be resumed
+        _check_unused(run)  # another process may have started a run before the lock was acquired
+        _record(run, options, {})  # first: from here on, a killed run can be resumed
     except BaseException:
-        _clear(run, users, lock)
+        _clear(run, existed, lock)
         raise
     return lock
 
 
-def _refuse_taken(run: Path) -> None:
-    if (run / RECORD).exists():
-        raise ValueError(f"{run} holds a run already; resume it with --resume {run}, or choose another --out")
-    if run.exists() and not all(map(_unbegun, run.iterdir())):
+def _check_unused(run: Path) -> None:
+    if (run / RUN_FILE).exists():
+        raise ValueError(f"{run} already contains a run; resume it with --resume {run}, or choose another --out")
+    if run.exists() and not all(map(_is_leftover, run.iterdir())):
         raise ValueError(f"{run} is not empty; choose another --out")
 
 
-def _unbegun(path: Path) -> bool:
-    """Whether that can be of a run that was killed before it began."""
-    return path.name in UNBEGUN and not path.is_symlink() and not (path.is_dir() and any(path.iterdir()))
+def _is_leftover(path: Path) -> bool:
+    """Whether a run that was killed before it started may have left this path behind."""
+    return path.name in LEFTOVERS and not path.is_symlink() and not (path.is_dir() and any(path.iterdir()))
 
 
 def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
-    """Removes what a run that could not begin has written, and its folder unless that is to be kept.
+    """Removes the files of a run that could not start, and its folder unless `keep_folder`.
 
-    What makes it a run goes last: killed before that, it is one that can be resumed.
+    run.json is removed last: if this is killed earlier, the run can still be resumed.
     """
-    for path in sorted(run.iterdir(), key=lambda p: (p.name == RECORD, p.name)):
+    for path in sorted(run.iterdir(), key=lambda p: (p.name == RUN_FILE, p.name)):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         elif path.name != LOCK:
             path.unlink(missing_ok=True)
-    if sys.platform == "win32":  # where an open file cannot be removed
+    if sys.platform == "win32":  # which cannot remove an open file
         lock.release(force=True)
     (run / LOCK).unlink(missing_ok=True)
     lock.release(force=True)
     if not keep_folder:
-        with suppress(OSError):  # another process may have begun a run there already
+        with suppress(OSError):  # another process may have started a run there meanwhile
             run.rmdir()
 
 
 def resume(run: Path, kind: type[Options], build: Build[Options]) -> tuple[Trainer, list[str]]:
-    """A run where its newest sound checkpoint left it, and what is to be said: what is damaged, what is different."""
+    """The trainer of a run at its newest valid checkpoint, and warnings: damaged files, changed versions."""
     ranks = world()
     ranks.silence_stdout()
     with ranks.guard(run, kind.command):
         lock = ranks.run_all_or_raise(lambda: _lock(run) if ranks.writes else None)
         try:
-            options, made_then = ranks.run_all_or_raise(lambda: _options(run, kind))
+            options, versions_before = ranks.run_all_or_raise(lambda: _options(run, kind))
             found = ranks.run_all_or_raise(
                 lambda: _newest(run) if ranks.writes else None
-            )  # one rank reads all of every file
-            checkpoint, complaints = ranks.allgather_json(found)[0]
-            where = None if checkpoint is None else Path(checkpoint)
-            trainer = ranks.run_all_or_raise(lambda: build(run, options, where))
+            )  # only rank 0 reads and hashes the checkpoints
+            name, warnings = ranks.allgather_json(found)[0]
+            checkpoint = None if name is None else Path(name)
+            trainer = ranks.run_all_or_raise(lambda: build(run, options, checkpoint))
             trainer.lock = lock
-            made_now = made_with(trainer.model)
-            if where is None and ranks.writes:
-                _record(run, trainer.options, made_now)
+            versions_now = made_with(trainer.model)
+            if checkpoint is None and ranks.writes:
+                _record(run, trainer.options, versions_now)
         except BaseException:
             if lock is not None:
                 lock.release(force=True)
             raise
-        changes = [] if where is None else _changes(made_then, made_now)
-        return trainer, [*complaints, *trainer.complaints, *changes]
+        changes = [] if checkpoint is None else _changes(versions_before, versions_now)
+        return trainer, [*warnings, *trainer.warnings, *changes]
 
 
 def _lock(run: Path) -> FileLock:
-    if not (run / RECORD).is_file():
-        raise ValueError(f"{run} is not a run: it has no {RECORD}")
+    if not (run / RUN_FILE).is_file():
+        raise ValueError(f"{run} is not a run folder: it has no {RUN_FILE}")
     return take_lock(run)
 
 
-def _record(run: Path, options: LoopOptions, made: dict[str, Any]) -> None:
-    """Writes run.json: the options, what the run is computed with, and a hash of that."""
-    values = {"command": options.command, **asdict(options), "made_with": made}
-    write_json(run / RECORD, {**values, "sha256": _hash(values)})
-    flush(run / RECORD)
+def _record(run: Path, options: LoopOptions, versions: dict[str, Any]) -> None:
+    """Writes run.json: the options, the software versions, and a hash of both."""
+    values = {"command": options.command, **asdict(options), "made_with": versions}
+    write_json(run / RUN_FILE, {**values, "sha256": _hash(values)})
+    flush(run / RUN_FILE)
     flush(run)
 
 
 def _options(run: Path, kind: type[Options]) -> tuple[Options, dict[str, Any]]:
-    """What a run was begun with."""
-    path = run / RECORD
+    """The options and the software versions in run.json."""
+    path = run / RUN_FILE
     values = read_json(path)
     options = kind.load(path)
-    sha256, made = values.pop("sha256", None), values.get("made_with")
+    sha256, versions = values.pop("sha256", None), values.get("made_with")
     if sha256 is not None and sha256 != _hash(values):
         raise ValueError(
-            f"{path} has changed since the run was begun (its SHA-256 is not the one it records); put back what was "
-            f'there, or begin a new run. To go on with the change, remove the entry "sha256"'
+            f"{path} has changed since the run started (its SHA-256 differs from the recorded one); restore the "
+            f'original, or start a new run. To keep the change, remove the entry "sha256"'
         )
-    return options, made if isinstance(made, dict) else {}
+    return options, versions if isinstance(versions, dict) else {}
 
 
 def _hash(values: dict[str, Any]) -> str:
@@ -160,14 +160,14 @@ def _hash(values: dict[str, Any]) -> str:
 
 
 def _newest(run: Path) -> tuple[str | None, list[str]]:
-    checkpoint, complaints = go_back(run)
-    return None if checkpoint is None else str(checkpoint), complaints
+    checkpoint, warnings = checkpoint_to_resume(run)
+    return None if checkpoint is None else str(checkpoint), warnings
 
 
-def _changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """A line about what the run is computed with from here on, where that is not what it was begun with."""
-    other = [name for name in now if name in then and then[name] != now[name]]
-    if not other:
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A warning if software versions differ from those that the run started with."""
+    changed = [name for name in now if name in before and before[name] != now[name]]
+    if not changed:
         return []
-    before, after = (", ".join(f"{name} {values[name]}" for name in other) for values in (then, now))
-    return [f"this run was begun with {before}, and goes on with {after}: its last bits may differ"]
+    old, new = (", ".join(f"{name} {values[name]}" for name in changed) for values in (before, now))
+    return [f"this run started with {old} and continues with {new}: results may differ by rounding"]

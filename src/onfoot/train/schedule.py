@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a linear warm-up, then constant, linear or cosine down to a floor."""
+"""Learning-rate schedules: a linear warmup, then constant, or linear or cosine decay to a floor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ SCHEDULES = ("cosine", "linear", "constant")
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int, kind: str = "cosine", floor: float = 0.1) -> float:
-    """The rate of step 0, 1, ..., steps − 1. `floor` is the last rate as a share of the peak."""
+    """The learning rate of step 0, 1, ..., steps − 1. `floor` is the final rate as a fraction of the peak."""
     if kind not in SCHEDULES:
-        raise ValueError(f"unknown schedule {kind!r}; known are {', '.join(SCHEDULES)}")
+        raise ValueError(f"unknown schedule {kind!r}; choose from {', '.join(SCHEDULES)}")
     if step < warmup:
         return peak * (step + 1) / warmup
     done = min((step - warmup) / max(steps - warmup, 1), 1.0)

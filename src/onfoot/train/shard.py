@@ -1,4 +1,4 @@
-"""AdamW whose running means are shared out over the ranks: each keeps, and updates, its part of every bucket."""
+"""AdamW with sharded moments: each rank stores and updates its part of every bucket."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ import numpy as np
 from onfoot.arrays import Array, to_numpy
 from onfoot.models.model import Model
 from onfoot.train.buckets import SHARD
-from onfoot.train.optimizer import MEANS, AdamW, check_moments
+from onfoot.train.optimizer import MOMENT_NAMES, AdamW, check_moments
 from onfoot.train.parallel import World
-from onfoot.train.vector import BucketLayout, Owned
+from onfoot.train.vector import BucketLayout, ShardSlice
 
-AHEAD = 2  # buckets of weights under way at a time
+MAX_IN_FLIGHT = 2  # buckets of weights
 
 
 class ShardedAdamW(AdamW):
-    """Takes the sums of this rank's shard, updates its weights, and gets all other weights from the ranks they are on.
+    """Updates the weights of this rank's shard, and all-gathers the updated weights of the others.
 
-    The weights themselves are whole on every rank. A checkpoint has the same form as any other.
+    The weights themselves are not sharded. Checkpoints have the same format as unsharded ones.
     """
 
     def __init__(self, model: Model, world: World, layout: BucketLayout, *args: Any, **kwargs: Any) -> None:
         self.world, self.layout = world, layout
-        for name in layout.places:  # an update writes through flat views
+        for name in layout.places:  # updates write through flat views
             if not to_numpy(model.params[name]).flags.c_contiguous:
                 model.params[name] = model.engine.floats(
                     np.ascontiguousarray(to_numpy(model.params[name])), model.dtype
                 )
         self.flat = {name: to_numpy(model.params[name]).reshape(-1) for name in layout.places}
         self.mine = [piece for name in layout.places for piece in layout.owned(name) if piece.rank == world.rank]
-        self.mine_in: list[list[Owned]] = [[] for _ in layout.lengths]  # by bucket
+        self.mine_in: list[list[ShardSlice]] = [[] for _ in layout.lengths]  # by bucket
         for piece in self.mine:
             self.mine_in[piece.offset * layout.size // layout.bucket].append(piece)
         super().__init__(model, *args, **kwargs)
 
     def make_moments(self) -> None:
-        for means in (self.m, self.v):
-            means[SHARD] = np.zeros(self.layout.shard, np.dtype(self.model.dtype))
+        for moments in (self.m, self.v):
+            moments[SHARD] = np.zeros(self.layout.shard, np.dtype(self.model.dtype))
 
     def step(self, grads: Mapping[str, Array], lr: float | None = None, scale: float = 1.0) -> None:
-        """One update of this rank's shard; then every rank gets all weights."""
+        """Updates this rank's shard, then all-gathers the weights."""
         g, m, v = grads[SHARD], self.m[SHARD], self.v[SHARD]
         with self.one_step(lr, scale):
             for piece in self.mine:
@@ -51,28 +51,28 @@ class ShardedAdamW(AdamW):
                 decays = len(self.layout.shapes[piece.name]) > 1
                 weights = self.flat[piece.name][piece.begin : piece.end]
                 self.apply(weights, g[part], m[part], v[part], decays)
-            self.update_waiting()
-            self.share_weights()
+            self.apply_pending()
+            self.allgather_weights()
 
-    def share_weights(self) -> None:
-        """All-gathers the weights bucket by bucket, each rank's part from its owner."""
+    def allgather_weights(self) -> None:
+        """All-gathers the weights bucket by bucket, each part from the rank that owns it."""
         from mpi4py import MPI
 
-        under_way: deque[tuple[int, np.ndarray, Any]] = deque()
+        in_flight: deque[tuple[int, np.ndarray, Any]] = deque()
         spare: list[np.ndarray] = []
         for k, length in enumerate(self.layout.lengths):
-            if len(under_way) == AHEAD:
-                spare.append(self._land(*under_way.popleft()))
+            if len(in_flight) == MAX_IN_FLIGHT:
+                spare.append(self._copy_out(*in_flight.popleft()))
             buffer = spare.pop() if spare else np.zeros(self.layout.bucket, np.dtype(self.model.dtype))
             for piece in self.mine_in[k]:
                 begin = self.world.rank * (length // self.layout.size) + piece.offset - self.layout.chunk(k).start
                 weights = self.flat[piece.name][piece.begin : piece.end]
                 buffer[begin : begin + weights.size] = weights
-            under_way.append((k, buffer, self.world.comm.Iallgather(MPI.IN_PLACE, buffer[:length])))
-        while under_way:
-            self._land(*under_way.popleft())
+            in_flight.append((k, buffer, self.world.comm.Iallgather(MPI.IN_PLACE, buffer[:length])))
+        while in_flight:
+            self._copy_out(*in_flight.popleft())
 
-    def _land(self, k: int, buffer: np.ndarray, request: Any) -> np.ndarray:
+    def _copy_out(self, k: int, buffer: np.ndarray, request: Any) -> np.ndarray:
         request.Wait()
         for place in self.layout.inside[k]:
             weights = self.flat[place.name][place.begin : place.end]
@@ -80,44 +80,44 @@ class ShardedAdamW(AdamW):
         return buffer
 
     def moments(self) -> dict[str, np.ndarray]:
-        """The whole running means, each put together from all ranks when it is written; the others `send_moments`."""
-        return {f"{kind}.{name}": _Gathered(self, kind, name) for kind in MEANS for name in self.layout.places}  # type: ignore[misc]
+        """The full moments, each gathered from all ranks when it is written; the other ranks call `send_moments`."""
+        return {f"{kind}.{name}": _Gathered(self, kind, name) for kind in MOMENT_NAMES for name in self.layout.places}  # type: ignore[misc]
 
-    def everything(self) -> dict[str, np.ndarray]:
-        """What must be the same on all ranks: the trained weights."""
+    def replicated_state(self) -> dict[str, np.ndarray]:
+        """The arrays that must be identical on all ranks: the trained weights."""
         return {name: flat.reshape(self.layout.shapes[name]) for name, flat in self.flat.items()}
 
     def total(self, squares: np.ndarray) -> float:
-        """The sum of the squares of all gradients: each rank has those of its shard."""
+        """The sum of squares of all gradients, from each rank's shard."""
         return float(squares.sum())
 
     def send_moments(self) -> None:
-        """Gives rank 0 this rank's part of the running means, in whatever order it asks for them."""
+        """Sends this rank's part of the moments to rank 0, which receives them in any order."""
         requests = []
-        for kind in MEANS:
-            means = getattr(self, kind)[SHARD]
+        for kind in MOMENT_NAMES:
+            moments = getattr(self, kind)[SHARD]
             for piece in self.mine:
-                requests.append(self.world.comm.Isend(means[_in_shard(piece)], 0, self.tag(kind, piece.name)))
+                requests.append(self.world.comm.Isend(moments[_in_shard(piece)], 0, self.tag(kind, piece.name)))
         from mpi4py import MPI
 
         self.world.poll(lambda: MPI.Request.Testall(requests))
 
     def tag(self, kind: str, name: str) -> int:
-        """The messages' tag: a number for each running mean."""
-        return MEANS.index(kind) + 2 * list(self.layout.places).index(name)
+        """The MPI tag of a moment: a different number for each."""
+        return MOMENT_NAMES.index(kind) + 2 * list(self.layout.places).index(name)
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
-        """Goes on from saved running means, whoever saved them: this rank reads its part of them."""
+        """Restores this rank's part of the saved moments, and the step count."""
         check_moments(moments, self.layout.shapes)
-        for kind in MEANS:
+        for kind in MOMENT_NAMES:
             for piece in self.mine:
                 saved = moments[f"{kind}.{piece.name}"].reshape(-1)[piece.begin : piece.end]
                 getattr(self, kind)[SHARD][_in_shard(piece)] = saved
-        self.steps, self._torn = steps, False
+        self.steps, self._partial = steps, False
 
 
 class _Gathered:
-    """A running mean that is not in memory until it is asked for."""
+    """A moment that is gathered from all ranks when it is converted to an array."""
 
     def __init__(self, optimizer: ShardedAdamW, kind: str, name: str) -> None:
         self.optimizer, self.kind, self.name = optimizer, kind, name
@@ -136,5 +136,5 @@ class _Gathered:
         return out.reshape(self.shape)
 
 
-def _in_shard(piece: Owned) -> slice:
+def _in_shard(piece: ShardSlice) -> slice:
     return slice(piece.offset, piece.offset + piece.end - piece.begin)

@@ -1,6 +1,6 @@
-"""One step of training: the gradients of its microbatches, summed over ranks, clipped and applied.
+"""One optimizer step: gradients of its microbatches, summed over the ranks, clipped and applied.
 
-`Model.train_step`, the trainer and `onfoot bench` all make their steps here.
+Used by `Model.train_step`, the trainer and `onfoot bench`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from onfoot.train.parallel import World
 
 
-class Part(NamedTuple):
-    """One microbatch."""
+class Microbatch(NamedTuple):
+    """Tokens and targets of one forward and backward pass."""
 
     tokens: Any
     targets: Any
@@ -29,26 +29,26 @@ class Part(NamedTuple):
     dropout_seed: int | None = None
 
 
-Diverged = Callable[[str, bool], Exception]  # what is wrong, and whether some weights have changed already
+Diverged = Callable[[str, bool], Exception]  # (problem, whether some weights were updated) -> the error to raise
 
 
-def one_batch(
+def fused_step(
     model: Model,
     optimizer: AdamW,
-    part: Part,
+    batch: Microbatch,
     divisor: float | None,
     lr: float | None,
     diverged: Diverged,
     norm: bool = True,
 ) -> tuple[float, float]:
-    """A step on one batch without clipping: the loss before it, and with `norm` the gradients' norm.
+    """One step without clipping, the optimizer fused into the backward pass; returns the loss and gradient norm.
 
-    Each parameter is updated soon after its gradient is final, which is never before its old value was last used: only
-    a few gradients exist at a time.
+    Each parameter is updated soon after its gradient is final, when its old value is no longer needed: only a few
+    gradients exist at a time. Without `norm`, the returned norm is 0.
     """
     squares, changed = 0.0, False
 
-    def heard(loss: float) -> None:
+    def on_loss(loss: float) -> None:
         if not math.isfinite(loss):
             raise diverged(f"the loss is {loss}", False)
 
@@ -61,54 +61,54 @@ def one_batch(
         changed = True
 
     with optimizer.one_step(lr):
-        loss, _ = _gradients(model, part, divisor, on_gradient, heard)
+        loss, _ = _gradients(model, batch, divisor, on_gradient, on_loss)
     return loss, math.sqrt(squares)
 
 
-def several(
+def accumulated_step(
     model: Model,
     optimizer: AdamW,
-    parts: Sequence[Part],
+    batches: Sequence[Microbatch],
     divisor: float | None,
     lr: float | None,
     clip: float,
     diverged: Diverged,
-    sums: GradientAccumulator | None = None,
+    accumulator: GradientAccumulator | None = None,
     world: World | None = None,
 ) -> tuple[float, float]:
-    """A step over several microbatches and ranks: the mean loss, and the gradients' norm before clipping.
+    """One step over microbatches and ranks; returns the mean loss and the gradient norm before clipping.
 
-    `divisor` is the number of targets of the whole step. All gradients exist before the first update.
+    `divisor` is the number of targets of all microbatches on all ranks. Gradients are complete before any update.
     """
     from onfoot.train.buckets import GradientAccumulator
 
-    sums = sums or GradientAccumulator()
-    sums.begin()
+    accumulator = accumulator or GradientAccumulator()
+    accumulator.begin()
     loss = 0.0
-    for i, part in enumerate(parts):
-        if i == len(parts) - 1:
-            sums.last()
-        loss += _gradients(model, part, divisor, sums.add, None)[0]
-    grads = sums.finish()
+    for i, batch in enumerate(batches):
+        if i == len(batches) - 1:
+            accumulator.last()
+        loss += _gradients(model, batch, divisor, accumulator.add, None)[0]
+    grads = accumulator.finish()
     squares = optimizer.squares(grads)
-    figures = np.array([[loss, squares]]) if world is None else world.table(loss, squares)
-    loss, norm = float(figures[:, 0].sum()), math.sqrt(optimizer.total(figures[:, 1]))
+    table = np.array([[loss, squares]]) if world is None else world.table(loss, squares)
+    loss, norm = float(table[:, 0].sum()), math.sqrt(optimizer.total(table[:, 1]))
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        error = diverged(f"the loss is {loss} and the gradients' norm {norm}", False)
+        error = diverged(f"the loss is {loss} and the gradient norm is {norm}", False)
         raise error if world is None else world.agreed(error)
     optimizer.step(grads, lr, clip_scale(norm, clip))
     return loss, norm
 
 
 def _gradients(
-    model: Model, part: Part, divisor: float | None, on_gradient: Callable[[str, Array], None], on_loss: Any
+    model: Model, batch: Microbatch, divisor: float | None, on_gradient: Callable[[str, Array], None], on_loss: Any
 ) -> tuple[float, Any]:
     return model.loss_and_grads(
-        part.tokens,
-        part.targets,
+        batch.tokens,
+        batch.targets,
         divisor=divisor,
-        segments=part.segments,
-        dropout_seed=part.dropout_seed,
+        segments=batch.segments,
+        dropout_seed=batch.dropout_seed,
         on_gradient=on_gradient,
         on_loss=on_loss,
     )

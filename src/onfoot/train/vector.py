@@ -1,4 +1,4 @@
-"""All trainable parameters as one vector, cut into buckets that are summed over the ranks one by one."""
+"""The layout of all trainable parameters as one vector, cut into buckets that are summed over the ranks."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from onfoot.arrays import Shape
 from onfoot.models.model import Model
 
 
-class Place(NamedTuple):
-    """Where a stretch of a parameter's elements lies."""
+class BucketSlice(NamedTuple):
+    """A slice of a flattened parameter, and its position in a bucket."""
 
     name: str
-    begin: int  # in the parameter, flat
+    begin: int  # in the flattened parameter
     end: int
     bucket: int
     offset: int  # in the bucket
 
 
-class Owned(NamedTuple):
-    """A stretch of a parameter's elements that one rank updates, where updates are shared out."""
+class ShardSlice(NamedTuple):
+    """A slice of a flattened parameter, and its position in the shard of the rank that updates it."""
 
     name: str
-    begin: int  # in the parameter, flat
+    begin: int  # in the flattened parameter
     end: int
     rank: int
     offset: int  # in that rank's shard
 
 
 class BucketLayout:
-    """Parameters as one vector in buckets. Each bucket's length is a multiple of the ranks, who own a part of each."""
+    """Parameters as one vector in buckets. Bucket lengths are multiples of `size`: each rank owns an equal part."""
 
     def __init__(self, shapes: Mapping[str, Shape], bucket: int, size: int) -> None:
         self.shapes, self.size = shapes, size
         self.bucket = -(-max(bucket, 1) // size) * size
-        self.places: dict[str, list[Place]] = {}
+        self.places: dict[str, list[BucketSlice]] = {}
         total = 0
         for name, shape in shapes.items():
             begin, count = 0, int(np.prod(shape))
@@ -45,41 +45,41 @@ class BucketLayout:
             while begin < count:
                 k, offset = divmod(total, self.bucket)
                 n = min(count - begin, self.bucket - offset)
-                self.places[name].append(Place(name, begin, begin + n, k, offset))
+                self.places[name].append(BucketSlice(name, begin, begin + n, k, offset))
                 begin, total = begin + n, total + n
         self.total = total
-        whole, rest = divmod(total, self.bucket)
-        self.lengths = [self.bucket] * whole + ([-(-rest // size) * size] if rest else [])  # the last may be padded
-        self.inside: list[list[Place]] = [[] for _ in self.lengths]
+        full, rest = divmod(total, self.bucket)
+        self.lengths = [self.bucket] * full + ([-(-rest // size) * size] if rest else [])  # the last may be padded
+        self.inside: list[list[BucketSlice]] = [[] for _ in self.lengths]
         for places in self.places.values():
             for place in places:
                 self.inside[place.bucket].append(place)
 
     @classmethod
     def of(cls, model: Model, megabytes: float, size: int) -> BucketLayout:
-        """What trains, from the top of the network down: as the backward pass meets it. Tied tables come last."""
+        """The trainable parameters in the order of the backward pass, last layer first. Tied embeddings come last."""
         names = [name for name in reversed(list(model.params)) if name in model.trainable]
         bucket = int(megabytes * 1e6 / np.dtype(model.dtype).itemsize)
         return cls({name: tuple(model.params[name].shape) for name in names}, bucket, size)
 
     @property
     def shard(self) -> int:
-        """The number of elements that each rank owns, padding included."""
+        """The number of elements per rank, including padding."""
         return sum(self.lengths) // self.size
 
     def chunk(self, k: int) -> slice:
-        """A rank's part of bucket k, in its shard."""
+        """The slice of a rank's shard that holds its part of bucket k."""
         begin = k * self.bucket // self.size
         return slice(begin, begin + self.lengths[k] // self.size)
 
-    def owned(self, name: str) -> list[Owned]:
-        """Who owns what of a parameter, in order."""
+    def owned(self, name: str) -> list[ShardSlice]:
+        """The slices of a parameter that each rank owns, in order."""
         out = []
         for _, begin, end, k, offset in self.places[name]:
             width = self.lengths[k] // self.size
             while begin < end:
                 rank, inside = divmod(offset, width)
                 n = min(end - begin, width - inside)
-                out.append(Owned(name, begin, begin + n, rank, self.chunk(k).start + inside))
+                out.append(ShardSlice(name, begin, begin + n, rank, self.chunk(k).start + inside))
                 begin, offset = begin + n, offset + n
         return out

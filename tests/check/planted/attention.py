@@ -58,7 +58,7 @@ def head(
 
 
 def all_heads(q: Array, k: Array, v: Array, dout: Array, causal: bool = True, **changes: Any) -> tuple[Array, ...]:
-    """Head by head, put together again."""
+    """Runs all heads one by one and stacks the results."""
     with np.errstate(all="ignore"):
         found = [
             [head(q[b, h], k[b, h], v[b, h], dout[b, h], causal, **changes) for h in range(q.shape[1])]
@@ -77,7 +77,7 @@ with_one("1/√d_k missing from the backward pass", backward_scale=0)
 with_one("1/√d_k missing from the forward pass", forward_scale=0)
 with_one("1/√d_k twice in the backward pass", backward_scale=-1)
 with_one("row sums broadcast along the wrong axis", rule=lambda da, a: (da - (da * a).sum(axis=1)) * a)
-with_one("the sum of softmax's gradient over queries", rule=lambda da, a: (da - (da * a).sum(axis=0)) * a)
+with_one("the sum in the softmax gradient over queries", rule=lambda da, a: (da - (da * a).sum(axis=0)) * a)
 with_one("an elementwise product in place of the row sum", rule=lambda da, a: a * da - a * a * da)
 with_one("the mean in place of the weighted sum", rule=lambda da, a: a * da - np.mean(a * da, axis=1)[:, np.newaxis])
 with_one("matrix products in the gradient of softmax", rule=lambda da, a: da * a - a @ (da.T @ a))
@@ -97,7 +97,7 @@ with_one("dk from k in place of q", dk=lambda ds, q, k: np.dot(ds.T, k))
 with_one("dv without the transpose of ρ", dv=lambda a, do: np.dot(a, do))
 with_one("softmax over queries", weights=lambda s, seen: row_softmax(s.T, seen.T).T)
 with_one(
-    "softmax without its maximum taken off",
+    "softmax without subtracting the maximum",
     weights=lambda s, seen: (
         (seen * np.exp(np.where(seen, s, -np.inf))) / np.exp(np.where(seen, s, -np.inf)).sum(1)[:, None]
     ),
@@ -105,9 +105,9 @@ with_one(
 
 # the mask
 
-with_one("the mask as a product before softmax", weights=lambda s, seen: row_softmax(s * seen, np.ones_like(seen)))
+with_one("the mask multiplied into the scores", weights=lambda s, seen: row_softmax(s * seen, np.ones_like(seen)))
 with_one(
-    "the mask after softmax, and masked weights in its gradient",
+    "the mask after softmax, and masked weights in the softmax gradient",
     weights=lambda s, seen: row_softmax(s, np.ones_like(seen)) * seen,
     rule=lambda da, a: np.stack([r * (d - d @ r) for d, r in zip(da, a, strict=True)]),
 )
@@ -116,15 +116,13 @@ with_one("a mask that lets the next token through", see=lambda n, m, causal: np.
 with_one("the mask transposed", see=lambda n, m, causal: np.triu(np.full((n, m), True), m - n))
 with_one("the mask aligned with the first key", see=lambda n, m, causal: np.tril(np.full((n, m), True)))
 with_one(
-    "nan where a query sees nothing",
+    "nan in fully masked rows",
     weights=lambda s, seen: np.stack(
         [np.exp(r - r.max()) / np.exp(r - r.max()).sum() for r in np.where(seen, s, float("-inf"))]
     ),
     rule=lambda da, a: (da - (da * a).sum(1)[:, None]) * a,
 )
-with_one(
-    "equal weights where a query sees nothing", weights=lambda s, seen: row_softmax(s - 1e9 * ~seen, np.ones_like(seen))
-)
+with_one("equal weights in fully masked rows", weights=lambda s, seen: row_softmax(s - 1e9 * ~seen, np.ones_like(seen)))
 
 
 # gradients of a wrong forward pass
@@ -150,7 +148,7 @@ def by_width(q, k, v, dout, causal=True):
     return autograd(forward, [q, k, v], dout)
 
 
-@plant(LAYER, "the mask as a product before softmax, in both passes")
+@plant(LAYER, "the mask multiplied into the scores, in both passes")
 def product_mask(q, k, v, dout, causal=True):
     def forward(q, k, v):
         return (q @ k.mT / q.shape[-1] ** 0.5 * seen_by(q, k, causal)).softmax(-1) @ v

@@ -140,14 +140,14 @@ def averaged(ids, weight, dout):
     return dweight
 
 
-@plant("embedding", "the last sequence alone")
+@plant("embedding", "only the last sequence")
 def last_sequence(ids, weight, dout):
     for one, d in zip(ids, dout, strict=True):
         dweight = scatter(one, d, len(weight))
     return dweight
 
 
-@plant("embedding", "one table a sequence")
+@plant("embedding", "one table per sequence")
 def tables(ids, weight, dout):
     return torch.stack([torch.eye(len(weight), dtype=dout.dtype)[i].T @ d for i, d in zip(ids, dout, strict=True)])
 
@@ -157,11 +157,11 @@ def from_one(ids, weight, dout):
     return np.roll(scatter(ids, dout, len(weight)), -1, axis=0)
 
 
-@plant("tied_embedding", "the embedding's path alone")
+@plant("tied_embedding", "only the gradient through the embedding")
 def embedding_path(ids, weight, dout):
     return scatter(ids, dout @ weight, len(weight))
 
 
-@plant("tied_embedding", "the logits' path alone")
+@plant("tied_embedding", "only the gradient through the logits")
 def logits_path(ids, weight, dout):
     return np.einsum("btv,btc->vc", dout, weight[ids])

@@ -1,4 +1,4 @@
-"""One head of self-attention by autograd, its gradients spoilt on their way."""
+"""One head of self-attention by autograd, with changed gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planted.registry import autograd, plant
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
-    """Rotary positions, by complex numbers."""
+    """Rotary embeddings, by complex numbers."""
     half = x.shape[-1] // 2
     angle = torch.outer(torch.arange(x.shape[-2]).double(), 10000.0 ** (-torch.arange(half).double() / half))
     z = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(torch.ones_like(angle), angle)
@@ -18,7 +18,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 
 def head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, causal=True, rotary=False, keep=None, **changes: Any):
-    """The gradients of a and of the six parameters; a path of `paths` is left out where it is 0."""
+    """The gradients of a and of the six parameters; a path whose entry in `paths` is 0 is left out."""
     given = (w_q, b_q, w_k, b_k, w_v, b_v)
 
     def forward(a, w_q, b_q, w_k, b_k, w_v, b_v):
@@ -41,17 +41,17 @@ def head_with(name: str, /, **changes: Any) -> None:
         return head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, causal, rotary, **changes)
 
 
-head_with("the queries' path alone", paths=(1, 0, 0))
-head_with("the values' path alone", paths=(0, 0, 1))
+head_with("only the gradient through the queries", paths=(1, 0, 0))
+head_with("only the gradient through the values", paths=(0, 0, 1))
 
 
-@plant("head", "db_k = 0 under rotary positions", rotary=True)
+@plant("head", "db_k = 0 with rotary embeddings", rotary=True)
 def dead_bias(a, w_q, b_q, w_k, b_k, w_v, b_v, dout):
     *before, _, dw_v, db_v = head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, rotary=True)
     return *before, torch.zeros_like(b_k), dw_v, db_v
 
 
-@plant("head", "the gradients of a in those of the parameters")
+@plant("head", "the gradients of a used for the parameters")
 def behind_the_weights(a, w_q, b_q, w_k, b_k, w_v, b_v, dout):
     da, *_ = head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout)
     found = [da]
@@ -61,7 +61,7 @@ def behind_the_weights(a, w_q, b_q, w_k, b_k, w_v, b_v, dout):
     return tuple(found)
 
 
-@plant("head_dropout", "db_v without the dropped weights")
+@plant("head_dropout", "db_v without dropout")
 def bias_free_of_weights(a, w_q, b_q, w_k, b_k, w_v, b_v, keep, dout):
     return *head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout, keep=keep)[:-1], dout.sum((0, 1))
 
@@ -71,7 +71,7 @@ def without_pattern(a, w_q, b_q, w_k, b_k, w_v, b_v, keep, dout):
     return head(a, w_q, b_q, w_k, b_k, w_v, b_v, dout)
 
 
-@plant("head_dropout", "the dropped weights in the gradient of softmax")
+@plant("head_dropout", "weights after dropout in the softmax gradient")
 def overwritten(a, w_q, b_q, w_k, b_k, w_v, b_v, keep, dout):
     q, k, v = a @ w_q + b_q, a @ w_k + b_k, a @ w_v + b_v
     s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(a.shape[1], a.shape[1]).triu(1) > 0, -torch.inf)

@@ -1,4 +1,4 @@
-"""Cross-entropy by autograd of PyTorch's own loss, then spoilt."""
+"""Cross-entropy by autograd of PyTorch's own loss, then changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def undivided(logits, targets, dout):
     return of_sum(logits, targets, dout)
 
 
-@plant(LAYER, "a mean loss whose gradient is divided by the batch alone")
+@plant(LAYER, "a mean loss whose gradient is divided by the batch size only")
 def by_batch(logits, targets, dout):
     return of_sum(logits, targets, dout) / logits.shape[0]
 
@@ -53,7 +53,7 @@ def by_entries(logits, targets, dout):
     return of_sum(logits, targets, dout) / count(targets) / logits.shape[-1]
 
 
-@plant(LAYER, "an error signal where there is no target")
+@plant(LAYER, "a gradient where there is no target")
 def leftover(logits, targets, dout):
     delta = logits.softmax(-1)
     for b, t in (targets >= 0).nonzero().tolist():
@@ -61,7 +61,7 @@ def leftover(logits, targets, dout):
     return delta * dout / count(targets)
 
 
-@plant(LAYER, "the target not taken off")
+@plant(LAYER, "the target not subtracted")
 def only_softmax(logits, targets, dout):
     return logits.softmax(-1) * (targets >= 0)[..., None] * dout / count(targets)
 
@@ -94,7 +94,7 @@ def twice(logits, targets, dout):
     return (logits.softmax(-1).softmax(-1) - hot) * (targets >= 0)[..., None] * dout / count(targets)
 
 
-@plant(LAYER, "softmax without its maximum taken off")
+@plant(LAYER, "softmax without subtracting the maximum")
 def overflowing(logits, targets, dout):
     e = np.exp(logits)
     y = e / e.sum(axis=-1)[..., None]

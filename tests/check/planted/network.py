@@ -66,7 +66,7 @@ def attend(qkv: torch.Tensor) -> torch.Tensor:
 
 
 class Reordered(torch.autograd.Function):
-    """The identity, with the thirds of its gradient exchanged or cut."""
+    """The identity, with the q, k and v parts of its gradient reordered or removed."""
 
     @staticmethod
     def forward(ctx, x, order):
@@ -113,9 +113,9 @@ def block_with(name: str, /, **changes: Any) -> None:
         return block(x, *arguments, **changes)
 
 
-block_with("the skip beside the feed-forward missing", skip_2=False)
-block_with("the skip beside attention missing", skip_1=False)
-block_with("the feed-forward branch missing", branch_2=False)
+block_with("the skip connection around the MLP missing", skip_2=False)
+block_with("the skip connection around attention missing", skip_1=False)
+block_with("the MLP branch missing", branch_2=False)
 block_with("the attention branch missing", branch_1=False)
-block_with("the queries' path alone", order=(0, -1, -1))
-block_with("dq, dk, dv side by side in another order", order=(1, 0, 2))
+block_with("only the gradient through the queries", order=(0, -1, -1))
+block_with("dq, dk, dv concatenated in the wrong order", order=(1, 0, 2))

@@ -13,7 +13,7 @@ Array = np.ndarray
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, dout: Array, **changes: Any) -> tuple[Array, Array, Array]:
-    """∂y_j/∂x_k summed up for every token; `changes` spoils a part of it."""
+    """Sums ∂y_j/∂x_k per token; `changes` makes a part of it wrong."""
     eps, d = 1e-5, x.shape[-1]
     ddof, outside, inside = changes.get("ddof", 0), changes.get("outside", 0.0), changes.get("inside", eps)
     dx, dweight, dbias = np.zeros_like(x), np.zeros_like(weight), np.zeros_like(bias)
@@ -77,7 +77,7 @@ def unbiased(x, weight, bias, dout):
     return autograd(forward, [x, weight, bias], dout)
 
 
-@plant("layer_norm", "the sums of dx over tokens")
+@plant("layer_norm", "the means in dx over tokens")
 def batch_norm_sums(x, weight, bias, dout):
     rstd = torch.rsqrt(x.var(-1, correction=0, keepdim=True) + 1e-5)
     z = (x - x.mean(-1, keepdim=True)) * rstd

@@ -1,4 +1,4 @@
-"""GELU, SwiGLU, rotary positions and AdamW, number by number."""
+"""GELU, SwiGLU, rotary embeddings and AdamW, number by number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gelu_by(name: str, /, **changes: Any) -> None:
 
 gelu_by("x φ(x) missing", second=0)
 gelu_by("the inner derivative of tanh missing", inner=lambda z: 1)
-gelu_by("the 3 of the cube's derivative missing", inner=lambda z: math.sqrt(2 / math.pi) * (1 + 0.044715 * z * z))
+gelu_by("the factor 3 of the derivative of x³ missing", inner=lambda z: math.sqrt(2 / math.pi) * (1 + 0.044715 * z * z))
 gelu_by("tanh in place of its square", bend=lambda t: 1 - t)
 
 
@@ -76,7 +76,7 @@ def silu_derivative(x: torch.Tensor) -> torch.Tensor:
 swiglu_by("σ in place of silu's derivative", slope=torch.sigmoid)
 swiglu_by("σ' in place of silu's derivative", slope=lambda g: torch.sigmoid(g) * torch.sigmoid(-g))
 swiglu_by("the first term of silu's derivative missing", slope=lambda g: silu_derivative(g) - torch.sigmoid(g))
-swiglu_by("the derivative of silu's value", slope=lambda g: silu_derivative(F.silu(g)))
+swiglu_by("silu' evaluated at silu(x)", slope=lambda g: silu_derivative(F.silu(g)))
 swiglu_by("up missing from dgate", dgate=lambda g, u, d: d * silu_derivative(g))
 swiglu_by("gate in place of silu(gate) in dup", dup=lambda g, d: d * g)
 swiglu_by("σ(gate) in place of silu(gate) in dup", dup=lambda g, d: d / (1 + torch.exp(-g)))
@@ -100,9 +100,9 @@ def rope_by(name: str, /, **changes: Any) -> None:
         return out
 
 
-rope_by("turned forward once more", sign=1)
+rope_by("rotated forward again", sign=1)
 rope_by("the rotation left out", sign=0)
-rope_by("neighbours as pairs", pair=lambda i, half: (2 * i, 2 * i + 1))
+rope_by("adjacent features as pairs", pair=lambda i, half: (2 * i, 2 * i + 1))
 rope_by("positions counted from 1", place=lambda t, p: int(p[t]) + 1)
 rope_by("positions not used", place=lambda t, p: t)
 rope_by("θ^(−i/D) in place of θ^(−2i/D)", power=1)
@@ -140,12 +140,12 @@ def adamw_by(name: str, /, **changes: Any) -> None:
 
 
 adamw_by("1 − β₁ in the second moment", mixed=True)
-adamw_by("no correction of the means", uncorrected=True)
-adamw_by("β₁ in the correction of the second moment", mixed_correction=True)
+adamw_by("no bias correction", uncorrected=True)
+adamw_by("β₁ in the bias correction of the second moment", mixed_correction=True)
 adamw_by("steps counted from 0", late=1)
-adamw_by("eps under the root", below=lambda v: math.sqrt(v + 1e-8))
-adamw_by("the root missing", below=lambda v: v + 1e-8)
-adamw_by("decay through the gradient", l2=True, decay=0)
-adamw_by("no decay", decay=0)
-adamw_by("decay after the step", decay=0, shrink=True)
-adamw_by("decay without the learning rate", decay=0.1)
+adamw_by("eps inside the square root", below=lambda v: math.sqrt(v + 1e-8))
+adamw_by("the square root missing", below=lambda v: v + 1e-8)
+adamw_by("weight decay added to the gradient", l2=True, decay=0)
+adamw_by("no weight decay", decay=0)
+adamw_by("weight decay after the step", decay=0, shrink=True)
+adamw_by("weight decay without the learning rate", decay=0.1)

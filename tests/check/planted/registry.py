@@ -1,4 +1,4 @@
-"""Functions with one mistake each, by the layer and the name that a diagnosis should give it."""
+"""Functions with one mistake each, by layer and expected diagnosis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 
 Function = Callable[..., Any]
 PLANTED: dict[tuple[str, str], Function] = {}
-CHANGES: dict[tuple[str, str], tuple[Function, dict[str, Any]]] = {}  # a right function, and what spoils it
+CHANGES: dict[
+    tuple[str, str], tuple[Function, dict[str, Any]]
+] = {}  # a correct function, and the keyword arguments that make it wrong
 NEEDS: dict[tuple[str, str], dict[str, Any]] = {}  # options under which the mistake can be made
 
 
@@ -25,7 +27,7 @@ def plant(layer: str, name: str, **options: Any) -> Callable[[Function], Functio
 
 
 def plant_change(layer: str, name: str, function: Function, **changes: Any) -> None:
-    """Registers a right function with keyword arguments that spoil it; such can be combined."""
+    """Registers a correct function with keyword arguments that make it wrong; these can be combined."""
     CHANGES[layer, name] = function, changes
     PLANTED[layer, name], NEEDS[layer, name] = spoilt(function, changes), {}
 

@@ -1,4 +1,4 @@
-"""The layers that the checker knows, one file a layer."""
+"""The layers that the checker knows, one file per topic."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ LAYERS: dict[str, Layer] = {
 
 
 def get_layer(name: str) -> Layer:
-    """The layer of that name, or a ValueError that lists them."""
+    """Returns the layer with that name; raises a ValueError that lists all names."""
     if name not in LAYERS:
         near = difflib.get_close_matches(name, LAYERS, n=1)
-        meant = f" (is {near[0]} meant?)" if near else ""
-        raise ValueError(f"unknown layer {name!r}{meant}; known are {', '.join(LAYERS)}")
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"unknown layer {name!r}{hint}; choose from {', '.join(LAYERS)}")
     return LAYERS[name]

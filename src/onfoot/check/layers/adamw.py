@@ -1,4 +1,4 @@
-"""One step of AdamW, in steps. No gradient is computed here, but an update can be wrong in the same ways."""
+"""AdamW's update, in steps. It is not a gradient, but it can be wrong in the same ways."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DEFAULTS: dict[str, float] = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "eps": 1e
 
 PIECES = Pieces(
     decayed=lambda param, lr, decay: param * (1 - lr * decay),
-    seen_gradient=lambda grad, param, decay: grad,
+    effective_gradient=lambda grad, param, decay: grad,
     first=lambda m, g, beta1: beta1 * m + (1 - beta1) * g,
     second=lambda v, g, beta1, beta2: beta2 * v + (1 - beta2) * (g * g),
     first_corrected=lambda m, beta1, beta2, t: m / (1 - beta1**t),
     second_corrected=lambda v, beta1, beta2, t: v / (1 - beta2**t),
-    spread=lambda v, eps: np.sqrt(v) + eps,
-    moved=lambda param, lr, m, spread, decay: param - lr * m / spread,
+    denominator=lambda v, eps: np.sqrt(v) + eps,
+    updated=lambda param, lr, m, denominator, decay: param - lr * m / denominator,
 )
 
 
@@ -36,19 +36,19 @@ def steps(
     eps: float,
     weight_decay: float,
 ) -> Gradients:
-    g = p.seen_gradient(grad, param, weight_decay)
+    g = p.effective_gradient(grad, param, weight_decay)
     m, v = p.first(m, g, beta1), p.second(v, g, beta1, beta2)
-    spread = p.spread(p.second_corrected(v, beta1, beta2, step), eps)
+    denominator = p.denominator(p.second_corrected(v, beta1, beta2, step), eps)
     decayed = p.decayed(param, lr, weight_decay)
-    moved = p.moved(decayed, lr, p.first_corrected(m, beta1, beta2, step), spread, weight_decay)
-    return moved, m, v
+    updated = p.updated(decayed, lr, p.first_corrected(m, beta1, beta2, step), denominator, weight_decay)
+    return updated, m, v
 
 
 def reference(param: Array, grad: Array, m: Array, v: Array, step: int, **options: float) -> Gradients:
-    moved = param.copy(), m.copy(), v.copy()
+    updated = param.copy(), m.copy(), v.copy()
     betas = options["beta1"], options["beta2"]
-    adamw_update(*moved, grad, options["lr"], betas, options["eps"], options["weight_decay"], step)
-    return moved
+    adamw_update(*updated, grad, options["lr"], betas, options["eps"], options["weight_decay"], step)
+    return updated
 
 
 def cases(rng: np.random.Generator, **options: float) -> list[Case]:
@@ -73,7 +73,7 @@ ADAMW = Layer(
     arguments=("param", "grad", "m", "v", "step"),
     gradients=("param", "m", "v"),
     contract=(
-        "one update of AdamW: param ← param (1 − lr weight_decay) − lr m̂/(√v̂ + eps), returned, not done in place",
+        "one update of AdamW: param ← param (1 − lr weight_decay) − lr m̂/(√v̂ + eps), returned, not in place",
         "param, grad, m, v (rows, columns); step counts from 1; "
         + ", ".join(f"{name} = {value:g}" for name, value in DEFAULTS.items()),
     ),

@@ -46,9 +46,9 @@ def cases(rng: np.random.Generator, causal: bool = True) -> list[Case]:
         q, k, v, dout = draw((b, h, n, d_k)), draw((b, h, n_k, d_k)), draw((b, h, n_k, d_v)), draw((b, h, n, d_v))
         if changes.get("constant"):
             q, k, v = (np.repeat(x[..., :1, :], x.shape[-2], axis=-2) for x in (q, k, v))
-        loud = changes.get("loud", 1.0)
+        scale = changes.get("scale", 1.0)
         sizes = {"n": n, "d_k": d_k, "d_v": d_v, "B": b, "H": h}
-        return Case(name, (loud * q, loud * k, v, dout), sizes, changes.get("beyond", ""))
+        return Case(name, (scale * q, scale * k, v, dout), sizes, changes.get("beyond", ""))
 
     b, h, d_k, d_v, n = distinct(rng, 5, 2, 8)
     other = distinct(rng, 5, 3, 9)
@@ -59,13 +59,13 @@ def cases(rng: np.random.Generator, causal: bool = True) -> list[Case]:
         case("one sequence, one head", 1, 1, n + 3, d_k + 1, d_v + 1),
         case("one token", b, h, 1, d_k, d_v),
         case("as many tokens as features", 2, 3, square, square, square),
-        case("tokens that are all alike", 2, h, n + 1, d_k, d_v, constant=True),
-        case("large scores", 2, h, n + 1, d_k, d_v, loud=40.0),
-        case("more keys than queries", 2, 2, 3, d_k, d_v, n_k=5, beyond="the last query stands beside the last key"),
+        case("identical tokens", 2, h, n + 1, d_k, d_v, constant=True),
+        case("large scores", 2, h, n + 1, d_k, d_v, scale=40.0),
+        case("more keys than queries", 2, 2, 3, d_k, d_v, n_k=5, beyond="the last query is aligned with the last key"),
     ]
     if causal:
-        blind = "a query that sees nothing has no gradient"
-        found.append(case("queries that see nothing", 2, 2, 6, d_k, d_v, n_k=4, beyond=blind))
+        masked = "a query that attends to nothing has gradient 0"
+        found.append(case("fully masked queries", 2, 2, 6, d_k, d_v, n_k=4, beyond=masked))
     return found
 
 
@@ -76,12 +76,12 @@ ATTENTION = Layer(
     contract=(
         "out = softmax(mask(q kᵗ/√d_k)) v",
         "q, k (batch, heads, tokens, d_k); v, dout (batch, heads, tokens, d_v)",
-        "causal: a token sees itself and what came before; with causal=False it sees all",
+        "causal: a token attends to itself and earlier tokens; with causal=False, to all tokens",
     ),
     cases=cases,
     reference=reference,
     steps=steps,
     pieces=PIECES,
     options={"causal": True},
-    all_nan="a mask by arithmetic, scores + (1 − mask) · (−inf): 0 · inf is nan; use np.where(mask, scores, -inf)",
+    all_nan="a mask computed as scores + (1 − mask) · (−inf): 0 · inf is nan; use np.where(mask, scores, -inf)",
 )

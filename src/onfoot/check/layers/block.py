@@ -1,4 +1,4 @@
-"""GPT-2's block, in steps: layer norm, attention, skip, layer norm, expand, GELU, contract, skip."""
+"""GPT-2's block, in steps: layer norm, attention, skip connection, layer norm, MLP with GELU, skip connection."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def reference(x: Array, *rest: Array, n_head: int = 2, causal: bool = True) -> G
 
 
 def cases(rng: np.random.Generator, n_head: int = 2, causal: bool = True) -> list[Case]:
-    def case(name: str, b: int, n: int, width: int, inner: int, small: float = 1.0) -> Case:
+    def case(name: str, b: int, n: int, width: int, inner: int, x_spread: float = 1.0) -> Case:
         def draw(*shape: int, offset: float = 0.0, spread: float = 0.5) -> Any:
             return offset + spread * rng.standard_normal(shape)
 
@@ -126,7 +126,7 @@ def cases(rng: np.random.Generator, n_head: int = 2, causal: bool = True) -> lis
             return draw(n_in, n_out), draw(n_out)
 
         inputs = (
-            draw(b, n, width, spread=small),
+            draw(b, n, width, spread=x_spread),
             *(*norm(), *dense(width, 3 * width), *dense(width, width)),
             *(*norm(), *dense(width, inner), *dense(inner, width)),
             draw(b, n, width, spread=1.0),
@@ -138,8 +138,8 @@ def cases(rng: np.random.Generator, n_head: int = 2, causal: bool = True) -> lis
     return [
         case("odd sizes", b, n + 1, half * n_head, half * n_head + 3),
         case("one token", b, 1, 3 * n_head, 4 * n_head),
-        case("as many tokens as a head is wide", 2, 3, 3 * n_head, 3 * n_head),
-        case("a variance as small as eps", 1, n, 4 * n_head, 3 * n_head, small=3e-3),
+        case("as many tokens as features per head", 2, 3, 3 * n_head, 3 * n_head),
+        case("a variance as x_spread as eps", 1, n, 4 * n_head, 3 * n_head, x_spread=3e-3),
     ]
 
 
@@ -148,7 +148,7 @@ BLOCK = Layer(
     arguments=("x", *PARAMETERS, "dout"),
     gradients=("dx", *(f"d{name}" for name in PARAMETERS)),
     contract=(
-        "h = x + proj(attention(ln_1(x))); out = h + contract(gelu(expand(ln_2(h)))): GPT-2's block, causal, tanh-GELU",
+        "h = x + proj(attention(ln_1(x))); out = h + mlp_out(gelu(mlp_fc(ln_2(h)))): GPT-2's block, causal, tanh GELU",
         "x, dout (batch, tokens, d); attn_weight (d, 3 d), columns q | k | v; weights (in, out); eps 1e-5; n_head = 2",
     ),
     cases=cases,

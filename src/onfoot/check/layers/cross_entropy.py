@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy, with targets given and with targets made from the tokens themselves, in steps."""
+"""Softmax cross-entropy, with given targets and with next-token targets, in steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
 
 
 def one_hot(ids: Array, n: int) -> Array:
-    """A row for each id, 1 where it stands; an id below 0 has a row of zeros."""
+    """One-hot rows; a negative id gives a row of zeros."""
     return np.eye(n)[np.maximum(ids, 0)] * (ids >= 0)[..., None]
 
 
@@ -43,23 +43,23 @@ def _sizes(b: int, n: int, v: int) -> dict[str, float]:
 
 
 def cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
-    def case(name: str, b: int, n: int, v: int, loud: float = 1.0, ignored: int = 0, beyond: str = "") -> Case:
+    def case(name: str, b: int, n: int, v: int, scale: float = 1.0, ignored: int = 0, beyond: str = "") -> Case:
         targets = rng.integers(0, v, (b, n))
         if ignored:
             targets[:, -1] = IGNORE
-            targets[0, :ignored] = IGNORE  # sequences with different numbers of targets
+            targets[0, :ignored] = IGNORE  # a different number of targets per sequence
         upstream = float(rng.uniform(0.4, 0.9))
-        return Case(name, (loud * rng.standard_normal((b, n, v)), targets, upstream), _sizes(b, n, v), beyond)
+        return Case(name, (scale * rng.standard_normal((b, n, v)), targets, upstream), _sizes(b, n, v), beyond)
 
     b, n, v = distinct(rng, 3, 2, 8)
-    padding = f"a target of {IGNORE} does not count"
+    padding = f"targets of {IGNORE} are ignored"
     return [
         case("odd sizes", b, n + 1, v + 3),
         case("other sizes", *distinct(rng, 3, 3, 12)),
         case("one token", 1, 1, v),
         case("as many tokens as ids", 2, v + 2, v + 2),
-        case("large logits", 2, n, v, loud=800.0),
-        case("targets that do not count", 3, n + 4, v, ignored=2, beyond=padding),
+        case("large logits", 2, n, v, scale=800.0),
+        case("ignored targets", 3, n + 4, v, ignored=2, beyond=padding),
         case("the last token without a target", 2, n + 3, v, ignored=1, beyond=padding),
     ]
 
@@ -94,8 +94,8 @@ def next_reference(logits: Array, ids: Array, dout: float, reduction: str = "mea
 
 
 def next_cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
-    def case(name: str, b: int, n: int, v: int, loud: float = 1.0) -> Case:
-        logits, ids = loud * rng.standard_normal((b, n, v)), rng.integers(0, v, (b, n))
+    def case(name: str, b: int, n: int, v: int, scale: float = 1.0) -> Case:
+        logits, ids = scale * rng.standard_normal((b, n, v)), rng.integers(0, v, (b, n))
         return Case(name, (logits, ids, float(rng.uniform(0.4, 0.9))), _sizes(b, n, v))
 
     b, n, v = distinct(rng, 3, 2, 8)
@@ -104,7 +104,7 @@ def next_cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
         case("other sizes", *distinct(rng, 3, 3, 12)),
         case("two tokens", 1, 2, v),
         case("as many tokens as ids", 2, v + 2, v + 2),
-        case("large logits", 2, n, v, loud=800.0),
+        case("large logits", 2, n, v, scale=800.0),
     ]
 
 
@@ -113,7 +113,7 @@ NEXT_TOKEN_LOSS = Layer(
     arguments=("logits", "ids", "dout"),
     gradients=("dlogits",),
     contract=(
-        "out = −log softmax(logits[t])[ids[t + 1]], the mean over the tokens that have a next one",
+        "out = −log softmax(logits[t])[ids[t + 1]], the mean over all tokens but the last",
         "logits (batch, tokens, vocabulary); ids (batch, tokens); dout a number, 1 if left out",
     ),
     cases=next_cases,

@@ -1,4 +1,4 @@
-"""The embedding table, and a table that also makes the logits (tied weights), in steps."""
+"""The embedding, and an embedding tied to the output projection, in steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def reference(ids: Array, weight: Array, dout: Array) -> Gradients:
 
 
 def ids_of(rng: np.random.Generator) -> list[tuple[str, Array, int, int]]:
-    """(name, ids, vocabulary, width) of inputs with repeated ids, without, and with nothing else."""
+    """(name, ids, vocabulary size, width) of inputs with and without repeated ids."""
     b, n, d = distinct(rng, 3, 2, 7)
     v = int(rng.integers(8, 12))
     repeated = rng.integers(0, v, (b, n + 3))
@@ -28,8 +28,8 @@ def ids_of(rng: np.random.Generator) -> list[tuple[str, Array, int, int]]:
     return [
         ("odd sizes", rng.integers(0, v, (b, n)), v, d),
         ("repeated ids", repeated, v, d + 1),
-        ("no id twice", rng.permutation(v)[: 2 * (v // 2)].reshape(2, -1), v, d),
-        ("one id over and over", np.full((2, n + 1), int(rng.integers(1, v))), v, d),
+        ("no repeated ids", rng.permutation(v)[: 2 * (v // 2)].reshape(2, -1), v, d),
+        ("a single id, repeated", np.full((2, n + 1), int(rng.integers(1, v))), v, d),
         ("one token", rng.integers(0, v, (1, 1)), v, d),
         ("as many ids as features", rng.integers(0, v, (3, 4)), v, v),
     ]
@@ -90,7 +90,7 @@ TIED_EMBEDDING = Layer(
     arguments=("ids", "weight", "dout"),
     gradients=("dweight",),
     contract=(
-        "out = weight[ids] weightᵗ: one table for the embedding and for the logits",
+        "out = weight[ids] weightᵗ: one table for the embedding and the logits",
         "ids (batch, tokens); weight (vocabulary, features); dout (batch, tokens, vocabulary)",
     ),
     cases=tied_cases,

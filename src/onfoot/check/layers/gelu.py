@@ -22,7 +22,7 @@ def cumulative(x: Array, form: str) -> Array:
 
 
 def density(x: Array, form: str) -> Array:
-    """Its derivative."""
+    """φ(x), or the derivative of that approximation."""
     if form == "erf":
         return np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     tanh = np.tanh(ROOT_2_OVER_PI * (x + CUBIC * x**3))

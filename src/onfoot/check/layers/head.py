@@ -1,4 +1,4 @@
-"""One head of self-attention with its six parameters, as the paper's Table 1 has it; and with dropout; in steps."""
+"""One head of self-attention with its six parameters (Table 1 of the paper), with and without dropout, in steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention, linear
-from onfoot.check.layers.rope import turn
+from onfoot.check.layers.rope import rotate
 from onfoot.ops import (
     attention_backward,
     attention_forward,
@@ -27,8 +27,8 @@ PIECES = Pieces(
     **vars(attention.PIECES),
     **vars(linear.PIECES),
     projected=lambda a, weight, bias: a @ weight + bias,
-    turned=turn,
-    turned_back=lambda dy, angle: turn(dy, -angle),
+    rotated=rotate,
+    rotated_back=lambda dy, angle: rotate(dy, -angle),
     at_projection=lambda dy, weight: dy,
     db_k=lambda dbias: dbias,
     db_v=lambda dbias, dout: dbias,
@@ -38,7 +38,7 @@ DROPOUT_PIECES = Pieces(
     **vars(PIECES),
     dropped=lambda rho, keep: rho * keep,
     through_dropout=lambda drho, keep: drho * keep,
-    softmax_sees=lambda rho, keep: rho,
+    rho_for_softmax=lambda rho, keep: rho,
 )
 
 
@@ -49,19 +49,19 @@ def _steps(
     q, k, v = (p.projected(a, w, b) for w, b in pairs)
     angle = np.arange(a.shape[-2])[:, None] * frequencies(THETA, q.shape[-1]) if rotary else np.empty(0)
     if rotary:
-        q, k = p.turned(q, angle), p.turned(k, angle)
+        q, k = p.rotated(q, angle), p.rotated(k, angle)
     mask, scores = p.mask(q.shape[-2], k.shape[-2], causal), p.scores(q, k)
     rho, drho = p.weights(scores, mask), p.drho(dout, v)
     kept = rho if keep is None else p.dropped(rho, keep)
     if keep is not None:
-        drho, rho = p.through_dropout(drho, keep), p.softmax_sees(rho, keep)
+        drho, rho = p.through_dropout(drho, keep), p.rho_for_softmax(rho, keep)
     draw = p.draw(p.dscores(drho, rho, p.row_dots(drho, rho), scores, mask), q)
     grads = [p.dq(draw, k, q), p.dk(draw, q, k), p.dv(kept, dout)]
     if rotary:
-        grads = [p.turned_back(grads[0], angle), p.turned_back(grads[1], angle), grads[2]]
+        grads = [p.rotated_back(grads[0], angle), p.rotated_back(grads[1], angle), grads[2]]
     da = p.three_paths(*(p.through(g, w, a) for g, (w, _) in zip(grads, pairs, strict=True)))
-    seen = [p.at_projection(g, w) for g, (w, _) in zip(grads, pairs, strict=True)]
-    (dw_q, db_q), (dw_k, db_k), (dw_v, db_v) = ((p.dweight(a, g), p.dbias(g)) for g in seen)
+    at_parameters = [p.at_projection(g, w) for g, (w, _) in zip(grads, pairs, strict=True)]
+    (dw_q, db_q), (dw_k, db_k), (dw_v, db_v) = ((p.dweight(a, g), p.dbias(g)) for g in at_parameters)
     return da, dw_q, db_q, dw_k, p.db_k(db_k), dw_v, p.db_v(db_v, dout)
 
 
@@ -78,17 +78,17 @@ def dropout_steps(p: Pieces, a: Array, *rest: Array, causal: bool = True) -> Gra
 def _reference(
     a: Array, given: Sequence[Array], keep: Array | None, dout: Array, causal: bool, rotary: bool = False
 ) -> Gradients:
-    made = [linear_forward(a, given[i], given[i + 1]) for i in (0, 2, 4)]
-    q, k, v = (y for y, _ in made)
-    turns: list[Any] = []
+    projections = [linear_forward(a, given[i], given[i + 1]) for i in (0, 2, 4)]
+    q, k, v = (y for y, _ in projections)
+    rope_saved: list[Any] = []
     if rotary:
         cos, sin = angles(np.arange(a.shape[-2]), frequencies(THETA, q.shape[-1]))
         (q, s_q), (k, s_k) = rope_forward(q, cos, sin), rope_forward(k, cos, sin)
-        turns = [s_q, s_k]
+        rope_saved = [s_q, s_k]
     grads = list(attention_backward(dout, attention_forward(q, k, v, causal, keep=keep)[1]))
-    for i, saved in enumerate(turns):
+    for i, saved in enumerate(rope_saved):
         grads[i] = rope_backward(grads[i], saved)
-    found = [linear_backward(g, s) for g, (_, s) in zip(grads, made, strict=True)]
+    found = [linear_backward(g, s) for g, (_, s) in zip(grads, projections, strict=True)]
     flat: list[Any] = [g for one in found for g in one[1:]]
     return (sum(one[0] for one in found), *flat)
 
@@ -104,7 +104,7 @@ def dropout_reference(a: Array, *rest: Array, causal: bool = True) -> Gradients:
 
 
 def _inputs(rng: np.random.Generator, even: bool) -> list[tuple[str, list[Array], Array, dict[str, float]]]:
-    """(name, a with the parameters, dout, sizes); an even d_k where pairs of features are turned."""
+    """(name, a with the parameters, dout, sizes); d_k is projections even if `even`, for rotary embeddings."""
 
     def one(name: str, b: int, n: int, d: int, d_k: int, d_h: int) -> tuple[str, list[Array], Array, dict[str, float]]:
         draw = rng.standard_normal
@@ -121,7 +121,7 @@ def _inputs(rng: np.random.Generator, even: bool) -> list[tuple[str, list[Array]
         one("odd sizes", *distinct(rng, 5, 2, 9)),
         one("other sizes", *distinct(rng, 5, 3, 10)),
         one("one sequence", 1, *distinct(rng, 4, 3, 10)),
-        one("as wide as its input", 2, 5, same, same, same),
+        one("head as wide as its input", 2, 5, same, same, same),
         one("as many tokens as features", 2, same, same + 1, same, same),
     ]
 
@@ -141,7 +141,7 @@ def dropout_cases(rng: np.random.Generator, causal: bool = True) -> list[Case]:
 
 GRADIENTS = ("da", *(f"d{name}" for name in PARAMETERS))
 SHAPES = "a (batch, tokens, d); w_q, w_k (d, d_k); b_q, b_k (d_k); w_v (d, d_v); b_v (d_v); dout (batch, tokens, d_v)"
-CAUSAL = "causal: a token sees itself and what came before; with causal=False it sees all"
+CAUSAL = "causal: a token attends to itself and earlier tokens; with causal=False, to all tokens"
 
 HEAD = Layer(
     name="head",
@@ -151,7 +151,7 @@ HEAD = Layer(
         "out = softmax(mask(q kᵗ/√d_k)) v with q = a w_q + b_q, k = a w_k + b_k, v = a w_v + b_v",
         SHAPES,
         CAUSAL,
-        "rotary=True: q and k are turned by their positions 0, 1, … first, as in the layer rope",
+        "rotary=True: q and k are first rotated by their positions 0, 1, …, as in the layer rope",
     ),
     cases=cases,
     reference=reference,
@@ -167,7 +167,7 @@ HEAD_DROPOUT = Layer(
     gradients=GRADIENTS,
     contract=(
         "out = (keep ∘ softmax(mask(q kᵗ/√d_k))) v with q = a w_q + b_q, k = a w_k + b_k, v = a w_v + b_v",
-        f"{SHAPES}; keep (batch, tokens, tokens), 0 or 1/(1 − p): a given pattern of attention dropout",
+        f"{SHAPES}; keep (batch, tokens, tokens), 0 or 1/(1 − p): the given attention dropout mask",
         CAUSAL,
     ),
     cases=dropout_cases,

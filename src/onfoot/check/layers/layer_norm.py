@@ -41,7 +41,7 @@ def reference(x: Array, weight: Array, bias: Array, dout: Array, eps: float = 1e
 
 
 def norm_inputs(rng: np.random.Generator, b: int, n: int, d: int, **changes: Any) -> tuple[Array, Array, Array, Array]:
-    """x, weight, bias and dout; the weight well away from a constant, where γ may stand anywhere."""
+    """x, weight, bias and dout; the weights differ, since with equal ones a misplaced γ would not show."""
     x = changes.get("spread", 1.0) * rng.standard_normal((b, n, d)) + changes.get("offset", 0.3)
     if changes.get("constant"):
         x[:, ::2] = rng.uniform(0.1, 0.4, (b, (n + 1) // 2, 1))
@@ -50,7 +50,7 @@ def norm_inputs(rng: np.random.Generator, b: int, n: int, d: int, **changes: Any
 
 
 def norm_cases(rng: np.random.Generator) -> list[tuple[str, tuple[int, int, int], dict[str, Any]]]:
-    """Names, sizes and peculiarities of the inputs of layer norm and RMS norm."""
+    """(name, sizes, changes) of the inputs of layer norm and RMS norm."""
     square = int(rng.integers(4, 9))
     return [
         ("odd sizes", tuple(distinct(rng, 3)), {}),
@@ -58,7 +58,7 @@ def norm_cases(rng: np.random.Generator) -> list[tuple[str, tuple[int, int, int]
         ("one token", (1, 1, int(rng.integers(3, 9))), {}),
         ("as many tokens as features", (2, square, square), {}),
         ("a variance as small as eps", tuple(distinct(rng, 3, 3)), {"spread": 3e-3, "offset": 0.0}),
-        ("rows that are constant", tuple(distinct(rng, 3, 3)), {"constant": True}),
+        ("constant rows", tuple(distinct(rng, 3, 3)), {"constant": True}),
         ("a large mean", tuple(distinct(rng, 3, 3)), {"offset": 6.0}),
     ]
 

@@ -1,4 +1,4 @@
-"""The fully connected layer, in steps."""
+"""The linear layer, in steps."""
 
 from __future__ import annotations
 

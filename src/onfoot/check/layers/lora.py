@@ -1,4 +1,4 @@
-"""A frozen layer with its LoRA layer, in steps."""
+"""A frozen linear layer with a LoRA adapter, in steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LORA = Layer(
     arguments=("x", "weight", "down", "up", "alpha", "dout"),
     gradients=("dx", "ddown", "dup"),
     contract=(
-        "out = x weight + (alpha/r) x down up; weight is frozen, and x needs its gradient through both paths",
+        "out = x weight + (alpha/r) x down up; weight is frozen, and dx flows through both paths",
         "x (batch, tokens, in); weight (in, out); down (in, r); up (r, out); alpha a number; dout as out",
     ),
     cases=cases,

@@ -1,4 +1,4 @@
-"""Multi-head attention with its three projections, in steps; queries, keys and values may be different tokens."""
+"""Multi-head attention with its q, k and v projections, in steps; query, key and value may be different inputs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def steps(
 
 def reference(*inputs: Array, causal: bool = True, n_head: int = 2) -> Gradients:
     *arrays, dout = inputs
-    made = [linear_forward(x, w) for x, w in zip(arrays[:3], arrays[3:], strict=True)]
-    q, k, v = (split_heads(y, n_head) for y, _ in made)
+    projections = [linear_forward(x, w) for x, w in zip(arrays[:3], arrays[3:], strict=True)]
+    q, k, v = (split_heads(y, n_head) for y, _ in projections)
     _, saved = attention_forward(q, k, v, causal)
     grads = attention_backward(split_heads(dout, n_head), saved)
-    found = [linear_backward(merge_heads(d), s) for d, (_, s) in zip(grads, made, strict=True)]
+    found = [linear_backward(merge_heads(d), s) for d, (_, s) in zip(grads, projections, strict=True)]
     return (*(g[0] for g in found), *(g[1] for g in found))
 
 
@@ -62,7 +62,7 @@ def cases(rng: np.random.Generator, causal: bool = True, n_head: int = 2) -> lis
         case("odd sizes", b, n, 3 * n_head),
         case("other sizes", n, b + 4, 5 * n_head),
         case("one token", b, 1, 4 * n_head),
-        case("as many tokens as a head is wide", 2, 4, 4 * n_head),
+        case("as many tokens as features per head", 2, 4, 4 * n_head),
         case("one sequence", 1, n + 2, 3 * n_head),
     ]
 
@@ -72,9 +72,9 @@ MULTI_HEAD = Layer(
     arguments=("query", "key", "value", "w_q", "w_k", "w_v", "dout"),
     gradients=("dquery", "dkey", "dvalue", "dw_q", "dw_k", "dw_v"),
     contract=(
-        "out = the heads' softmax(mask(q kᵗ/√d_k)) v side by side, with q = query w_q, k = key w_k, v = value w_v",
+        "out = softmax(mask(q kᵗ/√d_k)) v of all heads, concatenated, with q = query w_q, k = key w_k, v = value w_v",
         "query, key, value, dout (batch, tokens, features); w_q, w_k, w_v (features, features); n_head = 2",
-        "causal: a token sees itself and what came before; with causal=False it sees all",
+        "causal: a token attends to itself and earlier tokens; with causal=False, to all tokens",
     ),
     cases=cases,
     reference=reference,

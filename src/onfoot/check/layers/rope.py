@@ -1,4 +1,4 @@
-"""Rotary positions, in steps. Feature i is paired with feature i + D/2."""
+"""Rotary position embeddings (RoPE), in steps. Feature i is paired with feature i + D/2."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from onfoot.ops import rope_backward, rope_forward
 from onfoot.ops.rope import angles, frequencies
 
 
-def turn(x: Array, angle: Array) -> Array:
-    """Each pair (x_i, x_{i + D/2}) turned by its angle, (T, D/2)."""
+def rotate(x: Array, angle: Array) -> Array:
+    """Rotates each pair (x_i, x_{i + D/2}) by its angle, (T, D/2)."""
     first, second = np.split(x, 2, axis=-1)
     cos, sin = np.cos(angle), np.sin(angle)
     return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
@@ -19,12 +19,12 @@ def turn(x: Array, angle: Array) -> Array:
 PIECES = Pieces(
     frequencies=lambda width, theta: theta ** (-np.arange(0, width, 2) / width),
     angles=lambda positions, frequencies: positions[:, None] * frequencies,
-    turn_back=lambda dy, angles: turn(dy, -angles),
+    rotate_back=lambda dy, angles: rotate(dy, -angles),
 )
 
 
 def steps(p: Pieces, x: Array, positions: Array, dout: Array, theta: float = 10000.0) -> Gradients:
-    return (p.turn_back(dout, p.angles(positions, p.frequencies(x.shape[-1], theta))),)
+    return (p.rotate_back(dout, p.angles(positions, p.frequencies(x.shape[-1], theta))),)
 
 
 def reference(x: Array, positions: Array, dout: Array, theta: float = 10000.0) -> Gradients:
@@ -53,7 +53,7 @@ ROPE = Layer(
     arguments=("x", "positions", "dout"),
     gradients=("dx",),
     contract=(
-        "out: features i and i + D/2 of a token turned by position · theta^(−2i/D); theta = 10000",
+        "out: features i and i + D/2 of a token rotated by position · theta^(−2i/D); theta = 10000",
         "x, dout (batch, heads, tokens, D); positions (tokens), integers from 0",
     ),
     cases=cases,

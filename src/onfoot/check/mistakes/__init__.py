@@ -1,4 +1,4 @@
-"""The catalogue of known mistakes, one file a topic. Each is a wrong formula that can be run."""
+"""The catalogue of known mistakes, one file per topic. Each is a wrong formula that can be run."""
 
 from __future__ import annotations
 
@@ -49,23 +49,25 @@ CATALOGUE: tuple[Mistake, ...] = (
 
 
 @cache
-def touched(mistake: Mistake) -> frozenset[str]:
-    """The pieces that a mistake exchanges."""
+def replaced_pieces(mistake: Mistake) -> frozenset[str]:
+    """The names of the pieces that a mistake replaces."""
     pieces = LAYERS[mistake.layer].pieces
     return frozenset(mistake.apply(pieces, 0.0) if mistake.parameter else mistake.apply(pieces))
 
 
 @cache
-def _possible(name: str) -> tuple[Mistake, ...]:
-    """The layer's own mistakes, then those of its parts that touch nothing but what it has, and show in it."""
+def _applicable(name: str) -> tuple[Mistake, ...]:
+    """The layer's own mistakes, then those of its parts that replace only its pieces and change its gradients."""
     layer = LAYERS[name]
     own = [m for m in CATALOGUE if m.layer == name]
-    parts = [m for part in layer.parts for m in CATALOGUE if m.layer == part and touched(m) <= layer.pieces.names()]
-    return (*own, *(m for m in parts if shows(m, layer, layer.options)))
+    parts = [
+        m for part in layer.parts for m in CATALOGUE if m.layer == part and replaced_pieces(m) <= layer.pieces.names()
+    ]
+    return (*own, *(m for m in parts if has_effect(m, layer, layer.options)))
 
 
-def shows(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bool:
-    """Whether the mistake makes a difference in any case of the layer."""
+def has_effect(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bool:
+    """Whether the mistake changes a gradient in any case of the layer."""
     changes = mistake.apply(layer.pieces, 0.01) if mistake.parameter else mistake.apply(layer.pieces)
     for case in layer.cases(np.random.default_rng(0), **options):
         right = layer.run(layer.pieces, case, options)
@@ -79,6 +81,6 @@ def shows(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bool:
 
 
 def mistakes_of(layer: Layer, options: Mapping[str, Any]) -> tuple[Mistake, ...]:
-    """Every catalogued mistake that can happen in a layer under these options."""
+    """Every catalogued mistake that can occur in a layer with these options."""
     given = {**layer.assumes, **options}
-    return tuple(m for m in _possible(layer.name) if all(given[name] == value for name, value in m.needs.items()))
+    return tuple(m for m in _applicable(layer.name) if all(given[name] == value for name, value in m.needs.items()))

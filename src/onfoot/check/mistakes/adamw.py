@@ -1,4 +1,4 @@
-"""What goes wrong in AdamW."""
+"""Known mistakes in AdamW."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MISTAKES = (
         lambda p: {"second": lambda v, g, beta1, beta2: beta2 * v + (1 - beta1) * (g * g)},
     ),
     _mistake(
-        "no correction of the means",
-        "m and v start at 0, and are used as they are: the first steps have the wrong size.",
+        "no bias correction",
+        "m and v start at 0 and are used uncorrected: the first steps have the wrong size.",
         "ADAM.4",
         "m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ)",
         lambda p: {
@@ -32,7 +32,7 @@ MISTAKES = (
         },
     ),
     _mistake(
-        "β₁ in the correction of the second moment",
+        "β₁ in the bias correction of the second moment",
         "v̂ = v/(1 − β₁ᵗ).",
         "ADAM.4",
         "v̂ = v/(1 − β₂ᵗ)",
@@ -40,7 +40,7 @@ MISTAKES = (
     ),
     _mistake(
         "steps counted from 0",
-        "The means are corrected with β^(t + 1), one step too far.",
+        "The bias correction uses β^(t + 1), one step too far.",
         "ADAM.4",
         "the first step has t = 1",
         lambda p: {
@@ -49,48 +49,48 @@ MISTAKES = (
         },
     ),
     _mistake(
-        "eps under the root",
+        "eps inside the square root",
         "√(v̂ + eps): with small gradients the step is far too small.",
         "ADAM.5",
         "√v̂ + eps",
-        lambda p: {"spread": lambda v, eps: np.sqrt(v + eps)},
+        lambda p: {"denominator": lambda v, eps: np.sqrt(v + eps)},
     ),
     _mistake(
-        "the root missing",
-        "m̂ is divided by v̂, not by its root.",
+        "the square root missing",
+        "m̂ is divided by v̂, not by its square root.",
         "ADAM.5",
         "√v̂ + eps",
-        lambda p: {"spread": lambda v, eps: v + eps},
+        lambda p: {"denominator": lambda v, eps: v + eps},
     ),
     _mistake(
-        "decay through the gradient",
-        "weight_decay · param is added to the gradient (Adam with L2); AdamW takes it off the weight itself.",
+        "weight decay added to the gradient",
+        "weight_decay · param is added to the gradient (Adam with L2); AdamW subtracts it from the weight itself.",
         "ADAM.1",
-        "param ← param (1 − lr · weight_decay), and the gradient as it is",
+        "param ← param (1 − lr · weight_decay), with the gradient unchanged",
         lambda p: {
-            "seen_gradient": lambda grad, param, decay: grad + decay * param,
+            "effective_gradient": lambda grad, param, decay: grad + decay * param,
             "decayed": lambda param, lr, decay: param,
         },
     ),
     _mistake(
-        "no decay",
+        "no weight decay",
         "The weight is not decayed.",
         "ADAM.1",
         "param ← param (1 − lr · weight_decay)",
         lambda p: {"decayed": lambda param, lr, decay: param},
     ),
     _mistake(
-        "decay after the step",
-        "The weight that has moved is decayed: the step shrinks as well.",
+        "weight decay after the step",
+        "The updated weight is decayed, which shrinks the step as well.",
         "ADAM.1",
         "param ← param (1 − lr · weight_decay) first, then the step",
         lambda p: {
             "decayed": lambda param, lr, decay: param,
-            "moved": lambda param, lr, m, spread, decay: (param - lr * m / spread) * (1 - lr * decay),
+            "updated": lambda param, lr, m, denominator, decay: (param - lr * m / denominator) * (1 - lr * decay),
         },
     ),
     _mistake(
-        "decay without the learning rate",
+        "weight decay without the learning rate",
         "param ← param (1 − weight_decay).",
         "ADAM.1",
         "param ← param (1 − lr · weight_decay)",

@@ -1,7 +1,6 @@
-"""What goes wrong in attention: the scale, the gradient of softmax, the products, the softmax itself.
+"""Known mistakes in attention: the scale, the gradient of softmax, the products, softmax itself.
 
-The wrong formulas for the gradient of softmax map (dρ, ρ), the gradient of the weights and the weights, to the gradient
-of the scores.
+The wrong softmax gradients map (dρ, ρ), the gradient of the weights and the weights, to the gradient of the scores.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from onfoot.ops.attention import softmax
 
 
 def softmax_backward_without_keepdims(drho: Array, rho: Array) -> Array:
-    """The row sums of a square matrix, broadcast as NumPy broadcasts a vector: along the wrong axis."""
+    """Row sums without keepdims: for a square matrix, NumPy broadcasts them along the wrong axis."""
     return (drho - (drho * rho).sum(axis=-1)[..., None, :]) * rho
 
 
 def softmax_backward_over_tokens(drho: Array, rho: Array) -> Array:
-    """The sums taken down the columns."""
+    """Sums over the columns."""
     return (drho - (drho * rho).sum(axis=-2, keepdims=True)) * rho
 
 
@@ -31,23 +30,23 @@ def softmax_backward_with_hadamard(drho: Array, rho: Array) -> Array:
 
 
 def softmax_backward_minus_mean(drho: Array, rho: Array) -> Array:
-    """dρ ∘ ρ − mean(dρ ∘ ρ) of each row: its rows sum to 0, yet it is not the gradient."""
+    """dρ ∘ ρ − mean(dρ ∘ ρ) of each row: its rows sum to 0, but it is not the gradient."""
     ds = drho * rho
     return ds - ds.mean(axis=-1, keepdims=True)
 
 
 def softmax_backward_matrix_products(drho: Array, rho: Array) -> Array:
-    """dρ ∘ ρ − ρ dρᵗ ρ, the last term as two matrix products."""
+    """dρ ∘ ρ − ρ dρᵗ ρ, with two matrix products in the last term."""
     return drho * rho - rho @ transposed(drho) @ rho
 
 
 def softmax_jacobian_without_outer_product(row: Array) -> Array:
-    """ρ_i (I − ρ_iᵗ) on a one-dimensional array, whose transpose is itself: ρ_k (δ_jk − ρ_k)."""
+    """ρ_i (I − ρ_iᵗ) on a 1-D array, which .T leaves unchanged: ρ_k (δ_jk − ρ_k)."""
     return row * (np.eye(len(row)) - row.T)
 
 
 def softmax_backward_without_outer_product(drho: Array, rho: Array) -> Array:
-    """dρ times that Jacobian, row by row: ρ_k (dρ_k − ρ_k Σ_j dρ_j)."""
+    """dρ times that Jacobian, per row: ρ_k (dρ_k − ρ_k Σ_j dρ_j)."""
     return rho * (drho - rho * drho.sum(axis=-1, keepdims=True))
 
 
@@ -62,17 +61,17 @@ def key_gradient_transposed(draw: Array, q: Array) -> Array:
 
 
 def key_gradient_by_printed_jacobian(dz: Array, q: Array) -> Array:
-    """dZ · ∂Z/∂K with "∂Z/∂K = Qᵗ": the shapes fit only where n = d_k."""
+    """dZ · ∂Z/∂K with "∂Z/∂K = Qᵗ": the shapes match only if n = d_k."""
     return dz @ transposed(q)
 
 
 def value_gradient_without_transpose(rho: Array, dout: Array) -> Array:
-    """ρ dO: the axes "transposed" into the order they had."""
+    """ρ dO: a transpose that keeps the order of the axes."""
     return np.transpose(rho, range(rho.ndim)) @ dout
 
 
 def _instead(softmax_backward: Callable[[Array, Array], Array]) -> Callable[..., dict[str, Piece]]:
-    """The right pass in all but the given gradient of softmax."""
+    """Replaces only the gradient of softmax."""
     return lambda p: {
         "row_dots": lambda drho, rho: np.zeros(()),
         "dscores": lambda drho, rho, dots, scores, mask: softmax_backward(drho, rho),
@@ -99,7 +98,7 @@ RIGHT_25 = "ds = (dρ − (dρ * ρ).sum(axis=-1, keepdims=True)) * ρ"
 MISTAKES = (
     _mistake(
         "1/√d_k missing from the backward pass",
-        "dq and dk are √d_k times too large: the gradient of the scaled scores is used as that of the raw ones.",
+        "dq and dk are √d_k times too large: the gradient of the scaled scores is used as that of the unscaled ones.",
         "28",
         "divide the gradient of the scores by √d_k, the width of q and k, before the products with k and q",
         lambda p: {"draw": lambda dscores, q: dscores},
@@ -109,13 +108,13 @@ MISTAKES = (
         "1/√d_k missing from both passes",
         "The weights are softmax(q kᵗ), and the gradient of the scores is not scaled either.",
         "12",
-        "divide the scores by √d_k before softmax, and their gradient by √d_k behind it",
+        "divide the scores by √d_k before softmax, and their gradient by √d_k in the backward pass",
         lambda p: {"scores": _unscaled, "draw": lambda dscores, q: dscores},
         "E14",
     ),
     _mistake(
         "1/√d_k missing from the forward pass",
-        "The weights are softmax(q kᵗ): the scores that the backward pass computes again are not scaled.",
+        "The weights are softmax(q kᵗ): the scores recomputed in the backward pass are not scaled.",
         "12",
         "divide the scores by √d_k before softmax",
         lambda p: {"scores": _unscaled},
@@ -123,7 +122,7 @@ MISTAKES = (
     ),
     _mistake(
         "d_k in place of √d_k",
-        "Scores and their gradient are divided by the width of q and k, not by its root.",
+        "Scores and their gradient are divided by the width of q and k, not by its square root.",
         "12",
         "divide by √d_k in both passes",
         lambda p: {
@@ -141,15 +140,15 @@ MISTAKES = (
     ),
     _mistake(
         "row sums broadcast along the wrong axis",
-        "Σ_k dρ ρ has lost its axis (no keepdims), so that it is subtracted from columns and not from rows.",
+        "Σ_k dρ ρ was summed without keepdims, so it is subtracted from columns instead of rows.",
         "25",
         RIGHT_25,
         _instead(softmax_backward_without_keepdims),
         "E6",
     ),
     _mistake(
-        "the sum of softmax's gradient over queries",
-        "Σ dρ ρ is taken down the columns (axis −2); each row of the scores has a softmax of its own.",
+        "the sum in the softmax gradient over queries",
+        "Σ dρ ρ is taken over axis −2; softmax acts on each row of the scores separately.",
         "25",
         RIGHT_25,
         _instead(softmax_backward_over_tokens),
@@ -157,7 +156,7 @@ MISTAKES = (
     ),
     _mistake(
         "an elementwise product in place of the row sum",
-        "dρ ∘ ρ is subtracted entry by entry where its sum over the row belongs.",
+        "dρ ∘ ρ is subtracted entry by entry instead of its row sum.",
         "25",
         RIGHT_25,
         _instead(softmax_backward_with_hadamard),
@@ -173,7 +172,7 @@ MISTAKES = (
     ),
     _mistake(
         "matrix products in the gradient of softmax",
-        "dρ ∘ ρ − ρ dρᵗ ρ mixes the rows; the sum in the second term belongs to one row.",
+        "dρ ∘ ρ − ρ dρᵗ ρ mixes the rows; the sum in the second term must run within one row.",
         "25",
         RIGHT_25,
         _instead(softmax_backward_matrix_products),
@@ -181,7 +180,7 @@ MISTAKES = (
     ),
     _mistake(
         "softmax's Jacobian without its outer product",
-        "diag(ρ) − ρᵗρ was built from one-dimensional arrays, whose transpose is themselves: ρ_k (δ_jk − ρ_k).",
+        "diag(ρ) − ρᵗρ was built from 1-D arrays, which .T leaves unchanged: ρ_k (δ_jk − ρ_k).",
         "25",
         f"use np.outer, or do without the Jacobian: {RIGHT_25}",
         _instead(softmax_backward_without_outer_product),
@@ -211,7 +210,7 @@ MISTAKES = (
     ),
     _mistake(
         "dk transposed",
-        "dk = qᵗ dS is the transpose of the answer; its shape is right only where n = d_k.",
+        "dk = qᵗ dS is the transpose of the gradient; its shape is correct only if n = d_k.",
         "ATT.3",
         "dk = dSᵗ q",
         lambda p: {"dk": lambda draw, q, k: key_gradient_transposed(draw, q)},
@@ -219,7 +218,7 @@ MISTAKES = (
     ),
     _mistake(
         "dk = dS qᵗ",
-        "q and dS have changed sides and the wrong one is transposed; the shapes fit only where n = d_k.",
+        "q and dS are swapped and the wrong one is transposed; the shapes match only if n = d_k.",
         "ATT.3",
         "dk = dSᵗ q",
         lambda p: {"dk": lambda draw, q, k: key_gradient_by_printed_jacobian(draw, q)},
@@ -227,45 +226,45 @@ MISTAKES = (
     ),
     _mistake(
         "dk without the transpose of dS",
-        "dk = dS q: a key collects from the queries that saw it, and those stand in a column of dS.",
+        "dk = dS q: a key receives gradient from the queries that attend to it, which are a column of dS.",
         "ATT.3",
         "dk = dSᵗ q",
         lambda p: {"dk": lambda draw, q, k: draw @ q},
     ),
     _mistake(
         "dq with dS transposed",
-        "dq = dSᵗ k: a query collects from the keys that it saw, and those stand in a row of dS.",
+        "dq = dSᵗ k: a query receives gradient from the keys it attends to, which are a row of dS.",
         "ATT.2",
         "dq = dS k",
         lambda p: {"dq": lambda draw, k, q: transposed(draw) @ k},
     ),
     _mistake(
         "dq from q in place of k",
-        "dq = dS q: the derivative of q kᵗ by q is k.",
+        "dq = dS q: the derivative of q kᵗ with respect to q is k.",
         "ATT.2",
         "dq = dS k",
         lambda p: {"dq": lambda draw, k, q: draw @ q},
     ),
     _mistake(
         "dk from k in place of q",
-        "dk = dSᵗ k: the derivative of q kᵗ by k is q.",
+        "dk = dSᵗ k: the derivative of q kᵗ with respect to k is q.",
         "ATT.3",
         "dk = dSᵗ q",
         lambda p: {"dk": lambda draw, q, k: transposed(draw) @ k},
     ),
     _mistake(
         "dv without the transpose of ρ",
-        "dv = ρ dout: a value collects from the tokens that looked at it, and those stand in a column of ρ.",
+        "dv = ρ dout: a value receives gradient from the tokens that attend to it, which are a column of ρ.",
         "ATT.1",
-        "dv = ρᵗ dout; mind a transpose that leaves the axes in their order",
+        "dv = ρᵗ dout; make sure that the transpose swaps the axes",
         lambda p: {"dv": value_gradient_without_transpose},
         "E39",
     ),
     _mistake(
         "softmax over queries",
-        "The weights of a column sum to 1, not those of a row: softmax was taken along axis −2.",
+        "The weights sum to 1 over columns, not rows: softmax was taken along axis −2.",
         "15",
-        "softmax along the last axis, over the keys that a query sees",
+        "softmax along the last axis, over the keys",
         lambda p: {
             "weights": lambda scores, mask: transposed(
                 softmax(transposed(scores), None if mask is None else transposed(mask))
@@ -273,10 +272,10 @@ MISTAKES = (
         },
     ),
     _mistake(
-        "softmax without its maximum taken off",
+        "softmax without subtracting the maximum",
         "exp overflows for scores above 709 (float64) or 88 (float32), and inf/inf is nan.",
         "15",
-        "subtract the largest score of a row before exp; it changes nothing else",
+        "subtract the largest score of each row before exp; the result is the same",
         lambda p: {"weights": _overflowing},
         "E23",
     ),

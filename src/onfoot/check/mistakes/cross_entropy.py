@@ -1,4 +1,4 @@
-"""What goes wrong in softmax and cross-entropy."""
+"""Known mistakes in softmax cross-entropy."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from onfoot.check.layers.cross_entropy import one_hot
 from onfoot.ops.attention import softmax
 from onfoot.ops.cross_entropy import IGNORE
 
-# divisors of the gradient of a mean
+# wrong divisors for a mean loss
 
 
 def divisor_of_all_tokens(targets: Array, n_vocab: int) -> float:
-    """The number of tokens, where only some have a target."""
+    """The number of all tokens, although only some have a target."""
     return targets.size
 
 
 def divisor_of_the_mean_of_means(targets: Array, n_vocab: int) -> Array:
-    """Each sequence divided by its own number of targets, then by the number of sequences."""
+    """Per sequence: its number of targets times the number of sequences."""
     return (targets >= 0).sum(axis=-1)[:, None, None] * len(targets)
 
 
-# targets out of the tokens themselves
+# wrong next-token targets
 
 
 def targets_by_roll(ids: Array) -> Array:
-    """shiftByOne as a cyclic roll: the last token is asked to predict the first."""
+    """shiftByOne as a cyclic shift: the last token must predict the first."""
     return np.roll(ids, -1, axis=-1)
 
 
 def targets_by_next_id(ids: Array, n_vocab: int) -> Array:
-    """y_gt(t*) = t* + 1 as arithmetic on ids; the last token, without a target, is left out."""
+    """y_gt(t*) = t* + 1 as arithmetic on ids; the last token has no target."""
     targets = (ids + 1) % n_vocab
     targets[:, -1] = IGNORE
     return targets
@@ -46,7 +46,7 @@ def _mistake(
     return Mistake(name, "softmax_cross_entropy", explains, "CE.2", fix, apply, errata, needs=needs)
 
 
-DIVIDE = "divide by the number of targets that count, the number that the mean of the loss is taken over"
+DIVIDE = "divide by the number of targets that are not ignored, as in the mean loss"
 
 MISTAKES = (
     _mistake(
@@ -57,7 +57,7 @@ MISTAKES = (
         "E20",
     ),
     _mistake(
-        "a mean loss whose gradient is divided by the batch alone",
+        "a mean loss whose gradient is divided by the batch size only",
         "Divided by the number of sequences; the mean is taken over their tokens as well.",
         DIVIDE,
         lambda p: {"divisor": lambda targets, n_vocab: len(targets)},
@@ -77,27 +77,27 @@ MISTAKES = (
     ),
     _mistake(
         "the mean of the sequences' means",
-        "Each sequence is divided by its own number of targets: where the numbers differ, that is another loss.",
+        "Each sequence is divided by its own number of targets: if the numbers differ, that is a different loss.",
         DIVIDE,
         lambda p: {"divisor": divisor_of_the_mean_of_means},
         "E20",
     ),
     _mistake(
         "divided by tokens and vocabulary",
-        "The mean runs over the entries of the logits; it belongs to the targets.",
+        "The mean is taken over the entries of the logits instead of the targets.",
         DIVIDE,
         lambda p: {"divisor": lambda targets, n_vocab: (targets != IGNORE).sum() * n_vocab},
     ),
     _mistake(
-        "an error signal where there is no target",
-        "A token without a target has a row of zeros in y_gt, but y_pred is left in its row of the gradient.",
-        "set the rows of such tokens to 0",
+        "a gradient where there is no target",
+        "A token without a target has a zero row in y_gt, but y_pred remains in its row of the gradient.",
+        "set the rows of tokens without a target to 0",
         lambda p: {"counted": lambda delta, targets: delta},
         "E21",
         mean=False,
     ),
     _mistake(
-        "the target not taken off",
+        "the target not subtracted",
         "y_pred alone: the −1 at the target is missing.",
         "y_pred − y_gt",
         lambda p: {"delta": lambda y_pred, y_gt: y_pred},
@@ -105,14 +105,14 @@ MISTAKES = (
     ),
     _mistake(
         "the gradient of the probabilities",
-        "−y_gt/y_pred is the gradient at y_pred; it has not gone through softmax.",
-        "y_pred − y_gt, the gradient at the logits",
+        "−y_gt/y_pred is the gradient of y_pred; it was not passed through softmax.",
+        "y_pred − y_gt, the gradient of the logits",
         lambda p: {"delta": lambda y_pred, y_gt: np.where(y_gt > 0, -y_gt / y_pred, 0)},
         mean=False,
     ),
     _mistake(
         "dout ignored",
-        "The gradient of the loss itself: the upstream gradient is not multiplied in.",
+        "The gradient is not multiplied by the upstream gradient.",
         "multiply by dout",
         lambda p: {"divided": lambda delta, divisor, dloss: delta / divisor},
         mean=False,
@@ -126,15 +126,15 @@ MISTAKES = (
     ),
     _mistake(
         "softmax twice",
-        "The probabilities are taken for logits, and softmax is applied to them once more.",
+        "Softmax is applied again to the probabilities.",
         "softmax once",
         lambda p: {"y_pred": lambda logits, lse: softmax(softmax(logits))},
         mean=False,
     ),
     _mistake(
-        "softmax without its maximum taken off",
+        "softmax without subtracting the maximum",
         "exp overflows for logits above 709 (float64) or 88 (float32), and inf/inf is nan.",
-        "subtract the largest logit of a row before exp; it changes nothing else",
+        "subtract the largest logit of each row before exp; the result is the same",
         lambda p: {
             "lse": lambda logits: np.zeros(()),
             "y_pred": lambda logits, lse: np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True),
@@ -152,8 +152,8 @@ def _next(name: str, explains: str, fix: str, apply: Callable[..., dict[str, Pie
 NEXT_MISTAKES = (
     _next(
         "targets by a cyclic shift",
-        "The last token is asked to predict the first.",
-        "the last token has no target: its row of the gradient is 0, and it is not counted",
+        "The last token must predict the first.",
+        "the last token has no target: its row of the gradient is 0, and the mean does not count it",
         lambda p: {"shift": targets_by_roll},
         "E21",
     ),
@@ -171,13 +171,13 @@ NEXT_MISTAKES = (
     ),
     _next(
         "no shift",
-        "Every token is asked to predict itself.",
+        "Every token must predict itself.",
         "the target of token t is ids[t + 1]",
         lambda p: {"shift": lambda ids: ids},
     ),
     _next(
         "shifted the wrong way",
-        "Every token is asked to predict the one before it.",
+        "Every token must predict the one before it.",
         "the target of token t is ids[t + 1]",
         lambda p: {"shift": lambda ids: np.concatenate([np.full_like(ids[:, :1], IGNORE), ids[:, :-1]], axis=1)},
     ),

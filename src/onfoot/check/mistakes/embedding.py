@@ -1,4 +1,4 @@
-"""What goes wrong in an embedding table, and where the table is tied to the logits."""
+"""Known mistakes in an embedding, and in an embedding tied to the output projection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onfoot.check.layer import Array, Mistake
 
 
 def table_gradient_by_assignment(ids: Array, dy: Array, n_rows: int) -> Array:
-    """dW[ids] += Δ: of a token's several occurrences only the last is kept."""
+    """dW[ids] += Δ: only the last occurrence of a repeated id is kept."""
     dweight = np.zeros((n_rows, dy.shape[-1]))
     dweight[ids] += dy
     return dweight
@@ -24,7 +24,7 @@ MISTAKES = (
     Mistake(
         "repeated ids lost",
         "embedding",
-        "dweight[ids] += dout (or =) keeps one of a token's several occurrences, the last.",
+        "dweight[ids] += dout (or =) keeps only the last occurrence of a repeated id.",
         "3",
         "np.add.at(dweight, ids, dout), or index_add_ in PyTorch",
         lambda p: {"scatter": table_gradient_by_assignment},
@@ -33,24 +33,24 @@ MISTAKES = (
     Mistake(
         "repeated ids averaged",
         "embedding",
-        "An id's rows are averaged; they must be summed.",
+        "The rows of a repeated id are averaged; they must be summed.",
         "3",
-        "np.add.at(dweight, ids, dout), and no division",
+        "np.add.at(dweight, ids, dout), without a division",
         lambda p: {"scatter": _averaged},
     ),
     Mistake(
-        "the last sequence alone",
+        "only the last sequence",
         "embedding",
-        "Only one sequence of the batch reaches the table; all of them share it.",
+        "Only one sequence of the batch contributes; all of them share the table.",
         "3",
         "scatter over batch and tokens",
         lambda p: {"scatter": lambda ids, dy, n_rows: scatter_add(n_rows, ids[-1], dy[-1])},
         "E26",
     ),
     Mistake(
-        "one table a sequence",
+        "one table per sequence",
         "embedding",
-        "dweight has the batch as an axis too many: the sequences are not summed.",
+        "dweight has an extra batch axis: the sequences are not summed.",
         "3",
         "scatter over batch and tokens",
         lambda p: {
@@ -63,25 +63,25 @@ MISTAKES = (
     Mistake(
         "ids counted from 1",
         "embedding",
-        "The gradient of an id goes to the row before it.",
+        "The gradient of an id is added to the row before it.",
         "2",
         "ids count from 0: row = id",
         lambda p: {"table_ids": lambda ids: ids - 1},
         "E22",
     ),
     Mistake(
-        "the embedding's path alone",
+        "only the gradient through the embedding",
         "tied_embedding",
-        "oheᵗ Δ_1: the table also makes the logits, and the gradient of that use is lost.",
+        "oheᵗ Δ_1: the table also computes the logits, and the gradient of that use is missing.",
         "TIE.1",
         "dweight = oheᵗ Δ_1 + doutᵗ features, the sum of both uses",
         lambda p: {"both_paths": lambda embedding, logits: embedding},
         "E27",
     ),
     Mistake(
-        "the logits' path alone",
+        "only the gradient through the logits",
         "tied_embedding",
-        "doutᵗ features: the table also embeds the tokens, and the gradient of that use is lost.",
+        "doutᵗ features: the table also embeds the tokens, and the gradient of that use is missing.",
         "TIE.1",
         "dweight = oheᵗ Δ_1 + doutᵗ features, the sum of both uses",
         lambda p: {"both_paths": lambda embedding, logits: logits},

@@ -1,4 +1,4 @@
-"""What goes wrong in GELU's derivative."""
+"""Known mistakes in the derivative of GELU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onfoot.ops.activation import CUBIC, ROOT_2_OVER_PI
 
 
 def gelu_mixed_backward(dy: Array, x: Array) -> Array:
-    """The tanh form forward, the derivative of the erf form backward."""
+    """The tanh form in the forward pass, the derivative of the erf form in the backward pass."""
     return gelu_erf_backward(dy, gelu_tanh_forward(x)[1])
 
 
@@ -19,9 +19,9 @@ MISTAKES = (
     Mistake(
         "tanh-GELU with erf's derivative",
         "gelu",
-        "Φ(x) + x φ(x) is the derivative of the form with erf; the two forms differ by about 1e-3.",
+        "Φ(x) + x φ(x) is the derivative of the erf form; the two forms differ by about 1e-3.",
         "G.4",
-        "use the derivative of the same form; or check it with form='erf', if that is the forward pass",
+        "use the derivative of the tanh form; or check with form='erf' if the forward pass uses erf",
         lambda p: _form("erf"),
         "E32",
         needs={"form": "tanh"},
@@ -31,14 +31,14 @@ MISTAKES = (
         "gelu",
         "The derivative belongs to the tanh form; the two forms differ by about 1e-3.",
         "G.6",
-        "use the derivative of the same form; or check it with form='tanh', if that is the forward pass",
+        "use the derivative of the erf form; or check with form='tanh' if the forward pass uses tanh",
         lambda p: _form("tanh"),
         needs={"form": "erf"},
     ),
     Mistake(
         "x φ(x) missing",
         "gelu",
-        "The derivative is taken to be Φ(x): the product x Φ(x) has two terms.",
+        "The derivative is Φ(x) alone, but the product x Φ(x) gives two terms.",
         "G.4",
         "add x times the derivative of Φ",
         lambda p: {"slope": lambda x, cumulative, density: cumulative},
@@ -53,7 +53,7 @@ MISTAKES = (
         needs={"form": "tanh"},
     ),
     Mistake(
-        "the 3 of the cube's derivative missing",
+        "the factor 3 of the derivative of x³ missing",
         "gelu",
         "u' = √(2/π)(1 + 0.044715 x²): the derivative of x³ is 3 x².",
         "G.4",
@@ -105,5 +105,5 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _form(other: str) -> dict[str, Piece]:
-    """The other form's Φ and φ."""
+    """Φ and φ of the other form."""
     return {"cumulative": lambda x, form: cumulative(x, other), "density": lambda x, form: density(x, other)}

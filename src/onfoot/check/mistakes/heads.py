@@ -1,4 +1,4 @@
-"""What goes wrong where heads are split and put together, in multi-head attention and in a block."""
+"""Known mistakes in splitting and merging heads, in multi-head attention and in a block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onfoot.check.layer import Array, Mistake
 
 
 def split_heads_by_reshape(x: Array, n_head: int) -> Array:
-    """(B, T, H D) -> (B, H, T, D) by reshape alone: the right shape, with tokens and features mixed."""
+    """(B, T, H D) -> (B, H, T, D) by reshape alone: correct shape, but tokens and features are mixed."""
     b, n, width = x.shape
     return x.reshape(b, n_head, n, width // n_head)
 
@@ -17,13 +17,13 @@ def merge_heads_by_reshape(x: Array) -> Array:
     return x.reshape(b, n, h * width)
 
 
-FIX = "reshape to (batch, tokens, heads, width), then swap the axes of tokens and heads; and the reverse to merge"
+FIX = "reshape to (batch, tokens, heads, width), then swap the token and head axes; the reverse to merge"
 
 MISTAKES = (
     Mistake(
         "heads split and merged without a transpose",
         "multi_head",
-        "reshape(batch, heads, tokens, width) has the right shape and mixes tokens with features.",
+        "reshape(batch, heads, tokens, width) has the correct shape but mixes tokens with features.",
         "34",
         FIX,
         lambda p: {
@@ -36,7 +36,7 @@ MISTAKES = (
     Mistake(
         "heads split without a transpose",
         "multi_head",
-        "reshape(batch, heads, tokens, width) mixes tokens with features; they are merged with a transpose.",
+        "reshape(batch, heads, tokens, width) mixes tokens with features; merging does use a transpose.",
         "34",
         FIX,
         lambda p: {"split": split_heads_by_reshape, "split_dout": split_heads_by_reshape},
@@ -45,7 +45,7 @@ MISTAKES = (
     Mistake(
         "dout split into heads without a transpose",
         "multi_head",
-        "q, k and v are split rightly, but dout by reshape(batch, heads, tokens, width) alone.",
+        "q, k and v are split correctly, but dout by reshape(batch, heads, tokens, width) alone.",
         "34",
         FIX,
         lambda p: {"split_dout": split_heads_by_reshape},

@@ -1,4 +1,4 @@
-"""What goes wrong in layer norm."""
+"""Known mistakes in layer norm."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from onfoot.arrays import rows
 from onfoot.check.layer import Array, Mistake, Piece
 
-# formulas for the variance, and for 1/σ
+# wrong variance and 1/σ
 
 
 def variance_unbiased(centred: Array) -> Array:
-    """Divided by d − 1, as `std` has it in some libraries."""
+    """Divided by d − 1, as in PyTorch's `var` and `std`."""
     return (centred * centred).sum(axis=-1, keepdims=True) / (centred.shape[-1] - 1)
 
 
 def rstd_without_eps(variance: Array, eps: float) -> Array:
-    """1/σ as printed: a token whose features are all alike divides by 0."""
+    """1/σ as printed: constant features divide by 0."""
     return 1 / np.sqrt(variance)
 
 
@@ -26,11 +26,11 @@ def rstd_eps_outside_root(variance: Array, eps: float) -> Array:
     return 1 / (np.sqrt(variance) + eps)
 
 
-# the term of (40) along ā, for a σ that is not the root of the mean of squares
+# the term of (40) along ā, for another σ
 
 
 def along_eps_outside_root(normed: Array, dnormed: Array) -> Array:
-    """With σ' = σ + eps, the mean of ā² is (σ/σ')², and dσ'/dx has σ below it, not σ'."""
+    """With σ' = σ + eps, the mean of ā² is (σ/σ')², and dσ'/dx divides by σ, not σ'."""
     along, square = (normed * dnormed).mean(axis=-1, keepdims=True), (normed * normed).mean(axis=-1, keepdims=True)
     return along / np.sqrt(np.where(square == 0, 1, square))
 
@@ -39,7 +39,7 @@ def along_unbiased(normed: Array, dnormed: Array) -> Array:
     return (normed * dnormed).sum(axis=-1, keepdims=True) / (normed.shape[-1] - 1)
 
 
-# the two sums of (40), left where batch norm has them
+# the two means of (40) over tokens, as in batch norm
 
 
 def mean_over_tokens(dnormed: Array) -> Array:
@@ -51,12 +51,12 @@ def along_over_tokens(normed: Array, dnormed: Array) -> Array:
 
 
 def weight_gradient_diag_builds(normed: Array, dy: Array) -> Array:
-    """diag in (41) read as in (37), as a maker of diagonal matrices."""
+    """diag in (41) read as in (37): it builds a diagonal matrix."""
     return np.diag(np.diag(rows(normed).T @ rows(dy)))
 
 
 def nothing(*arguments: Array) -> Array:
-    """A term that was forgotten."""
+    """A missing term."""
     return np.zeros(())
 
 
@@ -71,7 +71,7 @@ RIGHT_40 = "dx = (g − mean(g) − ā · mean(g ∘ ā))/σ with g = dout ∘ w
 MISTAKES = (
     _mistake(
         "γ outside the means",
-        "weight ∘ (dout − mean(dout) − ā · mean(dout ∘ ā))/σ: right only while all weights are equal, as at the start.",
+        "weight ∘ (dout − mean(dout) − ā · mean(dout ∘ ā))/σ: correct only if all weights are equal, as initially.",
         "40",
         f"multiply dout by weight first: {RIGHT_40}",
         lambda p: {
@@ -81,29 +81,29 @@ MISTAKES = (
     ),
     _mistake(
         "γ missing from dx",
-        "dout is used where dout ∘ weight belongs.",
+        "dout is used instead of dout ∘ weight.",
         "40",
         RIGHT_40,
         lambda p: {"dnormed": lambda dy, weight: dy},
     ),
     _mistake(
         "eps outside the root",
-        "σ = √variance + eps: it shows where the variance is small.",
+        "σ = √variance + eps: wrong where the variance is small.",
         "36",
-        "σ = √(variance + eps), in ā and in dx alike",
+        "σ = √(variance + eps), in both ā and dx",
         lambda p: {"rstd": rstd_eps_outside_root},
         "E28",
     ),
     _mistake(
         "eps outside the root, in both passes",
-        "σ = √variance + eps, and the gradient belongs to that forward pass: it shows where the variance is small.",
+        "σ = √variance + eps, in the gradient as well: wrong where the variance is small.",
         "36",
         "σ = √(variance + eps)",
         lambda p: {"rstd": rstd_eps_outside_root, "along_term": along_eps_outside_root},
     ),
     _mistake(
         "no eps",
-        "σ = √variance: nan for a token whose features are all alike, and wrong where the variance is small.",
+        "σ = √variance: nan for constant features, and wrong where the variance is small.",
         "36",
         "σ = √(variance + eps)",
         lambda p: {"rstd": rstd_without_eps},
@@ -119,14 +119,14 @@ MISTAKES = (
     ),
     _mistake(
         "unbiased variance, in both passes",
-        "The variance is divided by d − 1, and the gradient belongs to that forward pass.",
+        "The variance is divided by d − 1, in the gradient as well.",
         "36",
         "var(axis=-1), with unbiased=False or correction=0 in PyTorch",
         lambda p: {"variance": variance_unbiased, "along_term": along_unbiased},
     ),
     _mistake(
-        "the sums of dx over tokens",
-        "The two means of eq 40 run down the tokens, as in batch norm; layer norm has them over the features.",
+        "the means in dx over tokens",
+        "The two means of eq 40 are taken over tokens, as in batch norm; layer norm takes them over features.",
         "40",
         "mean over the last axis, with keepdims=True",
         lambda p: {"mean_term": mean_over_tokens, "along_term": along_over_tokens},
@@ -134,7 +134,7 @@ MISTAKES = (
     ),
     _mistake(
         "sums in place of means in dx",
-        "The two terms that are subtracted lack their 1/d.",
+        "The two subtracted terms lack the factor 1/d.",
         "40",
         RIGHT_40,
         lambda p: {
@@ -172,7 +172,7 @@ MISTAKES = (
     ),
     _mistake(
         "the variance in place of σ in dx",
-        "The bracket of eq 40 is divided by σ² (plus eps) and not by its root.",
+        "The bracket of eq 40 is divided by σ² (plus eps), not by its square root.",
         "40",
         RIGHT_40,
         lambda p: {"norm_dx": lambda bracket, rstd: bracket * rstd**2},
@@ -186,7 +186,7 @@ MISTAKES = (
     ),
     _mistake(
         "dweight as a diagonal matrix",
-        "diag builds a matrix where it should read one: dweight has the shape (d, d).",
+        "diag builds a matrix instead of extracting the diagonal: dweight has shape (d, d).",
         "41",
         "dweight = Σ_tokens dout ∘ ā, a vector",
         lambda p: {"norm_dweight": lambda dy, normed, x: weight_gradient_diag_builds(normed, dy)},
@@ -194,7 +194,7 @@ MISTAKES = (
     ),
     _mistake(
         "dweight and dbias of a single sequence",
-        "The sums run over the tokens of the last sequence alone; all sequences of a batch share the weights.",
+        "The sums include only the last sequence; all sequences of a batch share the weights.",
         "41",
         "sum over batch and tokens",
         lambda p: {

@@ -1,4 +1,4 @@
-"""What goes wrong in LoRA beside a frozen layer."""
+"""Known mistakes in a LoRA adapter of a frozen linear layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _mistake(
 MISTAKES = (
     _mistake(
         "the frozen path missing from dx",
-        "dx = α/r dout (down up)ᵗ: the frozen weight does not train, but the error signal passes through it.",
+        "dx = α/r dout (down up)ᵗ: the frozen weight is not trained, but the gradient passes through it.",
         "LORA.2",
         "dx = dout weightᵗ + α/r dout upᵗ downᵗ",
         lambda p: {"both_dx": lambda frozen, adapter: adapter},
@@ -25,14 +25,14 @@ MISTAKES = (
     ),
     _mistake(
         "the adapter's path missing from dx",
-        "dx = dout weightᵗ: x also went through the adapter.",
+        "dx = dout weightᵗ: x is also the input of the adapter.",
         "LORA.2",
         "dx = dout weightᵗ + α/r dout upᵗ downᵗ",
         lambda p: {"both_dx": lambda frozen, adapter: frozen},
     ),
     _mistake(
         "α in place of α/r",
-        "The adapter is scaled by α; adapter files mean α/r.",
+        "The adapter is scaled by α; adapter files use α/r.",
         "43",
         "scale = alpha / r, with r = down.shape[1]",
         lambda p: {"scale": lambda alpha, rank: alpha},
@@ -40,7 +40,7 @@ MISTAKES = (
     ),
     _mistake(
         "α/√r in place of α/r",
-        "The scale of rank-stabilised LoRA.",
+        "This is the scale of rank-stabilized LoRA (rsLoRA).",
         "43",
         "scale = alpha / r, with r = down.shape[1]",
         lambda p: {"scale": lambda alpha, rank: alpha / rank**0.5},
@@ -54,7 +54,7 @@ MISTAKES = (
     ),
     _mistake(
         "r/α in place of α/r",
-        "The scale is turned upside down.",
+        "The scale is inverted.",
         "43",
         "scale = alpha / r",
         lambda p: {"scale": lambda alpha, rank: rank / alpha},
@@ -75,14 +75,14 @@ MISTAKES = (
     ),
     _mistake(
         "α/r twice in dup",
-        "x down is scaled when it is kept, and dup once more.",
+        "x down is saved with its scale, and dup is scaled again.",
         "46",
         "dup = α/r (x down)ᵗ dout, scaled once",
         lambda p: {"dup": lambda low, dy, scale: scale**2 * (rows(low).T @ rows(dy))},
     ),
     _mistake(
         "ddown transposed",
-        "ddown = (dout upᵗ)ᵗ x has the shape (r, in).",
+        "ddown = (dout upᵗ)ᵗ x has shape (r, in).",
         "45",
         "ddown = α/r xᵗ dout upᵗ, (in, r)",
         lambda p: {"ddown": lambda x, dlow: rows(dlow).T @ rows(x)},

@@ -1,4 +1,4 @@
-"""What goes wrong with attention's mask."""
+"""Known mistakes in the attention mask."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from onfoot.ops.attention import softmax
 
 
 def weights_masked_by_product(scores: Array, mask: Array) -> Array:
-    """softmax(m ∘ scores): what is masked has the score 0, hence the weight exp(0)."""
+    """softmax(m ∘ scores): a masked score is 0, and its weight exp(0)."""
     return softmax(mask * scores)
 
 
 def weights_masked_after_softmax(scores: Array, mask: Array) -> Array:
-    """m ∘ softmax(scores): the rows no longer sum to 1, and the normaliser has seen the future."""
+    """m ∘ softmax(scores): the rows do not sum to 1, and the denominator includes future tokens."""
     return mask * softmax(scores)
 
 
 def plain_softmax(scores: Array) -> Array:
-    """exp over its sum, the maximum taken off first: enough for finite scores."""
+    """Softmax with the maximum subtracted: sufficient for finite scores."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def masked_by_adding_a_product(scores: Array, mask: Array) -> Array:
-    """s + (1 − m)(−inf): 0 · inf is nan, so what should stay visible is lost."""
+    """s + (1 − m)(−inf): 0 · inf is nan, so unmasked scores are lost."""
     return scores + (1 - mask) * -math.inf
 
 
 def masked_by_a_large_number(scores: Array, mask: Array) -> Array:
-    """−1e9 where masked: −inf all the same in float16."""
+    """−1e9 where masked, which is −inf in float16."""
     return scores + np.where(mask, 0, -1e9).astype(scores.dtype)
 
 
-def _above_the_diagonal(shift: int) -> Callable[..., Array]:
-    """A mask that is moved by some tokens against the right one."""
+def _shifted_mask(shift: int) -> Callable[..., Array]:
+    """The causal mask, shifted by some tokens."""
     return lambda n_q, n_k, causal: np.arange(n_k) <= np.arange(n_q)[:, None] + (n_k - n_q) + shift
 
 
@@ -52,16 +52,16 @@ MINUS_INFINITY = "np.where(mask, scores, -inf) before softmax"
 
 MISTAKES = (
     _mistake(
-        "the mask as a product before softmax",
-        "A hidden score becomes 0 and its weight exp(0) = 1 over the sum: the future is seen.",
+        "the mask multiplied into the scores",
+        "A masked score becomes 0, so its weight is exp(0) = 1 over the sum: future tokens are not masked.",
         "13",
         MINUS_INFINITY,
         lambda p: {"weights": weights_masked_by_product},
         "E1, E2",
     ),
     _mistake(
-        "the mask as a product before softmax, in both passes",
-        "A hidden score becomes 0 and its weight exp(0) = 1 over the sum; the gradient belongs to that forward pass.",
+        "the mask multiplied into the scores, in both passes",
+        "A masked score becomes 0, so its weight is exp(0) = 1 over the sum; the gradient matches this forward pass.",
         "13",
         MINUS_INFINITY,
         lambda p: {
@@ -72,7 +72,7 @@ MISTAKES = (
     ),
     _mistake(
         "the mask after softmax",
-        "The normaliser has seen the future and the rows do not sum to 1; the gradient belongs to that forward pass.",
+        "The denominator includes future tokens and rows do not sum to 1; the gradient matches this forward pass.",
         "13",
         MINUS_INFINITY,
         lambda p: {
@@ -82,8 +82,8 @@ MISTAKES = (
         "E3",
     ),
     _mistake(
-        "the mask after softmax, and masked weights in its gradient",
-        "The normaliser has seen the future; eq 25 is then used with weights whose rows do not sum to 1.",
+        "the mask after softmax, and masked weights in the softmax gradient",
+        "The denominator includes future tokens; eq 25 is then used with weights whose rows do not sum to 1.",
         "13",
         MINUS_INFINITY,
         lambda p: {"weights": weights_masked_after_softmax},
@@ -91,48 +91,48 @@ MISTAKES = (
     ),
     _mistake(
         "no mask",
-        "Every token sees all others: the gradient of attention that is not causal.",
+        "Every token attends to all others: this is the gradient of non-causal attention.",
         "13",
-        f"{MINUS_INFINITY}; or check it with causal=False (--no-causal), if that is what it should be",
+        f"{MINUS_INFINITY}; or check with causal=False (--no-causal) if that is intended",
         lambda p: {"mask": lambda n_q, n_k, causal: None},
     ),
     _mistake(
         "a mask that lets the next token through",
-        "The mask is off by one: token t sees token t + 1.",
+        "The mask is off by one: token t attends to token t + 1.",
         "13",
-        "a token sees itself and what came before: np.tril with k=0",
-        lambda p: {"mask": _above_the_diagonal(1)},
+        "a token attends to itself and earlier tokens: np.tril with k=0",
+        lambda p: {"mask": _shifted_mask(1)},
     ),
     _mistake(
         "the mask transposed",
-        "A token sees itself and what comes after: the upper triangle was kept in place of the lower.",
+        "A token attends to itself and later tokens: the upper triangle was kept instead of the lower.",
         "13",
         "row t of the mask is for the query at t, and is 1 up to column t",
         lambda p: {"mask": lambda n_q, n_k, causal: np.arange(n_k) >= np.arange(n_q)[:, None] + (n_k - n_q)},
     ),
     _mistake(
         "the mask aligned with the first key",
-        "Query i sees keys up to i; with as many keys as queries that is right, behind cached keys it is not.",
+        "Query i attends to keys up to i: correct with as many keys as queries, wrong with a KV cache.",
         "13",
-        "the last query stands beside the last key: query i sees keys up to i + (n_keys − n_queries)",
+        "align the last query with the last key: query i attends to keys up to i + (n_keys − n_queries)",
         lambda p: {"mask": lambda n_q, n_k, causal: np.arange(n_k) <= np.arange(n_q)[:, None]},
         "E16",
     ),
     _mistake(
-        "nan where a query sees nothing",
-        "A row of −inf has no softmax: −inf − (−inf) is nan.",
+        "nan in fully masked rows",
+        "Softmax of a row of −inf is undefined: −inf − (−inf) is nan.",
         "15",
-        "give such a row the weight 0 everywhere: divide by 1 where the sum is 0",
+        "set all weights of such a row to 0: divide by 1 where the sum is 0",
         lambda p: {
             "weights": lambda scores, mask: plain_softmax(scores if mask is None else np.where(mask, scores, -math.inf))
         },
         "E4",
     ),
     _mistake(
-        "equal weights where a query sees nothing",
-        "Masking with a large finite number makes a row of equal scores: hidden tokens get weight.",
+        "equal weights in fully masked rows",
+        "A large finite mask value makes all scores of the row equal: masked tokens get weight.",
         "13",
-        "mask with −inf, and give such a row the weight 0 everywhere",
+        "mask with −inf, and set all weights of such a row to 0",
         lambda p: {
             "weights": lambda scores, mask: plain_softmax(
                 scores if mask is None else masked_by_a_large_number(scores, mask)

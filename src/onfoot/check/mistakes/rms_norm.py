@@ -1,4 +1,4 @@
-"""What goes wrong in RMS norm."""
+"""Known mistakes in RMS norm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RIGHT = "dx = (g − x̂ · mean(g ∘ x̂))/rms with g = dout ∘ weight and x�
 MISTAKES = (
     _mistake(
         "γ outside the mean",
-        "weight ∘ (dout − x̂ · mean(dout ∘ x̂))/rms: right only while all weights are equal, as at the start.",
+        "weight ∘ (dout − x̂ · mean(dout ∘ x̂))/rms: correct only if all weights are equal, as initially.",
         f"multiply dout by weight first: {RIGHT}",
         lambda p: {
             "rms_dnormed": lambda dy, weight: dy,
@@ -31,7 +31,7 @@ MISTAKES = (
     ),
     _mistake(
         "γ missing from dx",
-        "dout is used where dout ∘ weight belongs.",
+        "dout is used instead of dout ∘ weight.",
         RIGHT,
         lambda p: {"rms_dnormed": lambda dy, weight: dy},
     ),
@@ -43,27 +43,27 @@ MISTAKES = (
     ),
     _mistake(
         "layer norm's mean subtracted",
-        "The mean of g is taken off as in layer norm; RMS norm does not centre.",
+        "The mean of g is subtracted as in layer norm; RMS norm does not subtract means.",
         RIGHT,
         lambda p: {"rms_mean_term": lambda g: g.mean(axis=-1, keepdims=True)},
     ),
     _mistake(
         "features centred first",
-        "The mean of x is taken off before the root mean square: that is layer norm.",
-        "rms = √(mean(x²) + eps), of x as it is",
+        "The mean of x is subtracted before the root mean square: that is layer norm.",
+        "rms = √(mean(x²) + eps), without subtracting the mean",
         lambda p: {"rms_centred": lambda x: x - x.mean(axis=-1, keepdims=True)},
         "RMS.1",
     ),
     _mistake(
         "eps outside the root",
-        "rms = √mean(x²) + eps: it shows where x is small.",
+        "rms = √mean(x²) + eps: wrong where x is small.",
         "rms = √(mean(x²) + eps)",
         lambda p: {"rms_rstd": rstd_eps_outside_root},
         "RMS.1",
     ),
     _mistake(
         "eps outside the root, in both passes",
-        "rms = √mean(x²) + eps, and the gradient belongs to that forward pass: it shows where x is small.",
+        "rms = √mean(x²) + eps, in the gradient as well: wrong where x is small.",
         "rms = √(mean(x²) + eps)",
         lambda p: {
             "rms_rstd": rstd_eps_outside_root,
@@ -80,7 +80,7 @@ MISTAKES = (
     ),
     _mistake(
         "a sum in place of the mean in dx",
-        "x̂ · Σ(g ∘ x̂) lacks its 1/d.",
+        "x̂ · Σ(g ∘ x̂) lacks the factor 1/d.",
         RIGHT,
         lambda p: {"rms_along": lambda normed, g: (normed * g).sum(axis=-1, keepdims=True)},
     ),
@@ -92,7 +92,7 @@ MISTAKES = (
     ),
     _mistake(
         "the mean over tokens",
-        "mean(g ∘ x̂) runs down the tokens; it belongs to the features of one token.",
+        "mean(g ∘ x̂) is taken over tokens instead of the features of one token.",
         RIGHT,
         lambda p: {"rms_along": lambda normed, g: (normed * g).mean(axis=-2, keepdims=True)},
     ),

@@ -1,4 +1,4 @@
-"""What goes wrong in SwiGLU."""
+"""Known mistakes in SwiGLU."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ MISTAKES = (
         lambda p: {"silu_slope": lambda gate, s: gate * s * (1 - s)},
     ),
     _mistake(
-        "the derivative of silu's value",
-        "The derivative is evaluated at silu(x) in place of x.",
+        "silu' evaluated at silu(x)",
+        "The derivative is evaluated at silu(x) instead of x.",
         SLOPE,
         lambda p: {"silu_slope": lambda gate, s: p.silu_slope(gate * s, p.sigmoid(gate * s))},
     ),

@@ -1,8 +1,8 @@
-// Elements, formulas and numbers as text.
+// Helpers: elements, formulas, and numbers as text.
 
 const MATH = "http://www.w3.org/1998/Math/MathML";
 
-/** An element: h("p", {class: "note", onclick: f}, "text", child). False and null children are left out. */
+/** An element: h("p", {class: "note", onclick: f}, "text", child). False and null children are skipped. */
 function h(tag, props, ...children) {
   const element = document.createElement(tag);
   for (const [key, value] of Object.entries(props || {})) {
@@ -43,14 +43,14 @@ function mathElement(node) {
 
 const MINUS = "−";
 
-/** All digits that the number has: read back, it is the very same number. */
+/** All digits of a number: parsed again, they give exactly the same float64. */
 function exact(x) {
   if (x === Infinity) return "∞";
   if (x === -Infinity) return MINUS + "∞";
   return String(x).replace(/^-/, MINUS).replace("e-", "e" + MINUS);
 }
 
-/** A number to read at a glance. */
+/** A rounded number. */
 function brief(x, digits = 4) {
   if (x === 0) return "0";
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "nan" : exact(x);
@@ -59,12 +59,12 @@ function brief(x, digits = 4) {
   return text.replace(/^-/, MINUS).replace("e-", "e" + MINUS).replace("e+", "e");
 }
 
-/** A number that is added to others: with its sign, whichever it is. */
+/** A term of a sum: a rounded number with its sign. */
 function signed(x, digits) {
   return x > 0 ? `+${brief(x, digits)}` : brief(x, digits);
 }
 
-/** An error: one digit and its power of ten. */
+/** An error with one significant digit. */
 function tiny(x) {
   return x === 0 ? "0" : x.toExponential(0).replace("e-", "e" + MINUS).replace("e+", "e");
 }
@@ -73,12 +73,12 @@ function percent(x) {
   return (100 * x).toFixed(1).replace(/^-/, MINUS) + " %";
 }
 
-const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ","); // whole numbers
+const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ","); // integers
 const times = (shape) => (shape.length ? shape.join(" × ") : "1");
 const plural = (n, one, many) => `${grouped(n)} ${n === 1 ? one : many || one + "s"}`;
 
-/** What stands at a place of an axis: a token with its number, a feature's number, a token of the vocabulary. */
-function placeName(meta, axis, index) {
+/** The label of an index of an axis: a token with its position, a feature's number, or a vocabulary token. */
+function indexLabel(meta, axis, index) {
   const kind = meta.axes[axis];
   const own = axis === meta.axes.length - 1 ? meta.columns : meta.rows;
   const at = own && (axis === 0 || meta.axes.length === 1 || own === meta.columns) ? own[index] : index;
@@ -91,9 +91,9 @@ function placeName(meta, axis, index) {
 const quoted = (text) => `“${text}”`;
 const tokenText = (t) => quoted(state.doc.tokens[t].text);
 
-/** A cell's name, such as Δ_5[3 “v”, 7]; vectors have no row. */
-function cellPlace(meta, r, c) {
+/** The label of a cell, such as 3 “v”, 7 for Δ_5[3 “v”, 7]; vectors have no row. */
+function cellLabel(meta, r, c) {
   if (meta.axes.length === 0) return "";
-  if (meta.axes.length === 1) return placeName(meta, 0, c);
-  return `${placeName(meta, 0, r)}, ${placeName(meta, 1, c)}`;
+  if (meta.axes.length === 1) return indexLabel(meta, 0, c);
+  return `${indexLabel(meta, 0, r)}, ${indexLabel(meta, 1, c)}`;
 }

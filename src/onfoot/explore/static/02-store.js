@@ -1,6 +1,6 @@
-// Where numbers come from: a server on this machine, or the page itself when it was exported.
+// Loads numbers: from the local server, or from the page itself if it was exported.
 
-const WHOLE = 400000; // arrays with more cells than this are asked for by the row and by the column
+const MAX_CELLS = 400000; // larger arrays are requested by row or column
 
 class Matrix {
   constructor(values, shape) {
@@ -32,7 +32,7 @@ class Store {
     return this.meta(id).shape.reduce((a, b) => a * b, 1);
   }
 
-  /** The whole array. */
+  /** The complete array. */
   matrix(id) {
     if (!this.matrices.has(id)) {
       this.matrices.set(id, this.load(id, {}).then((values) => new Matrix(values, this.meta(id).shape)));
@@ -41,10 +41,10 @@ class Store {
   }
 
   /** One row or one column; a vector is one row. */
-  async line(id, way, index) {
-    if (this.size(id) > WHOLE && this.served) return this.load(id, { [way]: index });
+  async line(id, axis, index) {
+    if (this.size(id) > MAX_CELLS && this.served) return this.load(id, { [axis]: index });
     const matrix = await this.matrix(id);
-    if (way === "row") return matrix.values.subarray(index * matrix.cols, (index + 1) * matrix.cols);
+    if (axis === "row") return matrix.values.subarray(index * matrix.cols, (index + 1) * matrix.cols);
     return Float64Array.from({ length: matrix.rows }, (_, r) => matrix.at(r, index));
   }
 
@@ -52,15 +52,15 @@ class Store {
     return (await this.line(id, "row", r))[c];
   }
 
-  /** Takes in what a part of the page brings along: its arrays and their formulas. */
-  adopt(part) {
+  /** Adds the arrays and formulas that come with a part of the page to the document. */
+  register(part) {
     Object.assign(state.doc.tensors, part.tensors || {});
     Object.assign(state.doc.math, part.math || {});
     return part;
   }
 }
 
-/** The numbers of an array that was sent as base64. */
+/** An array decoded from base64. */
 function decoded(base64) {
   const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
   return new Float64Array(bytes.buffer);
@@ -95,11 +95,11 @@ class ServedStore extends Store {
   }
 
   async part(name, query = {}) {
-    return this.adopt(await this.ask(this.path(name, query)));
+    return this.register(await this.ask(this.path(name, query)));
   }
 
-  async proofs(way, steps) {
-    return (await this.ask(this.path(way, { step: steps.join(",") }))).proofs;
+  async proofs(method, steps) {
+    return (await this.ask(this.path(method, { step: steps.join(",") }))).proofs;
   }
 
   path(name, query) {
@@ -118,11 +118,11 @@ class ServedStore extends Store {
     try {
       response = await fetch(path, options);
     } catch {
-      throw new Error("the server does not answer: is onfoot explore still running?");
+      throw new Error("the server is not responding; is onfoot explore still running?");
     }
     if (!response.ok) {
-      const said = await response.json().catch(() => ({}));
-      throw new Error(said.message || `the server says ${response.status}`);
+      const answer = await response.json().catch(() => ({}));
+      throw new Error(answer.message || `the server returned status ${response.status}`);
     }
     return response;
   }
@@ -148,12 +148,12 @@ class EmbeddedStore extends Store {
   async part(name, query = {}) {
     const key = [name, ...Object.values(query)].join(" ");
     if (!(key in this.data.parts)) {
-      throw new Error("this page is a copy of one run and does not hold that; onfoot explore computes it");
+      throw new Error("this exported page does not contain that; run onfoot explore to compute it");
     }
-    return this.adopt(this.data.parts[key]);
+    return this.register(this.data.parts[key]);
   }
 
-  async proofs(way, steps) {
-    return Object.assign({}, ...steps.map((id) => this.data.parts[`${way} ${id}`].proofs));
+  async proofs(method, steps) {
+    return Object.assign({}, ...steps.map((id) => this.data.parts[`${method} ${id}`].proofs));
   }
 }

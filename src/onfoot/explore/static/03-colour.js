@@ -1,4 +1,4 @@
-// The signed colour scale: blue below 0, orange above, and the page's own ground at 0.
+// The signed colour scale: blue below 0, orange above, and the page's background at 0.
 
 const SCALES = {
   light: { zero: [246, 243, 236], positive: [[242, 178, 107], [196, 98, 16], [110, 44, 0]], negative: [[140, 186, 232], [38, 110, 184], [6, 48, 102]] },
@@ -29,17 +29,17 @@ function ramp(zero, stops) {
   });
 }
 
-/** The colour of x on a scale that ends at ±largest. The power makes small numbers visible. */
+/** The colour of x on a scale from −largest to +largest. The power makes small numbers visible. */
 function colourOf(x, largest) {
   const share = largest > 0 ? Math.min(Math.abs(x) / largest, 1) : 0;
   return table[x < 0 ? "negative" : "positive"][Math.round(255 * share ** POWER)];
 }
 
-function ink(name) {
+function cssVariable(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** A strip of the scale with its ends. */
+/** The colour scale with its two ends. */
 function legend(largest, signed) {
   const steps = 33;
   const cells = Array.from({ length: steps }, (_, i) => {

@@ -1,10 +1,10 @@
-// A matrix as colours: one cell is selected, by the pointer or by the arrow keys, and its number can be read.
+// A heat map of a matrix. One cell is selected, by pointer or arrow keys, and its number is shown.
 
 const GUTTER = { token: 44, vocabulary: 34, position: 24, feature: 24, depth: 86, parameter: 158 };
 const TOP = 16;
 
 class HeatMap {
-  /** options: matrix, meta, label, selected {r, c}, onselect(r, c), onhover(r, c) or onhover(null), most (height) */
+  /** options: matrix, meta, label, selected {r, c}, onselect(r, c), onhover({r, c}) or onhover(null), maxHeight */
   constructor(options) {
     Object.assign(this, options);
     this.finite = this.matrix.values.filter((x) => Number.isFinite(x));
@@ -54,20 +54,20 @@ class HeatMap {
     const room = width - this.gutter - 2;
     const labelled = kind === "token" || kind === "vocabulary" || kind === "depth" || kind === "parameter";
     this.w = Math.max(Math.min(room / matrix.cols, 26), room < 420 ? 6 : 5);
-    const most = this.most || 460;
+    const maxHeight = this.maxHeight || 460;
     const square = meta.axes.length === 2 && meta.axes[0] === meta.axes[1];
-    if (square) this.w = Math.min(this.w, Math.max(this.narrow ? 5 : 9, (most - TOP) / matrix.rows));
+    if (square) this.w = Math.min(this.w, Math.max(this.narrow ? 5 : 9, (maxHeight - TOP) / matrix.rows));
     this.h = square ? Math.max(this.w, labelled && !this.narrow ? 9 : 5) : Math.min(Math.max(this.w, labelled ? 12 : 6), 22);
     if (square) this.w = Math.max(this.w, this.h);
     if (meta.axes.length < 2) this.h = 26;
-    if (kind && !square) this.h = Math.max(labelled ? 12 : 5, Math.min(this.h, (most - TOP) / matrix.rows));
-    this.viewHeight = Math.min(TOP + matrix.rows * this.h, most);
+    if (kind && !square) this.h = Math.max(labelled ? 12 : 5, Math.min(this.h, (maxHeight - TOP) / matrix.rows));
+    this.viewHeight = Math.min(TOP + matrix.rows * this.h, maxHeight);
     this.viewWidth = Math.min(width, this.gutter + matrix.cols * this.w + 2);
     this.spacer.style.width = `${this.gutter + matrix.cols * this.w}px`;
     this.spacer.style.height = `${TOP + matrix.rows * this.h}px`;
     const bar = this.gutter + matrix.cols * this.w > width + 1 ? 12 : 0;
     this.scroller.style.height = `${this.viewHeight + bar}px`;
-    this.scroller.style.maxWidth = `${this.viewWidth + (TOP + matrix.rows * this.h > most ? 12 : 0)}px`;
+    this.scroller.style.maxWidth = `${this.viewWidth + (TOP + matrix.rows * this.h > maxHeight ? 12 : 0)}px`;
     const ratio = window.devicePixelRatio || 1;
     this.canvas.width = Math.round(this.viewWidth * ratio);
     this.canvas.height = Math.round(this.viewHeight * ratio);
@@ -95,14 +95,14 @@ class HeatMap {
     context.rect(this.gutter, TOP, this.viewWidth - this.gutter, this.viewHeight - TOP);
     context.clip();
     const gap = Math.min(this.w, this.h) >= 9 ? 1 : 0;
-    const dot = ink("muted");
+    const dot = cssVariable("muted");
     for (let r = r0; r < r1; r++) {
       for (let c = c0; c < c1; c++) this.drawCell(context, r, c, left, top, gap, dot);
     }
     context.restore();
     this.drawLabels(context, { c0, c1, r0, r1, left, top });
-    if (this.hovered) this.outline(context, this.hovered, left, top, ink("muted"), 1);
-    this.outline(context, this.selected, left, top, ink("ink"), 2);
+    if (this.hovered) this.outline(context, this.hovered, left, top, cssVariable("muted"), 1);
+    this.outline(context, this.selected, left, top, cssVariable("ink"), 2);
   }
 
   drawCell(context, r, c, left, top, gap, dot) {
@@ -110,7 +110,7 @@ class HeatMap {
     const y = TOP + r * this.h - top;
     const value = this.matrix.at(r, c);
     if (!Number.isFinite(value)) {
-      context.fillStyle = ink("line");
+      context.fillStyle = cssVariable("line");
       context.fillRect(x, y, this.w - gap, this.h - gap);
       return;
     }
@@ -125,7 +125,7 @@ class HeatMap {
   }
 
   drawLabels(context, { c0, c1, r0, r1, left, top }) {
-    context.font = `11px ${ink("mono")}`;
+    context.font = `11px ${cssVariable("mono")}`;
     context.textBaseline = "middle";
     context.textAlign = "right";
     if (this.gutter) {
@@ -133,7 +133,7 @@ class HeatMap {
       for (let r = r0; r < r1; r++) {
         const y = TOP + (r + 0.5) * this.h - top;
         if (y < TOP + 3 || (r % every && r !== this.selected.r)) continue;
-        context.fillStyle = ink(r === this.selected.r ? "ink" : "muted");
+        context.fillStyle = cssVariable(r === this.selected.r ? "ink" : "muted");
         context.fillText(this.rowLabel(r), this.gutter - 5, y, this.gutter - 6);
       }
     }
@@ -141,7 +141,7 @@ class HeatMap {
     this.drawColumnLabels(context, c0, c1, left);
   }
 
-  /** As many labels as there is room for; the selected column's is always among them. */
+  /** Draws as many labels as fit, always including that of the selected column. */
   drawColumnLabels(context, c0, c1, left) {
     const numbered = this.meta.axes[this.meta.axes.length - 1] === "feature";
     const sample = [c0, Math.floor((c0 + c1) / 2), c1 - 1, this.selected.c];
@@ -154,7 +154,7 @@ class HeatMap {
       if (!chosen && (c % every || crowded)) continue;
       const x = this.gutter + (c + 0.5) * this.w - left;
       if (x < this.gutter) continue;
-      context.fillStyle = ink(chosen ? "ink" : "muted");
+      context.fillStyle = cssVariable(chosen ? "ink" : "muted");
       context.fillText(this.columnLabel(c), x, TOP / 2);
     }
   }
@@ -181,14 +181,14 @@ class HeatMap {
     const y = TOP + r * this.h - top;
     if (x + this.w < this.gutter || y + this.h < TOP) return;
     context.lineWidth = width + 2;
-    context.strokeStyle = ink("ground");
+    context.strokeStyle = cssVariable("ground");
     context.strokeRect(x - 1, y - 1, this.w + 1, this.h + 1);
     context.lineWidth = width;
     context.strokeStyle = colour;
     context.strokeRect(x - 1, y - 1, this.w + 1, this.h + 1);
   }
 
-  place(event) {
+  cellAt(event) {
     const box = this.canvas.getBoundingClientRect();
     const c = Math.floor((event.clientX - box.left - this.gutter + this.scroller.scrollLeft) / this.w);
     const r = Math.floor((event.clientY - box.top - TOP + this.scroller.scrollTop) / this.h);
@@ -197,14 +197,14 @@ class HeatMap {
   }
 
   point(event) {
-    const place = this.place(event);
-    if (place && this.hovered && place.r === this.hovered.r && place.c === this.hovered.c) {
+    const cell = this.cellAt(event);
+    if (cell && this.hovered && cell.r === this.hovered.r && cell.c === this.hovered.c) {
       tooltip.move(event);
       return;
     }
-    this.setHover(place);
-    if (this.onhover) this.onhover(place);
-    if (place) tooltip.show(event, [math(this.label), `[${cellPlace(this.meta, place.r, place.c)}]`], exact(this.matrix.at(place.r, place.c)));
+    this.setHover(cell);
+    if (this.onhover) this.onhover(cell);
+    if (cell) tooltip.show(event, [math(this.label), `[${cellLabel(this.meta, cell.r, cell.c)}]`], exact(this.matrix.at(cell.r, cell.c)));
     else tooltip.hide();
   }
 
@@ -214,14 +214,14 @@ class HeatMap {
     tooltip.hide();
   }
 
-  setHover(place) {
-    this.hovered = place && place.r < this.matrix.rows && place.c < this.matrix.cols ? place : null;
+  setHover(cell) {
+    this.hovered = cell && cell.r < this.matrix.rows && cell.c < this.matrix.cols ? cell : null;
     this.draw();
   }
 
   click(event) {
-    const place = this.place(event);
-    if (place) this.choose(place.r, place.c);
+    const cell = this.cellAt(event);
+    if (cell) this.choose(cell.r, cell.c);
   }
 
   key(event) {
@@ -248,7 +248,7 @@ class HeatMap {
     if (this.onselect) this.onselect(r, c);
   }
 
-  /** Marks a cell without telling anyone. */
+  /** Selects a cell without calling onselect. */
   select(r, c) {
     this.selected = { r: Math.min(r, this.matrix.rows - 1), c: Math.min(c, this.matrix.cols - 1) };
     this.describe();
@@ -260,10 +260,10 @@ class HeatMap {
     const { r, c } = this.selected;
     this.cell.setAttribute("aria-rowindex", r + 1);
     this.cell.setAttribute("aria-colindex", c + 1);
-    this.cell.textContent = `${cellPlace(this.meta, r, c)}: ${exact(this.matrix.at(r, c))}`;
+    this.cell.textContent = `${cellLabel(this.meta, r, c)}: ${exact(this.matrix.at(r, c))}`;
   }
 
-  /** Scrolls inside the matrix until the selected cell can be seen. */
+  /** Scrolls the heat map until the selected cell is visible. */
   reveal() {
     if (!this.w) return;
     const { scroller } = this;
@@ -281,11 +281,11 @@ class HeatMap {
 let lastId = 0;
 const uniqueId = (name) => `${name}-${++lastId}`;
 
-/** The number under the pointer. */
+/** Shows the number under the pointer. */
 const tooltip = {
-  show(event, place, number) {
+  show(event, label, number) {
     if (!this.element) document.body.append((this.element = h("div", { class: "tooltip", "aria-hidden": "true" })));
-    this.element.replaceChildren(h("span", {}, place), h("b", {}, number));
+    this.element.replaceChildren(h("span", {}, label), h("b", {}, number));
     this.element.hidden = false;
     this.move(event);
   },

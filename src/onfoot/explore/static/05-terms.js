@@ -1,27 +1,27 @@
-// Where a number comes from: a cell opens into its terms, with the sum checked.
+// Explains a number: splits a cell into its terms and checks that they add up.
 
-const SHOWN = 6; // products of a long sum that are shown one by one
-const ROUNDING = 1e-12; // what the sum may miss, relative to its largest term
+const MAX_PRODUCTS = 6; // of a long sum that are shown individually
+const ROUNDING = 1e-12; // allowed error of the sum, relative to its largest term
 
-/** What a factor is at a cell: a number, or a line of numbers where j runs. */
+/** The value of a factor at a cell: a number, or a row or column of numbers if it is indexed by j. */
 async function factorAt(factor, r, c) {
   const { tensor, at } = factor;
   const column = c + (factor.shift || 0);
   const index = { r, c: column };
   if (!at.includes("j")) {
     const row = at.length === 2 ? index[at[0]] : 0;
-    const place = at.length === 0 ? [0, 0] : [row, index[at[at.length - 1]]];
-    return { number: raised(await store.cell(tensor, ...place), factor), place };
+    const cell = at.length === 0 ? [0, 0] : [row, index[at[at.length - 1]]];
+    return { number: raised(await store.cell(tensor, ...cell), factor), cell };
   }
   if (at === "j") return { line: await store.line(tensor, "row", 0) };
   const other = index[at[0] === "j" ? at[1] : at[0]];
   const line = await store.line(tensor, at[0] === "j" ? "column" : "row", other);
-  return { line, place: (j) => (at[0] === "j" ? [j, other] : [other, j]) };
+  return { line, cell: (j) => (at[0] === "j" ? [j, other] : [other, j]) };
 }
 
 const raised = (x, factor) => (factor.power === -1 ? 1 / x : x);
 
-/** A term's value at a cell, and for a sum its products. */
+/** The value of a term at a cell, and the products if it is a sum. */
 async function termAt(term, r, c) {
   const sign = term.sign || 1;
   const parts = await Promise.all(term.factors.map((factor) => factorAt(factor, r, c)));
@@ -31,24 +31,24 @@ async function termAt(term, r, c) {
   return { value: products.reduce((a, b) => a + b, 0), parts, products };
 }
 
-/** The whole explanation of a cell. */
+/** A cell, its terms and their sum. */
 async function explain(id, r, c) {
   const meta = store.meta(id);
   const cell = await store.cell(id, r, c);
   const terms = await Promise.all((meta.terms || []).map((term) => termAt(term, r, c)));
   const sum = terms.reduce((a, term) => a + term.value, 0);
   const scale = Math.max(...terms.flatMap((t) => (t.products || [t.value]).map(Math.abs)), Math.abs(cell), 1e-300);
-  return { meta, cell, terms, sum, miss: Math.abs(sum - cell), right: Math.abs(sum - cell) <= ROUNDING * scale };
+  return { meta, cell, terms, sum, error: Math.abs(sum - cell), right: Math.abs(sum - cell) <= ROUNDING * scale };
 }
 
-/** The view of it. */
+/** The element that shows them. */
 async function explanation(id, r, c) {
-  const { meta, cell, terms, sum, miss, right } = await explain(id, r, c);
-  const name = h("span", { class: "cell-name" }, math(meta.symbol), h("span", { class: "at" }, `[${cellPlace(meta, r, c)}]`));
+  const { meta, cell, terms, sum, error, right } = await explain(id, r, c);
+  const name = h("span", { class: "cell-name" }, math(meta.symbol), h("span", { class: "at" }, `[${cellLabel(meta, r, c)}]`));
   const head = h("p", { class: "number" }, name, " = ", h("output", { class: "value", data: { value: String(cell) } }, exact(cell)));
   const box = h("div", { class: "explanation", data: { tensor: id, r, c } }, head);
   if (!Number.isFinite(cell)) {
-    box.append(h("p", { class: "aside" }, "Hidden by the mask: this token comes later, and its weight is exactly 0."));
+    box.append(h("p", { class: "aside" }, "Masked: this token comes later, so its weight is exactly 0."));
     return box;
   }
   if (!terms.length) return box;
@@ -62,7 +62,7 @@ async function explanation(id, r, c) {
         { class: `sum ${right ? "good" : "bad"}`, data: { sum: String(sum), right: String(right) } },
         h("span", { class: "sum-label" }, terms.length > 1 ? `Σ of ${terms.length} terms` : "Σ"),
         h("span", { class: "sum-value" }, exact(sum)),
-        h("span", { class: "tick" }, right ? "✓ the cell" : "✗ not the cell", miss ? ` (± ${tiny(miss)})` : ", to the last digit"),
+        h("span", { class: "tick" }, right ? "✓ equals the cell" : "✗ differs from the cell", error ? ` (± ${tiny(error)})` : " exactly"),
       ),
     );
   }
@@ -76,7 +76,7 @@ function termRow(term, found, largest, n) {
     "div",
     { class: "term", role: "row", data: { value: String(found.value) } },
     h("span", { class: "sign", role: "cell" }, sign),
-    h("span", { class: "term-label", role: "cell" }, alone ? factorLink(term.factors[0].tensor, ...found.parts[0].place, term.label) : math(term.label)),
+    h("span", { class: "term-label", role: "cell" }, alone ? factorLink(term.factors[0].tensor, ...found.parts[0].cell, term.label) : math(term.label)),
     bar(found.value, largest),
     h("span", { class: "term-value", role: "cell", title: exact(found.value) }, signed(found.value, 6)),
   );
@@ -85,12 +85,12 @@ function termRow(term, found, largest, n) {
   return [row, h("p", { class: "factors" }, term.factors.map((factor, i) => factorText(factor, found.parts[i], i)))];
 }
 
-/** A factor with its number; one that is a step of the map can be gone to. */
+/** A factor with its number; linked if it is on the map. */
 function factorText(factor, part, i) {
   const divided = factor.power === -1;
   const number = divided ? 1 / part.number : part.number;
   const joint = i === 0 && !divided ? "" : divided ? (i === 0 ? "1 / " : " / ") : " · ";
-  return [joint, h("span", { class: "together" }, factorLink(factor.tensor, ...part.place), h("span", { class: "small-number" }, brief(number, 5)))];
+  return [joint, h("span", { class: "together" }, factorLink(factor.tensor, ...part.cell), h("span", { class: "small-number" }, brief(number, 5)))];
 }
 
 function factorLink(id, r, c, label) {
@@ -102,7 +102,7 @@ function factorLink(id, r, c, label) {
 
 function products(term, found) {
   const order = found.products.map((value, j) => [Math.abs(value), j]).sort((a, b) => b[0] - a[0] || a[1] - b[1]);
-  const shown = order.filter(([size]) => size > 0).slice(0, SHOWN);
+  const shown = order.filter(([size]) => size > 0).slice(0, MAX_PRODUCTS);
   const rest = order.slice(shown.length);
   const left = rest.reduce((a, [, j]) => a + found.products[j], 0);
   const largest = shown.length ? shown[0][0] : 0;
@@ -119,7 +119,7 @@ function products(term, found) {
   if (rest.some(([size]) => size > 0)) {
     lines.push(h("tr", { class: "rest" }, h("th", { scope: "row" }, `${rest.length} more`), h("td"), h("td"), h("td", { class: "num" }, signed(left, 5))));
   }
-  const over = { tokens: "token", features: "feature", vocabulary: "token of the vocabulary" }[term.over];
+  const over = { tokens: "token", features: "feature", vocabulary: "vocabulary token" }[term.over];
   return h(
     "details",
     { class: "products", open: true },
@@ -130,8 +130,8 @@ function products(term, found) {
 
 function productFactor(factor, part, i, j) {
   const number = part.line ? part.line[j] : part.number;
-  const place = part.line ? part.place && part.place(j) : part.place;
-  const symbol = place ? factorLink(factor.tensor, ...place) : math(store.meta(factor.tensor).symbol);
+  const cell = part.line ? part.cell && part.cell(j) : part.cell;
+  const symbol = cell ? factorLink(factor.tensor, ...cell) : math(store.meta(factor.tensor).symbol);
   return [i ? " · " : "", h("span", { class: "together" }, symbol, h("span", { class: "small-number" }, brief(number, 4)))];
 }
 
@@ -141,7 +141,7 @@ function overName(term, j) {
   return String(j);
 }
 
-/** A number as a bar from the middle, to the right where it is positive. */
+/** A number as a bar from the middle: to the right if positive, to the left if negative. */
 function bar(value, largest) {
   const share = largest > 0 ? Math.min(Math.abs(value) / largest, 1) : 0;
   const inner = h("i", { class: value < 0 ? "minus" : "plus", style: { width: `${50 * share}%` } });

@@ -1,6 +1,6 @@
-// A figure: an array with its formula, its proof, its colours, and the number that is selected in it.
+// A figure: an array with its formula, gradient check, heat map and selected number.
 
-/** Several figures in which the same cell is selected. */
+/** Figures that share one selected cell. */
 class Linked {
   constructor(cell) {
     this.cell = cell || { r: 0, c: 0 };
@@ -17,13 +17,13 @@ class Linked {
     if (this.onchange) this.onchange(r, c);
   }
 
-  hover(place, from) {
-    for (const figure of this.figures) if (figure !== from && figure.map) figure.map.setHover(place);
+  hover(cell, from) {
+    for (const figure of this.figures) if (figure !== from && figure.map) figure.map.setHover(cell);
   }
 }
 
 class Figure {
-  /** options: id, linked, terms (false: no explanation), compact, plain (symbol for a title), most (height) */
+  /** options: id, linked, terms (false: no explanation), compact, plain (symbol as title), maxHeight */
   constructor(options) {
     Object.assign(this, options);
     this.meta = store.meta(this.id);
@@ -69,10 +69,10 @@ class Figure {
       matrix: this.matrix,
       meta: this.meta,
       label: this.meta.symbol,
-      most: this.most,
+      maxHeight: this.maxHeight,
       selected: { r: Math.min(r, this.matrix.rows - 1), c: Math.min(c, this.matrix.cols - 1) },
       onselect: (row, column) => this.linked.choose(row, column),
-      onhover: (place) => this.linked.hover(place, this),
+      onhover: (cell) => this.linked.hover(cell, this),
     });
     this.plot.replaceChildren(this.map.element, legend(this.map.largest, this.map.signed));
     await this.explain();
@@ -90,9 +90,9 @@ class Figure {
     const { r, c } = this.map.selected;
     if (this.terms === false) {
       const value = this.matrix.at(r, c);
-      const place = h("span", { class: "at" }, `[${cellPlace(this.meta, r, c)}]`);
+      const label = h("span", { class: "at" }, `[${cellLabel(this.meta, r, c)}]`);
       const out = h("output", { class: "value", data: { value: String(value) } }, exact(value));
-      this.answer.replaceChildren(h("p", { class: "number" }, math(this.meta.symbol), place, " = ", out));
+      this.answer.replaceChildren(h("p", { class: "number" }, math(this.meta.symbol), label, " = ", out));
       return;
     }
     const shown = await explanation(this.id, r, c);
@@ -101,7 +101,7 @@ class Figure {
   }
 }
 
-/** What finite differences and autograd say about a gradient; measured when it is first looked at. */
+/** The gradient check by finite differences and by autograd, filled in when the results arrive. */
 function badge(id) {
   const element = h("span", { class: "badge waiting", data: { proof: id } }, "…");
   fillBadge(element, id);
@@ -117,22 +117,22 @@ function fillBadge(element, id) {
   element.dataset.error = String(difference.error);
   if (autograd) element.dataset.autograd = String(autograd.error);
   element.title =
-    `Along a random direction the formula gives ${exact(difference.formula)}, a finite difference of the loss ` +
-    `${exact(difference.difference)}: relative error ${tiny(difference.error)}.` +
-    (autograd ? ` PyTorch’s autograd differs by ${tiny(autograd.error)}.` : state.doc.model.autograd ? "" : " PyTorch is not installed here.");
-  element.replaceChildren(`${good ? "✓" : "✗"} difference ${tiny(difference.error)}${autograd ? ` · autograd ${tiny(autograd.error)}` : ""}`);
+    `Derivative along a random direction: formula ${exact(difference.formula)}, finite difference ` +
+    `${exact(difference.difference)}, relative error ${tiny(difference.error)}.` +
+    (autograd ? ` PyTorch autograd: relative error ${tiny(autograd.error)}.` : state.doc.model.autograd ? "" : " PyTorch is not installed.");
+  element.replaceChildren(`${good ? "✓" : "✗"} finite diff ${tiny(difference.error)}${autograd ? ` · autograd ${tiny(autograd.error)}` : ""}`);
 }
 
-/** Fetches what one of the two says about the gradients of some steps, and fills the badges that wait for it. */
-function prove(way, steps) {
-  const isNew = steps.filter((id) => !state.proving[`${way} ${id}`]);
-  const asked = isNew.length ? store.proofs(way, isNew).then((proofs) => showProofs(way, isNew, proofs)) : null;
-  for (const id of isNew) state.proving[`${way} ${id}`] = asked;
-  return Promise.all(steps.map((id) => state.proving[`${way} ${id}`]));
+/** Fetches the checks of the gradients of some steps by one method ("proof" or "autograd") and fills their badges. */
+function prove(method, steps) {
+  const isNew = steps.filter((id) => !state.proving[`${method} ${id}`]);
+  const request = isNew.length ? store.proofs(method, isNew).then((proofs) => showProofs(method, isNew, proofs)) : null;
+  for (const id of isNew) state.proving[`${method} ${id}`] = request;
+  return Promise.all(steps.map((id) => state.proving[`${method} ${id}`]));
 }
 
-function showProofs(way, steps, proofs) {
-  Object.assign(way === "proof" ? state.proofs : state.autograds, proofs);
+function showProofs(method, steps, proofs) {
+  Object.assign(method === "proof" ? state.proofs : state.autograds, proofs);
   for (const element of document.querySelectorAll("[data-proof]")) {
     if (element.dataset.proof in proofs) fillBadge(element, element.dataset.proof);
   }

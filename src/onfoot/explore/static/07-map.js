@@ -1,7 +1,7 @@
-// The map: the network as a column of steps, forward down on the left, backward up on the right.
+// The map: the steps of the network as a column, forward on the left (down), backward on the right (up).
 
 function drawMap() {
-  const list = h("div", { class: "map", role: "tree", "aria-label": "The steps of the network" });
+  const list = h("div", { class: "map", role: "tree", "aria-label": "Steps of the network" });
   const { steps, model } = state.doc;
   list.append(h("div", { class: "lanes", "aria-hidden": "true" }, h("span", { class: "down" }, "forward ↓"), h("span", { class: "up" }, "↑ backward")));
   let block = null;
@@ -42,7 +42,7 @@ function toggleBlock(b) {
   showRows();
 }
 
-/** Which head's steps are in the map. */
+/** The buttons that choose the head shown in the map. */
 function headChoice(b) {
   const buttons = Array.from({ length: state.doc.model.heads }, (_, head) =>
     h("button", { type: "button", class: "head", data: { head }, "aria-pressed": String(head === state.head), onclick: () => chooseHead(head, b) }, String(head + 1)),
@@ -58,7 +58,7 @@ function chooseHead(head, b) {
   showRows();
 }
 
-/** A row of the map; what is in it comes when it is first shown. */
+/** A row of the map; filled when it is first shown. */
 function mapRow(step) {
   return h(
     "div",
@@ -114,7 +114,7 @@ function showRows() {
   }
 }
 
-/** The steps that the map shows now, in its order. */
+/** The ids of the visible steps, in map order. */
 function shownSteps() {
   return [...state.mapElement.querySelectorAll(".row")].filter((row) => !row.hidden).map((row) => row.dataset.step);
 }
@@ -155,7 +155,7 @@ function focusRow() {
   if (row) row.focus({ preventScroll: true });
 }
 
-/** A tick beside a step whose gradients are all proven. */
+/** Marks a step with ✓ if all its gradient checks passed, else ✗. */
 function markProven(stepId, row = document.getElementById(`row-${stepId}`)) {
   if (!row || !row.firstChild) return;
   const step = state.steps.get(stepId);
@@ -165,5 +165,5 @@ function markProven(stepId, row = document.getElementById(`row-${stepId}`)) {
   const mark = row.querySelector(".proven-mark");
   mark.textContent = good ? "✓" : "✗";
   mark.classList.toggle("bad", !good);
-  row.title = good ? `${plural(ids.length, "gradient")} proven` : "a gradient is not proven";
+  row.title = good ? `${plural(ids.length, "gradient")} verified` : "a gradient check failed";
 }

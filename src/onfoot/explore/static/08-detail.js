@@ -1,4 +1,4 @@
-// The selected step: activation and error signal side by side, its parameters, what it has inside, its source.
+// The selected step: activation and error signal side by side, parameters, intermediate values and source lines.
 
 function drawDetail() {
   const step = state.steps.get(state.step);
@@ -16,7 +16,7 @@ function drawDetail() {
     { class: "detail", "aria-labelledby": "step-name" },
     detailHead(step),
     h("div", { class: `pair ${wide || shown.length < 2 ? "stacked" : ""}` }, figures.map((figure) => figure.element)),
-    step.id === "tok" || step.id === "pos" ? h("p", { class: "aside" }, "A sum hands its error signal on to both its terms: ", math("a_tok"), " and ", math("a_pos"), " have that of ", math("a_1"), ".") : null,
+    step.id === "tok" || step.id === "pos" ? h("p", { class: "aside" }, "A sum passes its error signal unchanged to both terms: ", math("a_tok"), " and ", math("a_pos"), " receive that of ", math("a_1"), ".") : null,
     parametersOf(step),
     insideOf(step),
     sourceOf(shown.concat(step.parameters.map(([, gradient]) => gradient))),
@@ -34,7 +34,7 @@ function detailHead(step) {
     "header",
     { class: "detail-head" },
     h("h2", { id: "step-name", tabindex: "-1" }, step.name, where && h("span", { class: "where-in" }, ` ${where}`)),
-    h("div", { class: "moves" }, h("button", { type: "button", class: "quiet to-map", onclick: backToMap }, "Map"), go(-1, "↑", "The step before"), go(1, "↓", "The step after")),
+    h("div", { class: "moves" }, h("button", { type: "button", class: "quiet to-map", onclick: backToMap }, "Map"), go(-1, "↑", "Previous step"), go(1, "↓", "Next step")),
   );
 }
 
@@ -49,7 +49,7 @@ function backToMap() {
   focusRow();
 }
 
-/** Proves the step that is looked at before all others. A large model is only measured when asked. */
+/** Checks the gradients of the selected step before all others. For a large model, only on request. */
 async function proveSelected(step) {
   await state.detailReady;
   if (state.step !== step.id) return;
@@ -59,13 +59,13 @@ async function proveSelected(step) {
   }
   const waiting = [...document.querySelectorAll(".badge.waiting")];
   for (const element of waiting) {
-    const button = h("button", { type: "button", class: "quiet small", onclick: () => proveNow(step.id, waiting) }, "prove");
+    const button = h("button", { type: "button", class: "quiet small", onclick: () => proveNow(step.id, waiting) }, "check");
     element.replaceChildren(button);
   }
 }
 
 async function proveNow(stepId, waiting) {
-  for (const element of waiting) element.replaceChildren("measuring …");
+  for (const element of waiting) element.replaceChildren("checking …");
   await prove("proof", [stepId]);
   if (state.doc.model.autograd) await prove("autograd", [stepId]);
 }
@@ -92,11 +92,11 @@ function parameterName(gradient) {
   return `${meta.parameter}${head ? `, columns of head ${Number(head[1]) + 1}` : ""}`;
 }
 
-/** What the formulas name in passing; drawn when it is opened. */
+/** The intermediate values in the formulas; drawn when opened. */
 function insideOf(step) {
   if (!step.inside.length) return null;
   const box = h("div", { class: "small-figures" });
-  const details = h("details", { class: "block inside" }, h("summary", {}, h("h3", {}, "Inside this step")), box);
+  const details = h("details", { class: "block inside" }, h("summary", {}, h("h3", {}, "Intermediate values")), box);
   details.addEventListener("toggle", () => details.open && fillInside(step, box));
   return details;
 }
@@ -107,7 +107,7 @@ function fillInside(step, box) {
   const flat = new Linked({ r: 0, c: linked.cell.r });
   const figures = step.inside.map((id) => {
     const meta = store.meta(id);
-    return new Figure({ id, linked: meta.shape.length === 2 ? linked : flat, terms: Boolean(meta.terms), compact: true, most: 300 });
+    return new Figure({ id, linked: meta.shape.length === 2 ? linked : flat, terms: Boolean(meta.terms), compact: true, maxHeight: 300 });
   });
   box.append(...figures.map((figure) => figure.element));
   state.insideReady = Promise.all(figures.map((figure) => figure.ready));
@@ -131,8 +131,8 @@ function sourceOf(ids) {
     }
   }
   if (!seen.size) return null;
-  const lines = [...seen].map(([place, line]) =>
-    h("li", {}, h("span", { class: "place" }, line.of.map((symbol) => [math(symbol), " "]), h("span", { class: "file" }, place)), h("code", {}, line.code)),
+  const lines = [...seen].map(([location, line]) =>
+    h("li", {}, h("span", { class: "place" }, line.of.map((symbol) => [math(symbol), " "]), h("span", { class: "file" }, location)), h("code", {}, line.code)),
   );
-  return h("section", { class: "block source" }, h("h3", {}, "In the source"), h("ul", {}, lines));
+  return h("section", { class: "block source" }, h("h3", {}, "Source lines"), h("ul", {}, lines));
 }

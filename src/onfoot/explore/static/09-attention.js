@@ -1,4 +1,4 @@
-// Every head: what it attends to, and what the loss says about that.
+// Every head: its attention weights, and the gradient of its scores.
 
 async function drawAttention() {
   const { model } = state.doc;
@@ -10,22 +10,22 @@ async function drawAttention() {
     h(
       "p",
       { class: "lead" },
-      "On the left of each pair the weights ",
+      "Left: the attention weights ",
       math("ρ"),
-      ": a row says where a token looks, and sums to 1. On the right ",
+      "; each row shows what one token attends to, and sums to 1. Right: ",
       math(delta),
-      ", the gradient of the scores: for the loss to fall, blue cells should rise and orange ones fall.",
+      ", the gradient of the scores: the loss falls if blue (negative) cells rise and orange (positive) cells fall.",
     ),
     h("p", { class: "lead formula-line" }, math(store.meta(`0.0.${delta}`).formula)),
     h(
       "ul",
       { class: "lead points" },
-      h("li", {}, "Each row of ", math(delta), " sums to 0: a row of weights sums to 1, so what one gains the others lose. This is why ", math("∂b_k"), " is 0."),
-      model.causal && h("li", {}, "Above the diagonal both are exactly 0, marked by dots: no token sees a later one, and no gradient flows back through what was not seen."),
-      model.causal && h("li", {}, "Row 0 of ", math(delta), " is exactly 0: with one token to look at there is nothing to choose."),
+      h("li", {}, "Each row of ", math(delta), " sums to 0: a row of weights sums to 1, so what one weight gains the others lose. That is why ", math("∂b_k"), " is 0."),
+      model.causal && h("li", {}, "Above the diagonal both are exactly 0, marked by dots: no token attends to a later one, so no gradient flows back to it."),
+      model.causal && h("li", {}, "Row 0 of ", math(delta), " is exactly 0: token 0 attends only to itself, so its weight is always 1."),
     ),
   );
-  const linked = new Linked(await tellingCell({ backward: `0.0.${delta}` }));
+  const linked = new Linked(await largestCell({ backward: `0.0.${delta}` }));
   for (let b = 0; b < model.blocks; b++) {
     const heads = Array.from({ length: model.heads }, (_, head) => headCard(b, head, linked, delta));
     root.append(h("section", { class: "block" }, h("h3", {}, `Block ${b + 1}`), h("div", { class: "head-cards" }, heads)));
@@ -35,7 +35,7 @@ async function drawAttention() {
 
 function headCard(b, head, linked, delta) {
   const names = [`${b}.${head}.ρ`, `${b}.${head}.${delta}`];
-  const figures = names.map((id) => new Figure({ id, linked, terms: false, plain: true, most: 300 }));
+  const figures = names.map((id) => new Figure({ id, linked, terms: false, plain: true, maxHeight: 300 }));
   const facts = h("p", { class: "head-facts" });
   Promise.all(names.map((id) => store.matrix(id))).then(([rho, gradient]) => facts.append(...headFacts(rho, gradient, delta)));
   return h(
@@ -47,14 +47,14 @@ function headCard(b, head, linked, delta) {
   );
 }
 
-/** What must hold in every head, measured. */
+/** The properties that every head must have, measured. */
 function headFacts(rho, gradient, delta) {
   const sums = (m) => Array.from({ length: m.rows }, (_, r) => m.values.subarray(r * m.cols, (r + 1) * m.cols).reduce((a, x) => a + x, 0));
   const off = (values, to) => Math.max(...values.map((x) => Math.abs(x - to)));
   const [one, zero] = [off(sums(rho), 1), off(sums(gradient), 0)];
   const facts = [
     h("span", { data: { fact: "rho-sum", value: String(one) } }, "rows of ", math("ρ"), " sum to 1 ± ", h("b", {}, tiny(one))),
-    h("span", { data: { fact: "delta-sum", value: String(zero) } }, "rows of ", math(delta), " to 0 ± ", h("b", {}, tiny(zero))),
+    h("span", { data: { fact: "delta-sum", value: String(zero) } }, "rows of ", math(delta), " sum to 0 ± ", h("b", {}, tiny(zero))),
   ];
   if (!state.doc.model.causal) return facts;
   let zeros = 0;
@@ -66,7 +66,7 @@ function headFacts(rho, gradient, delta) {
     }
   }
   const first = gradient.values.subarray(0, gradient.cols).every((x) => x === 0);
-  facts.push(h("span", { data: { fact: "causal-zeros", value: String(zeros) } }, h("b", {}, `${zeros} of ${above}`), " later cells exactly 0"));
+  facts.push(h("span", { data: { fact: "causal-zeros", value: String(zeros) } }, h("b", {}, `${zeros} of ${above}`), " masked cells exactly 0"));
   facts.push(h("span", { data: { fact: "first-row", value: String(first) } }, `row 0 ${first ? "exactly 0" : "not 0"}`));
   return facts;
 }

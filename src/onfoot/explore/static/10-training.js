@@ -1,11 +1,11 @@
-// What explains training: where the error signal goes, and whose loss a gradient comes from.
+// The Training view: how the error signal splits at skip connections, and which loss each gradient comes from.
 
 async function drawTraining() {
   const part = await store.part("training");
   return h(
     "article",
     { class: "view training" },
-    h("h2", {}, "What explains training"),
+    h("h2", {}, "Where the gradients come from"),
     forkSection(part.forks),
     part.tied && tiedSection(part.tied),
     normSection(part),
@@ -29,15 +29,15 @@ function forkSection(forks) {
   return h(
     "section",
     { class: "block" },
-    h("h3", {}, "Through the skip, or through the branch"),
+    h("h3", {}, "Skip connection and branch"),
     h(
       "p",
       { class: "lead" },
-      "Where an activation goes two ways, its error signal is a sum of two: ",
+      "An activation that feeds both a skip connection and a branch has the sum of their error signals: ",
       math("Δ_5 = Δ_10 + LNᵇ_5(Δ_6)"),
       " and ",
       math("Δ_1 = Δ_5 + LNᵇ_1(Δ_2)"),
-      ". The share of a part is its projection on the sum; both add up to 100 %.",
+      ". The share of each part is its projection onto the sum; the two add up to 100 %.",
     ),
     h(
       "div",
@@ -45,25 +45,25 @@ function forkSection(forks) {
       h(
         "table",
         { class: "figures-table forks" },
-        h("thead", {}, h("tr", {}, ["at", "", "skip", "branch", "‖Δ‖"].map((text) => h("th", { scope: "col" }, text)))),
+        h("thead", {}, h("tr", {}, ["error signal", "", "skip", "branch", "‖Δ‖"].map((text) => h("th", { scope: "col" }, text)))),
         h("tbody", {}, rows),
       ),
     ),
   );
 }
 
-/** Two shares of a whole; a part that works against the other reaches to the left of 0. */
+/** Two shares as a bar; a negative share extends to the left of 0. */
 function shareBar(skip, branch) {
   const low = Math.min(0, skip, branch);
   const high = Math.max(1, skip, branch);
   const at = (x) => `${(100 * (x - low)) / (high - low)}%`;
   const width = (x) => `${(100 * Math.abs(x)) / (high - low)}%`;
-  const begin = branch < 0 || skip < 0 ? 0 : skip;
+  const start = branch < 0 || skip < 0 ? 0 : skip;
   return h(
     "span",
     { class: "share", "aria-hidden": "true" },
     h("i", { class: "skip", style: { left: at(Math.min(0, skip)), width: width(skip) } }),
-    h("i", { class: "branch", style: { left: at(begin + Math.min(0, branch)), width: width(branch) } }),
+    h("i", { class: "branch", style: { left: at(start + Math.min(0, branch)), width: width(branch) } }),
   );
 }
 
@@ -74,13 +74,13 @@ function tiedSection(tied) {
   return h(
     "section",
     { class: "block" },
-    h("h3", {}, "One table, two gradients"),
+    h("h3", {}, "Tied embedding: one table, two gradients"),
     h(
       "p",
       { class: "lead" },
-      "The token table is read twice, to look tokens up and to score them: ",
+      "The token table is used twice, as embedding and as logits layer: ",
       math("∂w_tok = ohe(a_0)ᵗ Δ_1 + (a_11ᵗ Δ_12)ᵗ"),
-      `. The first part touches ${plural(tied.rows_embedding, "row")}, those of the tokens in the text; the second ${tied.rows_logits}.`,
+      `. The first part is nonzero in ${plural(tied.rows_embedding, "row")}, those of the tokens in the text; the second in ${tied.rows_logits}.`,
     ),
     h(
       "dl",
@@ -89,10 +89,10 @@ function tiedSection(tied) {
         h("dt", {}, names[key]),
         h("dd", { data: { tied: key, value: String(tied.shares[key]) } }, h("b", {}, percent(tied.shares[key])), ` of the gradient, norm ${brief(tied.norms[key])}`),
       ]),
-      h("dt", {}, "cosine between them"),
+      h("dt", {}, "cosine similarity"),
       h("dd", {}, brief(tied.cosine, 3)),
     ),
-    h("div", { class: "trio" }, ids.map((id) => new Figure({ id, linked, terms: false, compact: true, most: 360 }).element)),
+    h("div", { class: "trio" }, ids.map((id) => new Figure({ id, linked, terms: false, compact: true, maxHeight: 360 }).element)),
   );
 }
 
@@ -102,8 +102,8 @@ function normSection(part) {
   return h(
     "section",
     { class: "block" },
-    h("h3", {}, "Gradient norms, by depth and by token"),
-    h("p", { class: "lead" }, "From the loss at the top down to the embedding: how long each token's error signal is. The last token has no target, and its signal is exactly 0."),
+    h("h3", {}, "Gradient norms by depth and token"),
+    h("p", { class: "lead" }, "The norm of each token's error signal, from the loss at the top down to the embedding. The last token has no target, so its error signal is exactly 0."),
     h("div", { class: "norms" }, new Figure({ id: part.signal_norms, linked: new Linked({ r: 0, c: 0 }), terms: false, plain: true }).element,
     h(
       "div",
@@ -133,15 +133,15 @@ function normSection(part) {
 
 function driverSection(id) {
   const linked = new Linked({ r: 0, c: 0 });
-  const figure = new Figure({ id, linked, terms: false, plain: true, most: 520 });
+  const figure = new Figure({ id, linked, terms: false, plain: true, maxHeight: 520 });
   return h(
     "section",
     { class: "block" },
-    h("h3", {}, "Whose loss drives a parameter"),
+    h("h3", {}, "Which token’s loss drives each gradient"),
     h(
       "p",
       { class: "lead" },
-      "The loss is a sum over targets, and so is each gradient: one backward pass for every target takes it apart. A cell is the share that one token’s loss has in one parameter’s gradient; each row adds up to 100 %, or to 0 where the gradient is 0.",
+      "The loss is a sum over targets, and so is each gradient: one backward pass per target gives its part. A cell is the share of one token’s loss in one parameter’s gradient; each row adds up to 100 %, or to 0 if the gradient is 0.",
     ),
     figure.element,
   );
@@ -153,8 +153,8 @@ function attributionSection({ contributions, swaps }) {
   return h(
     "section",
     { class: "block" },
-    h("h3", {}, "What each token does to the loss"),
-    h("p", { class: "lead" }, "Gradient × input, read from ", math("Δ_0"), ": to first order, how much the loss owes to the token’s own embedding being there."),
+    h("h3", {}, "Token attribution"),
+    h("p", { class: "lead" }, "Gradient × input, read from ", math("Δ_0"), ": the first-order contribution of each token’s embedding to the loss."),
     h(
       "ol",
       { class: "attribution" },
@@ -162,15 +162,15 @@ function attributionSection({ contributions, swaps }) {
         h("li", { data: { attribution: t, value: String(value) }, title: exact(value) }, h("span", { class: "token" }, tokens[t].text), bar(value, largest), h("span", { class: "num" }, brief(value, 3))),
       ),
     ),
-    h("h4", {}, "Swaps that promise the lowest loss"),
-    h("p", { class: "lead" }, "The promise is first order, and a whole token is a large step: beside it stands what the loss really does."),
+    h("h4", {}, "Swaps with the lowest predicted loss"),
+    h("p", { class: "lead" }, "The prediction is first order, but replacing a token is a large step; compare it with the actual change."),
     h(
       "div",
       { class: "table-scroll" },
       h(
         "table",
         { class: "figures-table" },
-        h("thead", {}, h("tr", {}, ["at", "token", "in its place", "promised", "true change"].map((text) => h("th", { scope: "col" }, text)))),
+        h("thead", {}, h("tr", {}, ["position", "token", "replacement", "predicted change", "actual change"].map((text) => h("th", { scope: "col" }, text)))),
         h(
           "tbody",
           {},

@@ -1,4 +1,4 @@
-// One step of AdamW on this text, and how LoRA's companions begin.
+// AdamW steps on this text, and the first steps of LoRA training.
 
 const FIRST_LR = 0.001;
 
@@ -19,11 +19,11 @@ async function drawOneStep() {
 function controls() {
   const { lr, steps } = state.optimizer;
   const rate = h("input", { id: "lr", type: "number", min: "0.000001", max: "1", step: "any", value: String(lr), disabled: !store.served });
-  const again = async (n) => {
-    const asked = { lr: Number(rate.value), steps: n };
-    if (!(asked.lr > 0 && asked.lr <= 1)) return say("the learning rate must be above 0 and at most 1");
+  const takeSteps = async (n) => {
+    const wanted = { lr: Number(rate.value), steps: n };
+    if (!(wanted.lr > 0 && wanted.lr <= 1)) return showMessage("the learning rate must be > 0 and <= 1");
     const before = state.optimizer;
-    state.optimizer = asked;
+    state.optimizer = wanted;
     await setView("step").catch((error) => {
       state.optimizer = before;
       throw error;
@@ -37,9 +37,9 @@ function controls() {
     { class: "controls" },
     h("label", { for: "lr" }, "learning rate"),
     rate,
-    h("button", { id: "first-step", type: "button", class: "primary", disabled: !store.served, onclick: () => again(1) }, steps === 1 ? "Take a step" : "Start again"),
-    h("button", { id: "next-step", type: "button", disabled: !store.served || steps >= 20, onclick: () => again(steps + 1) }, `Take step ${steps + 1}`),
-    !store.served && h("span", { class: "aside" }, "This page is a copy: it holds step 1. onfoot explore takes more."),
+    h("button", { id: "first-step", type: "button", class: "primary", disabled: !store.served, onclick: () => takeSteps(1) }, steps === 1 ? "Take a step" : "Start over"),
+    h("button", { id: "next-step", type: "button", disabled: !store.served || steps >= 20, onclick: () => takeSteps(steps + 1) }, `Take step ${steps + 1}`),
+    !store.served && h("span", { class: "aside" }, "This exported page contains step 1 only; run onfoot explore to take more."),
   );
 }
 
@@ -56,7 +56,7 @@ function lossLine(part) {
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     return element;
   };
-  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "line-chart", role: "img", "aria-label": `The loss after 0 to ${steps} steps: ${losses.map((l) => brief(l)).join(", ")}` });
+  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "line-chart", role: "img", "aria-label": `Loss after 0 to ${steps} steps: ${losses.map((l) => brief(l)).join(", ")}` });
   chart.append(svg("polyline", { points: losses.map((loss, i) => `${x(i)},${y(loss)}`).join(" ") }));
   for (const [i, loss] of losses.entries()) {
     chart.append(svg("circle", { cx: x(i), cy: y(loss), r: i === steps ? 4 : 2.6 }));
@@ -68,9 +68,9 @@ function lossLine(part) {
   const rows = [
     ["loss-before", losses[steps - 1], `loss before step ${steps}`],
     ["loss-after", losses[steps], `loss after step ${steps}`],
-    ["actual", part.actual, "change"],
-    ["predicted", part.predicted, "promised to first order, Σ ∂w ∘ (new w − w)"],
-    ["gradient-norm", part.gradient_norm, "norm of all gradients"],
+    ["actual", part.actual, "actual change"],
+    ["predicted", part.predicted, "predicted change (first order), Σ ∂w ∘ (new w − w)"],
+    ["gradient-norm", part.gradient_norm, "global gradient norm"],
   ];
   return h(
     "section",
@@ -90,7 +90,7 @@ function updateSection(part) {
   const first = part.parameters.find((row) => row.name.endsWith("attn.c_proj.weight")) || part.parameters[0];
   choice.value = state.updateOf && part.parameters.some((row) => row.name === state.updateOf) ? state.updateOf : first.name;
   showUpdate(box, part, choice.value);
-  return h("section", { class: "block" }, h("h3", {}, "What AdamW does with a gradient"), h("p", { class: "controls" }, h("label", { for: "parameter" }, "parameter"), choice), box);
+  return h("section", { class: "block" }, h("h3", {}, "The AdamW update"), h("p", { class: "controls" }, h("label", { for: "parameter" }, "parameter"), choice), box);
 }
 
 function showUpdate(box, part, name) {
@@ -99,22 +99,22 @@ function showUpdate(box, part, name) {
   const linked = new Linked({ r: 0, c: 0 });
   const sums = h("div", { class: "arithmetic" });
   linked.onchange = (r, c) => arithmetic(sums, part, row, r, c);
-  const figures = ["w", "∂w", "m", "v", "update"].map((key) => new Figure({ id: row.arrays[key], linked, terms: false, compact: true, most: 300 }));
+  const figures = ["w", "∂w", "m", "v", "update"].map((key) => new Figure({ id: row.arrays[key], linked, terms: false, compact: true, maxHeight: 300 }));
   const wide = (store.meta(row.arrays.w).shape.at(-1) || 0) > 64;
   box.replaceChildren(h("div", { class: `five ${wide ? "wide" : ""}` }, figures.map((figure) => figure.element)), sums);
   arithmetic(sums, part, row, 0, 0);
 }
 
-/** The five lines of AdamW with the numbers of one weight. */
+/** The five equations of AdamW with the numbers of one weight. */
 async function arithmetic(box, part, row, r, c) {
   const [w, g, m, v, after] = await Promise.all(["w", "∂w", "m", "v", "new"].map((key) => store.cell(row.arrays[key], r, c)));
   const { lr, steps, eps, weight_decay: decay } = part;
   const [beta1, beta2] = part.betas;
   const isMatrix = store.meta(row.arrays.w).shape.length > 1;
-  const kept = isMatrix ? w * (1 - lr * decay) : w;
-  const spread = Math.sqrt(v) / Math.sqrt(1 - beta2 ** steps) + eps;
-  const update = ((lr / (1 - beta1 ** steps)) * m) / spread;
-  const sum = kept - update;
+  const decayed = isMatrix ? w * (1 - lr * decay) : w;
+  const denominator = Math.sqrt(v) / Math.sqrt(1 - beta2 ** steps) + eps;
+  const update = ((lr / (1 - beta1 ** steps)) * m) / denominator;
+  const sum = decayed - update;
   const right = Math.abs(sum - after) <= ROUNDING * Math.max(Math.abs(w), Math.abs(update), 1e-300);
   const line = (eq, text, value) => h("tr", {}, h("th", { scope: "row" }, eq), h("td", { class: "of" }, text), h("td", { class: "num" }, brief(value, 8)));
   const before = steps === 1 ? "0" : brief((m - (1 - beta1) * g) / beta1, 5);
@@ -127,14 +127,14 @@ async function arithmetic(box, part, row, r, c) {
       h(
         "tbody",
         {},
-        line("ADAM.1", isMatrix ? `w (1 − lr λ) = ${brief(w, 6)} · (1 − ${lr} · ${decay})` : "w: biases and norms do not decay", kept),
+        line("ADAM.1", isMatrix ? `w (1 − lr λ) = ${brief(w, 6)} · (1 − ${lr} · ${decay})` : "w: no weight decay for biases and norms", decayed),
         line("ADAM.2", `m = ${beta1} · ${before} + ${brief(1 - beta1, 2)} · ${brief(g, 6)}`, m),
         line("ADAM.3", `v = ${beta2} · ${beforeV} + ${brief(1 - beta2, 2)} · ${brief(g, 6)}²`, v),
-        line("ADAM.4", `√v / √(1 − ${beta2}${steps > 1 ? `^${steps}` : ""}) + ${eps}`, spread),
-        line("ADAM.5", `lr / (1 − ${beta1}${steps > 1 ? `^${steps}` : ""}) · m / that`, update),
+        line("ADAM.4", `√v / √(1 − ${beta2}${steps > 1 ? `^${steps}` : ""}) + ${eps}`, denominator),
+        line("ADAM.5", `lr / (1 − ${beta1}${steps > 1 ? `^${steps}` : ""}) · m / (ADAM.4)`, update),
       ),
     ),
-    h("p", { class: `sum ${right ? "good" : "bad"}`, data: { sum: String(sum), right: String(right) } }, h("span", { class: "sum-label" }, "new w"), h("span", { class: "sum-value" }, exact(sum)), h("span", { class: "tick" }, right ? "✓ the optimizer’s" : "✗ not the optimizer’s")),
+    h("p", { class: `sum ${right ? "good" : "bad"}`, data: { sum: String(sum), right: String(right) } }, h("span", { class: "sum-label" }, "new w"), h("span", { class: "sum-value" }, exact(sum)), h("span", { class: "tick" }, right ? "✓ equals the optimizer’s" : "✗ differs from the optimizer’s")),
   );
 }
 
@@ -152,19 +152,19 @@ function loraSection(lora) {
   const first = lora.layers[0];
   const pictures = [0, 1].map((step) => {
     const arrays = first.states[step].arrays;
-    const figures = ["∂d", "∂u"].map((key) => new Figure({ id: arrays[key], linked: new Linked(), terms: false, compact: true, most: 220 }));
+    const figures = ["∂d", "∂u"].map((key) => new Figure({ id: arrays[key], linked: new Linked(), terms: false, compact: true, maxHeight: 220 }));
     return h("div", {}, h("h5", {}, step === 0 ? "at the start" : "after one step"), h("div", { class: "pair tight" }, figures.map((figure) => figure.element)));
   });
   return h(
     "section",
     { class: "block lora" },
-    h("h3", {}, "LoRA: how a companion begins"),
+    h("h3", {}, "LoRA at the start of training"),
     h(
       "p",
       { class: "lead" },
-      `Beside each frozen layer stands α a d u of rank ${lora.rank}: ${grouped(lora.trainable)} numbers to train, ${grouped(lora.frozen)} frozen. At the start u = 0, so nothing changes at first, and `,
+      `LoRA adds α a d u of rank ${lora.rank} to each frozen layer: ${grouped(lora.trainable)} trainable parameters, ${grouped(lora.frozen)} frozen. At the start u = 0, so the output is unchanged, and `,
       math("∂d = α aᵗ Δ uᵗ"),
-      " is exactly 0: only u can move. One step later u is no longer 0, and d moves too. Were both 0, neither would ever move.",
+      " is exactly 0: only u is updated. After one step u is no longer 0, and d is updated too. If both were 0, neither would ever change.",
     ),
     h(
       "div",
@@ -183,6 +183,6 @@ function loraSection(lora) {
     ),
     h("h4", {}, h("code", {}, first.name.replace("transformer.", ""))),
     h("div", { class: "pair" }, pictures),
-    h("p", { class: "aside" }, `The loss after 0 to ${lora.losses.length - 1} steps at learning rate 0.01: ${lora.losses.map((l) => brief(l)).join(", ")}.`),
+    h("p", { class: "aside" }, `Loss after 0 to ${lora.losses.length - 1} steps at learning rate 0.01: ${lora.losses.map((l) => brief(l)).join(", ")}.`),
   );
 }

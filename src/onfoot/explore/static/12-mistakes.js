@@ -1,4 +1,4 @@
-// A known mistake is put into the network: which gradients go wrong, and how the diagnosis finds it.
+// Applies a known mistake to the network: which gradients are wrong, and how the diagnosis finds it.
 
 async function drawMistakes() {
   const listed = await store.part("mistakes");
@@ -26,7 +26,7 @@ async function drawMistakes() {
     h(
       "p",
       { class: "lead" },
-      "Each is put into the backward pass of this network, on this text, wherever its layer occurs. Many still let the loss fall, which is why they go unnoticed.",
+      "Each mistake is applied to the backward pass of this network, on this text, wherever its layer occurs. With many of them the loss still falls, which is why they go unnoticed.",
     ),
     h("div", { class: "mistake-columns" }, list, result),
   );
@@ -78,38 +78,38 @@ function mistakeResult(found) {
       "dl",
       { class: "pairs prose" },
       found.equation_text && [h("dt", {}, `violates ${equation}`), h("dd", {}, found.equation_text)],
-      h("dt", {}, "right is"),
+      h("dt", {}, "correct"),
       h("dd", {}, found.fix),
       found.errata && [h("dt", {}, "in the errata"), h("dd", {}, found.errata)],
     ),
-    found.runs ? damage(found) : h("p", { class: "verdict" }, `It does not even run here: ${found.message}. It is silent only where the sizes happen to agree.`),
+    found.runs ? consequences(found) : h("p", { class: "verdict" }, `This mistake raises an error here: ${found.message}. It goes unnoticed only if the shapes happen to match.`),
     diagnosisOf(found.diagnosis),
   );
   return [words, found.runs && errorTable(found)].filter(Boolean);
 }
 
-function damage(found) {
+function consequences(found) {
   const wrong = found.rows.filter((row) => row.wrong);
   const first = found.rows.findIndex((row) => row.wrong);
   const verdict = wrong.length
-    ? [h("b", { data: { wrong: wrong.length } }, `${wrong.length} of ${found.rows.length}`), " gradients are wrong. On the way down the first is ", h("b", {}, rowName(found.rows[first])), "."]
-    : [h("b", { data: { wrong: 0 } }, "No gradient changes here"), ": with one short text, this mistake cannot be seen. The checker’s cases are made so that it can."];
+    ? [h("b", { data: { wrong: wrong.length } }, `${wrong.length} of ${found.rows.length}`), " gradients are wrong. The first in the backward pass is ", h("b", {}, rowName(found.rows[first])), "."]
+    : [h("b", { data: { wrong: 0 } }, "No gradient changes here"), ": one short text does not reveal this mistake. The checker’s cases do."];
   const steps = found.loss_wrong !== null && wrong.length > 0;
   return h(
     "div",
-    { class: "damage" },
+    { class: "consequences" },
     h("p", { class: "verdict" }, verdict),
     steps &&
       h(
         "dl",
         { class: "pairs" },
-        h("dt", {}, "cosine to the right gradient"),
+        h("dt", {}, "cosine similarity to the correct gradient"),
         h("dd", { data: { figure: "cosine", value: String(found.cosine) } }, found.cosine.toFixed(6).replace("-", MINUS)),
-        h("dt", {}, "loss now"),
+        h("dt", {}, "loss before the step"),
         h("dd", {}, brief(state.doc.loss, 6)),
-        h("dt", {}, "after a step with it"),
+        h("dt", {}, "loss after a step with the mistake"),
         h("dd", { data: { figure: "loss-wrong", value: String(found.loss_wrong) } }, brief(found.loss_wrong, 6)),
-        h("dt", {}, "after a right step"),
+        h("dt", {}, "loss after a correct step"),
         h("dd", {}, brief(found.loss_right, 6)),
       ),
   );
@@ -123,18 +123,18 @@ function errorTable(found) {
     h(
       "table",
       { class: "figures-table errors" },
-      h("caption", {}, "Every gradient, from the loss down to the embedding, with its relative error; the bars are logarithmic, from rounding to 1"),
+      h("caption", {}, "Relative error of every gradient, from the loss down to the embedding; the bars are logarithmic, from rounding error to 1"),
       h("tbody", {}, found.rows.map((row, i) => errorRow(row, i === first))),
     ),
   );
 }
 
 function rowName(row) {
-  const place = row.block === null ? "" : `block ${row.block + 1} `;
-  return row.parameter ? h("code", {}, `∂ ${row.name.replace("transformer.", "")}`) : h("span", {}, place, math(row.name));
+  const prefix = row.block === null ? "" : `block ${row.block + 1} `;
+  return row.parameter ? h("code", {}, `∂ ${row.name.replace("transformer.", "")}`) : h("span", {}, prefix, math(row.name));
 }
 
-/** Errors from rounding (1e-16) to 1 on a logarithmic scale. */
+/** A row with its error as a logarithmic bar, from rounding error to 1. */
 function errorRow(row, isFirst) {
   const size = row.error === null ? 1 : Math.min(Math.max((Math.log10(Math.max(row.error, 1e-17)) + 17) / 17, 0), 1);
   return h(
@@ -142,27 +142,27 @@ function errorRow(row, isFirst) {
     { class: `${row.wrong ? "wrong" : "right"} ${isFirst ? "first" : ""}`, data: { gradient: row.parameter ? row.name : `${row.block === null ? "" : row.block + "."}${row.name}`, error: String(row.error) } },
     h("th", { scope: "row" }, rowName(row)),
     h("td", { class: "shares" }, h("span", { class: "length", "aria-hidden": "true" }, h("i", { style: { width: `${100 * size}%` } }))),
-    h("td", { class: "num" }, row.problem || tiny2(row.error)),
+    h("td", { class: "num" }, row.problem || relativeError(row.error)),
     h("td", {}, row.wrong ? "✗" : "✓"),
   );
 }
 
-const tiny2 = (x) => (x >= 0.01 ? x.toPrecision(2) : tiny(x));
+const relativeError = (x) => (x >= 0.01 ? x.toPrecision(2) : tiny(x));
 
-function diagnosisOf(said) {
-  const nearest = said.found && said.candidates.find((one) => one.residual > 0 && !said.findings.some((finding) => one.names.includes(finding.name)));
+function diagnosisOf(diagnosis) {
+  const nearest = diagnosis.found && diagnosis.candidates.find((one) => one.residual > 0 && !diagnosis.findings.some((finding) => one.names.includes(finding.name)));
   return h(
     "section",
-    { class: "diagnosis", data: { found: String(said.found) } },
+    { class: "diagnosis", data: { found: String(diagnosis.found) } },
     h("h4", {}, "How the diagnosis finds it"),
-    h("p", {}, `A function with this mistake is given to the checker, which knows only its signature, ${said.signature}. On ${said.cases} cases it compares every gradient with the exact one: `, said.wrong.length ? h("b", {}, `${said.wrong.join(", ")} wrong`) : h("b", {}, "none is wrong on plain cases"), ". Then it runs the known mistakes of that layer on the same data, and looks for the one that gives the same wrong numbers to rounding."),
-    said.findings.length > 0 &&
+    h("p", {}, `The checker gets a function with this mistake and knows only its signature, ${diagnosis.signature}. It compares every gradient with the exact one on ${diagnosis.cases} cases: `, diagnosis.wrong.length ? h("b", {}, `${diagnosis.wrong.join(", ")} wrong`) : h("b", {}, "none wrong on ordinary cases"), ". Then it runs the known mistakes of that layer on the same data and looks for the one that reproduces the wrong numbers up to rounding."),
+    diagnosis.findings.length > 0 &&
       h(
         "ul",
         { class: "findings" },
-        said.findings.map((finding) => h("li", { data: { finding: finding.name } }, h("b", {}, `✓ ${finding.name}`), finding.value && ` (${finding.value})`, h("span", { class: "aside" }, ` explains ${finding.gradients.join(", ")}`))),
+        diagnosis.findings.map((finding) => h("li", { data: { finding: finding.name } }, h("b", {}, `✓ ${finding.name}`), finding.value && ` (${finding.value})`, h("span", { class: "aside" }, ` explains ${finding.gradients.join(", ")}`))),
       ),
-    nearest && h("p", { class: "aside" }, `Any other known mistake of this layer misses these numbers by ${tiny2(nearest.residual)} or more.`),
-    h("details", {}, h("summary", {}, "The report of onfoot check"), h("pre", { tabindex: "0" }, said.report)),
+    nearest && h("p", { class: "aside" }, `Every other known mistake of this layer differs from these numbers by ${relativeError(nearest.residual)} or more.`),
+    h("details", {}, h("summary", {}, "Report of onfoot check"), h("pre", { tabindex: "0" }, diagnosis.report)),
   );
 }

@@ -1,4 +1,4 @@
-// The page: what is selected, which view is open, and the form that runs another text.
+// The page: its state, its views, and the form that runs another text.
 
 const state = {
   doc: null,
@@ -7,7 +7,7 @@ const state = {
   cell: null, // { r, c } of the selected cell
   head: 0,
   steps: new Map(),
-  owner: new Map(), // array -> the step that shows it
+  owner: new Map(), // array id -> the step that shows it
   openBlocks: new Set(),
   openHeads: new Set(),
   proofs: {},
@@ -19,7 +19,7 @@ const numbersOf = (id) => JSON.parse(document.getElementById(id).textContent);
 const store = document.getElementById("data") ? new EmbeddedStore(numbersOf("data")) : new ServedStore(numbersOf("opening"));
 const VIEWS = { attention: drawAttention, training: drawTraining, step: drawOneStep, mistakes: drawMistakes };
 
-function adoptDocument(doc) {
+function setDocument(doc) {
   Object.assign(state, { doc, steps: new Map(), owner: new Map(), proofs: {}, autograds: {}, proving: {}, openBlocks: new Set(), openHeads: new Set(), optimizer: null });
   for (const step of doc.steps) {
     state.steps.set(step.id, step);
@@ -50,7 +50,7 @@ function select(id, { focus = false } = {}) {
   writeHash();
 }
 
-/** Opens the block and the head that the selected step is in. */
+/** Opens the block and the head of the selected step. */
 function openRow() {
   const step = state.steps.get(state.step);
   if (step.block !== null) state.openBlocks.add(step.block);
@@ -58,19 +58,19 @@ function openRow() {
   if (step.head !== null) state.head = step.head;
 }
 
-/** Keeps the selected row in view inside the map's own column. */
+/** Scrolls the map until the selected row is visible. */
 function scrollMap() {
   const map = state.mapElement;
   const row = document.getElementById(`row-${state.step}`);
   if (!map || !row || map.scrollHeight <= map.clientHeight) return;
   const box = map.getBoundingClientRect();
-  const seen = Math.min(box.bottom, innerHeight) - box.top; // its lower end may be below the window's
+  const seen = Math.min(box.bottom, innerHeight) - box.top; // it may extend below the window
   const top = row.getBoundingClientRect().top - box.top + map.scrollTop;
   if (top < map.scrollTop + 40) map.scrollTop = top - 60;
   else if (top + row.offsetHeight > map.scrollTop + seen - 20) map.scrollTop = top + row.offsetHeight - seen + 60;
 }
 
-/** Follows a number to the step it belongs to: its main figures, its parameters, or what it has inside. */
+/** Goes to the cell of an array: in the main figures of its step, its parameters or its intermediate values. */
 async function goTo(stepId, id, r, c) {
   const step = state.steps.get(stepId);
   const isMain = step.forward === id || step.backward === id;
@@ -127,7 +127,7 @@ async function setView(view) {
   main.setAttribute("aria-busy", "false");
 }
 
-/** Notes what is shown in the address, once it has stayed for a moment: a held arrow key changes it many times. */
+/** Writes the state to the URL hash, after a delay: a held arrow key changes it many times. */
 function writeHash() {
   clearTimeout(state.writing);
   state.writing = setTimeout(() => {
@@ -146,7 +146,7 @@ function readHash(hash) {
   if (query.get("view") === "map" || query.get("view") in VIEWS) state.view = query.get("view");
 }
 
-/** Follows an address that was typed, or a link into this page. */
+/** Applies a URL hash that was typed or linked. */
 function followHash(event) {
   if (!state.doc) return;
   clearTimeout(state.writing);
@@ -157,23 +157,23 @@ function followHash(event) {
   else setView(state.view);
 }
 
-function say(text) {
+function showMessage(text) {
   const message = document.getElementById("message");
   message.textContent = text;
   message.hidden = !text;
 }
 
-/** The run in a line, and the text as tokens with the loss at each. */
+/** The summary of the run, and the tokens with the loss at each. */
 function drawFacts() {
   const { doc } = state;
   const { model, tokens } = doc;
   const worst = Math.max(...tokens.map((token) => token.loss || 0));
   const chips = tokens.map((token, t) => {
-    const next = token.target === null ? "no target" : `next is ${quoted(doc.vocabulary[token.target])}, given ${percent(token.probability)}: loss ${brief(token.loss)}`;
+    const next = token.target === null ? "no target" : `target ${quoted(doc.vocabulary[token.target])}, probability ${percent(token.probability)}, loss ${brief(token.loss)}`;
     const best = token.best.map((one) => `${quoted(doc.vocabulary[one.id])} ${percent(one.probability)}`).join(", ");
     return h(
       "button",
-      { type: "button", class: "chip", title: `${t} ${quoted(token.text)}: ${next}. Its bets: ${best}`, "aria-label": `Token ${t}, ${token.text}: ${next}`, data: { token: t }, onclick: () => chooseToken(t) },
+      { type: "button", class: "chip", title: `${t} ${quoted(token.text)}: ${next}. Top predictions: ${best}`, "aria-label": `Token ${t}, ${token.text}: ${next}`, data: { token: t }, onclick: () => chooseToken(t) },
       h("span", { class: "chip-text" }, token.text),
       h("i", { class: "chip-loss", style: { height: `${token.loss === null ? 0 : Math.max(1, (18 * token.loss) / worst)}px` } }),
     );
@@ -186,11 +186,11 @@ function drawFacts() {
       h("span", {}, `mean over ${plural(doc.targets, "target")}`),
       h("span", {}, `${plural(model.blocks, "block")} · ${plural(model.heads, "head")} · width ${model.width} · ${plural(model.parameters, "parameter")} · float64`),
     ),
-    h("div", { class: "chips", role: "group", "aria-label": "The tokens, with the loss at each" }, chips),
+    h("div", { class: "chips", role: "group", "aria-label": "Tokens and the loss at each" }, chips),
   );
 }
 
-/** Selects a token's row in the figures that are open. */
+/** Selects a token's row in the open figures. */
 function chooseToken(t) {
   state.cell = { r: t, c: state.cell.c };
   if (state.view === "map" && state.linked) state.linked.choose(t, state.cell.c);
@@ -200,37 +200,37 @@ async function run(body) {
   const main = document.getElementById("main");
   main.setAttribute("aria-busy", "true");
   try {
-    adoptDocument(await store.study(body));
+    setDocument(await store.study(body));
   } catch (error) {
-    say(error.message);
+    showMessage(error.message);
     main.setAttribute("aria-busy", "false");
     return;
   }
-  say("");
-  if (!state.cell) state.cell = await tellingCell(state.steps.get(state.step));
+  showMessage("");
+  if (!state.cell) state.cell = await largestCell(state.steps.get(state.step));
   drawFacts();
   await setView(state.view);
   if (state.doc.model.large) return;
   proveAll(state.doc.key);
 }
 
-/** The cell to begin with: where the error signal is largest. */
-async function tellingCell(step) {
+/** The cell selected at first: where the error signal is largest. */
+async function largestCell(step) {
   const matrix = await store.matrix(step.backward || step.forward);
   const at = matrix.values.reduce((best, x, i) => (Math.abs(x) > Math.abs(matrix.values[best]) ? i : best), 0);
   return { r: Math.floor(at / matrix.cols), c: at % matrix.cols };
 }
 
-const TOGETHER = 8; // steps to a question: few questions, and none that keeps the server long
+const STEPS_PER_REQUEST = 8; // few requests, none of which keeps the server busy for long
 
-/** Proves the steps one after the other, while nobody waits: first all by differences, then all by autograd. */
+/** Checks all gradients in the background: first all steps by finite differences, then all by autograd. */
 async function proveAll(key) {
   await state.detailReady;
-  for (const way of state.doc.model.autograd ? ["proof", "autograd"] : ["proof"]) {
+  for (const method of state.doc.model.autograd ? ["proof", "autograd"] : ["proof"]) {
     const ids = state.doc.steps.map((step) => step.id);
-    for (let i = 0; i < ids.length; i += TOGETHER) {
+    for (let i = 0; i < ids.length; i += STEPS_PER_REQUEST) {
       if (state.doc.key !== key) return;
-      await prove(way, ids.slice(i, i + TOGETHER)).catch(() => undefined);
+      await prove(method, ids.slice(i, i + STEPS_PER_REQUEST)).catch(() => undefined);
     }
   }
   document.body.dataset.proven = key;
@@ -244,13 +244,13 @@ function start() {
   const text = document.getElementById("text");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const most = state.doc ? state.doc.model.most_characters : Infinity;
-    if (text.value.length > 2 * most) say(`${grouped(text.value.length)} characters, the page takes ${grouped(most)}: shorten the text`);
-    else run({ [kind.value]: text.value }); // the server counts exactly, and says what else is wrong
+    const limit = state.doc ? state.doc.model.most_characters : Infinity;
+    if (text.value.length > 2 * limit) showMessage(`the text has ${grouped(text.value.length)} characters, the limit is ${grouped(limit)}; shorten it`);
+    else run({ [kind.value]: text.value }); // the server does the exact checks
   });
   if (!store.served) {
     for (const element of form.elements) element.disabled = true;
-    text.title = "This page is a copy of one run; onfoot explore runs other texts.";
+    text.title = "This exported page contains one run; use onfoot explore to run other texts.";
   }
   const tabs = [...document.querySelectorAll("[role=tab]")];
   for (const [i, tab] of tabs.entries()) {
@@ -266,11 +266,11 @@ function start() {
   }
   addEventListener("hashchange", followHash);
   setUpTheme();
-  first(kind, text);
+  runOpening(kind, text);
 }
 
-/** The text that the page opens with. */
-async function first(kind, text) {
+/** Runs the text that the page opens with. */
+async function runOpening(kind, text) {
   const { opening } = store;
   kind.value = opening.kind;
   text.value = opening.value;
@@ -278,7 +278,7 @@ async function first(kind, text) {
   await run({ [opening.kind]: opening.value });
 }
 
-const THEMES = { "": ["◐", "follow the system"], light: ["○", "light"], dark: ["●", "dark"] };
+const THEMES = { "": ["◐", "system"], light: ["○", "light"], dark: ["●", "dark"] };
 
 function setUpTheme() {
   const button = document.getElementById("theme");
@@ -287,7 +287,7 @@ function setUpTheme() {
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
     button.textContent = THEMES[theme][0];
-    button.setAttribute("aria-label", `Colours: ${THEMES[theme][1]}`);
+    button.setAttribute("aria-label", `Colour theme: ${THEMES[theme][1]}`);
     button.title = button.getAttribute("aria-label");
     refreshColours();
     if (state.doc) setView(state.view);
