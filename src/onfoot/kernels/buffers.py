@@ -21,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.recording.planned import active
+from onfoot.recording.planned import NO_RESERVE, active
 
 FLOAT32 = np.dtype(np.float32)
 ARENA = 1 << 28  # bytes, where address space cannot be had without memory behind it
 PAGE = 1 << 21  # a huge page
 GRAIN = 1 << 8  # places are multiples of this
-NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names only from 3.13 on
 TINY = 1 << 15  # bytes, up to which the system's own memory is as good
 HUGE = 1 << 24  # places from this on are looked for among all that are free
 SMALL = 1 << 21  # places below this are kept by size, to be found at once

@@ -88,6 +88,7 @@ class Run:
 
     def hear(self, loss: Any) -> None:
         """The loss, before the first gradient."""
+        self._cheap.clear()  # the forward pass is over; what is kept here would keep this pass alive
         if self.on_loss is not None:
             self.on_loss(loss)
 

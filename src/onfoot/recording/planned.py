@@ -6,10 +6,13 @@ write numbers outside a kernel is refused: it would be done once, while recordin
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, NoReturn
 
 import numpy as np
+
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which Python names only from 3.13 on
 
 
 class NotRecorded(Exception):  # noqa: N818 (no error: the step runs without a recording)
@@ -60,6 +63,8 @@ class Planned(np.ndarray):
         try:
             made = super().reshape(*shape, **NO_COPY)
         except ValueError:  # there is no such view, or no such shape at all
+            if self.flags.c_contiguous:
+                raise
             return active.recorder.copied(self).reshape(*shape)
         return made if place(made) == place(self) else active.recorder.copied(self).reshape(*shape)
 

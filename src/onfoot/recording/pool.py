@@ -84,21 +84,24 @@ class _Pool:
                 raise ImportError("the system gives no lock for threads")
 
     def start(self, n: int) -> None:
-        """Lets there be n threads, if the code is loaded."""
-        if self._worker is None or n == self.started:
+        """Lets there be n threads, if the code is loaded. Jobs are never for more threads than there are."""
+        if self._worker is None:
             return
-        self._state[native_loop.LIMIT] = n
+        state = self._state
         if n < self.started:
+            state[native_loop.ACTIVE] = state[native_loop.LIMIT] = self.started = n
+            ended, self._workers = self._workers[n - 1 :], self._workers[: n - 1]
             self._stir()
-            for worker in self._workers[n - 1 :]:
+            for worker in ended:
                 worker.join()  # or its number would be given to another while it still waits for jobs
-            del self._workers[n - 1 :]
-        for thread in range(self.started, n):
-            args = thread, self._state[native_loop.JOB]
-            worker = threading.Thread(target=self._worker, args=args, name=f"onfoot-{thread}", daemon=True)
+        while self.started < n:
+            state[native_loop.LIMIT] = self.started + 1  # before it looks, and would end
+            args = self.started, state[native_loop.JOB]
+            worker = threading.Thread(target=self._worker, args=args, name=f"onfoot-{self.started}", daemon=True)
             worker.start()
             self._workers.append(worker)
-        self.started = n
+            self.started += 1
+        state[native_loop.ACTIVE] = self.started
 
     def forget(self) -> None:
         """In a forked child: the threads are its parent's, and the lock may have been theirs at that moment."""
@@ -109,14 +112,16 @@ class _Pool:
 
 
 native = _Pool()
+_changing = threading.Lock()  # one change of the number of threads at a time
 _threads = _asked()
 _most = max(_threads, os.cpu_count() or 1)
 
 
 def _one_thread() -> None:
     """A forked child has none of its parent's threads, and computes on its own."""
-    global _threads, _most
+    global _threads, _most, _changing
     _threads = _most = 1
+    _changing = threading.Lock()
     native.forget()
 
 
@@ -133,7 +138,8 @@ def threads() -> int:
 def set_threads(n: int) -> None:
     """Lets kernels run on n threads, or on as many as there are cores."""
     global _threads
-    n = max(1, min(n, _most))
-    _threads = min(n, _threads)  # no kernel is called on a thread that has ended, or has not begun
-    native.start(n)
-    _threads = n
+    with _changing:
+        n = max(1, min(n, _most))
+        _threads = min(n, _threads)
+        native.start(n)
+        _threads = n

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.recording.plan import LINE, places
-from onfoot.recording.planned import NotRecorded, Planned, active, place
+from onfoot.recording.planned import NO_RESERVE, NotRecorded, Planned, active, place
 
-NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE
 SPACE = 1 << 36  # bytes of address space that are asked for at a time
+MOST_INPUTS = 1 << 28  # bytes: dropout patterns of long sequences are better drawn one by one
 ARENA, INPUT, RESULT = range(3)  # what a buffer is: passing, given before each replay, or handed out after it
 
 
@@ -88,8 +88,10 @@ class Recording(NamedTuple):
 class Recorder:
     """Takes the place of memory and of kernels while a step is recorded."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, most_inputs: int = MOST_INPUTS) -> None:
         self.threads = threads
+        self._room_for_inputs = most_inputs
+        self._patterns: dict[Any, Any] = {}  # inputs that are asked for again where a block is computed again
         self._spaces: list[tuple[int, int, Any]] = []  # address space: begin, end, and what holds it
         self._next = self._end = 0
         self._begins: list[int] = []  # of each buffer
@@ -125,10 +127,9 @@ class Recorder:
         room = (size + LINE) // LINE * LINE
         if self._next + room > self._end:
             length = max(SPACE, room)
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
             try:
-                space = mmap.mmap(-1, length, flags=flags)
-            except (OSError, ValueError) as error:
+                space = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+            except (AttributeError, OSError, ValueError) as error:  # Windows has no such flags
                 raise NotRecorded(f"no address space for it: {error}") from None
             self._next = ctypes.addressof(ctypes.c_char.from_buffer(space))
             self._end = self._next + length
@@ -146,10 +147,15 @@ class Recorder:
         return False
 
     def input(self, shape: Sequence[int], dtype: Any, key: Any) -> Any:
-        """An array that is filled in before each replay."""
-        made = self.empty(shape, dtype)
-        self._inputs.append(Input(self._view(made), key))
-        return made
+        """An array that is filled in before each replay; the same one for the same key."""
+        if key not in self._patterns:
+            made = self.empty(shape, dtype)
+            self._room_for_inputs -= self._sizes[-1]
+            if self._room_for_inputs < 0:
+                raise NotRecorded("its inputs are too large to exist all at once")
+            self._inputs.append(Input(self._view(made), key))
+            self._patterns[key] = made
+        return self._patterns[key]
 
     def event(self, name: str, array: np.ndarray) -> None:
         """Notes that an array is final: it is handed out."""
@@ -218,6 +224,9 @@ class Recorder:
                     continue
                 moved.append((int(begins[n]) + at, buffer, address - self._begins[buffer], n))
                 first[buffer], last[buffer] = min(first[buffer], n), n
+        for event in self._events:
+            if last[event.view.buffer] >= event.calls:
+                raise NotRecorded(f"{event.name} is used again after it was handed out")
         last[[e.view.buffer for e in self._events]] = end
         table = np.array(moved, np.int64).reshape(-1, 4)
         sizes = np.array(self._sizes, np.int64)

@@ -42,7 +42,8 @@ class Sums:
         self._grads: dict[str, Array] = {}
 
     def begin(self) -> None:
-        """A new step."""
+        """A new step; what a step that broke off has left does not count."""
+        self._grads = {}
 
     def last(self) -> None:
         """What comes from here on is final: the step's last microbatch."""
