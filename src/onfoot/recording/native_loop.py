@@ -24,6 +24,7 @@ THREAD_BITS = 16  # of a job's number, those that say how many threads it runs o
 JOB = 0  # its number; its calls, how many, and whether each thread has its own
 CALLS, COUNT, OWN = 1, 2, 3
 LIMIT, ACTIVE = 4, 5  # threads beyond the first end; jobs run on no more than the second
+READY = 6  # threads that wait for jobs, or do one
 ARRIVED = 16  # threads at the barrier
 OPENED = 32  # how often the barrier has opened
 IDLE, HELD = 48, 49  # threads that sleep until there is a job, and at the barrier
@@ -223,6 +224,7 @@ class _Builder:
         """void(thread, the last job that is not its own): what a thread does until it is one too many."""
         made, build = self.function(WORKER, VOID, [I64, I64], internal=False)
         thread, first = made.args
+        build.atomic_rmw("add", self.word(build, READY), _const(1), "seq_cst")
         begin = build.block
         loop, check, work, end = (made.append_basic_block(x) for x in ("loop", "check", "work", "end"))
         build.branch(loop)
@@ -241,6 +243,7 @@ class _Builder:
         seen.add_incoming(job, work)
         build.branch(loop)
         build.position_at_end(end)
+        build.atomic_rmw("sub", self.word(build, READY), _const(1), "seq_cst")
         build.ret_void()
 
     def stirrer(self) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -101,7 +102,9 @@ class _Pool:
             worker.start()
             self._workers.append(worker)
             self.started += 1
-        state[native_loop.ACTIVE] = self.started
+        while state[native_loop.READY] < n - 1:  # whoever runs a job holds Python's lock, which a thread needs to begin
+            time.sleep(1e-4)
+        state[native_loop.ACTIVE] = n
 
     def forget(self) -> None:
         """In a forked child: the threads are its parent's, and the lock may have been theirs at that moment."""
