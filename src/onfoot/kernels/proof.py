@@ -281,7 +281,7 @@ def slower(table: Table) -> float:
     """
     from onfoot.kernels import cpu
 
-    if cpu.MULTIPLIES_AND_ADDS:
+    if cpu.MULTIPLIES_AND_ADDS or "linear_backward" not in table:
         return 0.0
     rng = np.random.default_rng(0)
     args = [rng.standard_normal(shape).astype(np.float32) for shape in ((256, 256), (256, 1024), (1024,))]
