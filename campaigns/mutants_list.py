@@ -1227,11 +1227,11 @@ RECORDING = [
     ),
     *of(
         "recording/replay.py", "recording/test_bits.py models/test_recorded_step.py recording/test_fuzz.py",
-        ("if event.view.buffer not in self._later[done]:", "if True:"),
+        ("if self._last[event.view.buffer] == done:", "if True:"),
         ("self._frames[r.moved[lo:hi]] = self._bases[r.moved_buffer[lo:hi]] + r.moved_offset[lo:hi]", "self._frames[r.moved[lo:hi]] = self._bases[r.moved_buffer[lo:hi]]"),
         ("while done < len(r.events) and r.events[done].calls <= cut:", "while done < len(r.events) and r.events[done].calls < cut:"),
         ("            begin = upto\n", "            begin = upto + 1\n"),
-        ("        sum_into_first(parts)\n", "        pass\n"),
+        ("        sum_into_first(first_part, other_parts)\n", "        pass\n"),
         ("losses[0, 0] = losses[:, 0].sum()", "pass"),
     ),
     *of(

@@ -16,6 +16,7 @@ from onfoot.engine import Engine, get_engine
 from onfoot.models.model import Model
 from onfoot.models.params import quantizable, shapes
 from onfoot.quantized import BLOCK, QuantizedWeight
+from onfoot.recording.planned import CannotRecord
 
 FLOAT = 4  # bytes
 PROGRAM = 100 << 20  # Python, NumPy, LLVM and the machine code of the kernels
@@ -85,11 +86,14 @@ def model_on_paper(job: Job) -> Model:
 
 
 def plan(job: Job) -> Plan:
-    """The peak memory of one step; a ValueError if there are no kernels, whose memory this plans."""
+    """The peak memory of one step without dropout; a ValueError if no step can be recorded here."""
     from onfoot.models.recorded import step_memory
 
-    model = model_on_paper(job)
-    arena, gradients = step_memory(model, np.zeros((job.batch, job.tokens), np.int64), job.clip)
+    try:
+        model = model_on_paper(job)
+        arena, gradients = step_memory(model, np.zeros((job.batch, job.tokens), np.int64), job.clip)
+    except CannotRecord as error:
+        raise ValueError(f"this system cannot record a step, which memory is measured by: {error}") from None
     weights = sum(p.nbytes for p in model.params.values())
     return Plan(weights, 2 * FLOAT * model.n_trainable, arena, gradients)
 

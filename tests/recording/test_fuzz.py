@@ -169,7 +169,7 @@ def test_ctrl_c_between_calls_leaves_a_model_that_works(
 
     for entry in model._steps._kept.values():
         for one in entry.replays:
-            one._chunk = 4
+            one.pace.calls = 4
     with monkeypatch.context() as planted:
         planted.setattr(replay, "run_list", interrupted)
         with pytest.raises(KeyboardInterrupt):

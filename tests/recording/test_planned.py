@@ -215,7 +215,7 @@ def test_where_there_is_no_view_a_kernel_copies(case: str, recorder: Recorder) -
     assert type(made) is RecordedArray and made.flags.c_contiguous and len(recorder._calls) == 1
     recorder.event("copied", made)
     replay, found = Replay(recorder.finish()), []
-    replay.inputs[0][1][...] = numbers
+    replay.inputs()[0][1][...] = numbers
     replay.run(lambda event, array: found.append(array), as_final=False)
     assert (found[0] == COPIES[case](numbers)).all() and found[0].shape == made.shape
 
@@ -228,7 +228,7 @@ def test_numbers_are_filled_in_by_a_kernel(recorder: Recorder) -> None:
     y[1:3] = 7
     recorder.event("filled", y)
     replay, found = Replay(recorder.finish()), []
-    replay.inputs[0][1][...] = np.arange(5)
+    replay.inputs()[0][1][...] = np.arange(5)
     replay.run(lambda event, array: found.append(array), as_final=False)
     assert found[0][:, 0].tolist() == [0, 7, 7, 3, 4]
 

@@ -21,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.recording.planned import active
+from onfoot.recording.planned import NO_RESERVE, active
 
 FLOAT32 = np.dtype(np.float32)
 ARENA = 1 << 28  # bytes, on systems that cannot reserve address space without memory
 PAGE = 1 << 21  # a huge page
 GRAIN = 1 << 8  # block sizes are multiples of this
-NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python names only from 3.13 on
 TINY = 1 << 15  # bytes: up to this size, malloc is as good
 HUGE = 1 << 24  # blocks from this size on are searched for among all free ones
 SMALL = 1 << 21  # blocks below this size are kept by size, to be found at once

@@ -51,7 +51,7 @@ def compiled(kernel: Kernel) -> bytes:
         library.add_linking_library(result.library)
         library.finalize()
         for one in library._final_module.functions:
-            if one.is_declaration and not one.name.startswith(("llvm.", "onfoot.")) and one.name not in KNOWN:
+            if one.is_declaration and not one.name.startswith("llvm.") and one.name not in KNOWN:
                 raise NotImplementedError(f"undefined symbol {one.name}")
         return library._get_compiled_object()
 
@@ -238,8 +238,7 @@ def main() -> None:
     assert cpu_target.target_context.codegen().magic_tuple()[1:] == (cpu.NAME, cpu.FEATURES)
     for file in sorted({*PAIRS, *SINGLES}):
         import_module(f"onfoot.kernels.{file}")
-    for symbol in (SYMBOL, *(kernel.symbol for kernel in ALL)):
-        binding.add_symbol(symbol, ANYWHERE)
+    binding.add_symbol(SYMBOL, ANYWHERE)
     tasks: dict[str, Callable[[], bytes]] = {"pool": pool_code}
     tasks |= {kernel.name: partial(compiled, kernel) for kernel in ALL}
     for name, task in tasks.items():

@@ -35,7 +35,8 @@ def exp(x: float) -> float:
     p = C3 + r * p
     p = C4 + r * p
     p = F(1) + (r + r * r * p)
-    return float_from_bits(np.int32(bits_from_float(p) + (bits_from_float(shifted) << np.int32(23))))
+    made = float_from_bits(np.int32(bits_from_float(p) + (bits_from_float(shifted) << np.int32(23))))
+    return made if x == x else x
 
 
 def exp_of_vector(build: Any, x: Any) -> Any:
@@ -56,7 +57,8 @@ def exp_of_vector(build: Any, x: Any) -> Any:
     p = build.fadd(same(1.0), multiply_add(build, build.fmul(r, r), p, r))
     bits = ir.VectorType(ir.IntType(32), WIDTH)
     power = build.shl(build.bitcast(shifted, bits), ir.Constant(bits, [23] * WIDTH))
-    return build.bitcast(build.add(build.bitcast(p, bits), power), VECTOR)
+    made = build.bitcast(build.add(build.bitcast(p, bits), power), VECTOR)
+    return build.select(build.fcmp_ordered("==", x, x), made, x)
 
 
 @exact

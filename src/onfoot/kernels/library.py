@@ -24,6 +24,7 @@ from llvmlite import binding
 from onfoot.kernels import compiler, cpu, manifest, private, say, symbols
 from onfoot.kernels.manifest import Code
 from onfoot.recording import pool
+from onfoot.recording.native_loop import SYMBOL
 
 HEAD = object.__basicsize__  # bytes before the fields of a Python object
 # Offsets of the fields of NumPy's C struct `PyArrayObject_fields`, and of a dtype's type number.
@@ -129,14 +130,11 @@ def load() -> Library:
     found = code()
     machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-    outside = pool.system_functions()
-    for symbol, where in outside.items():
+    for symbol, where in pool.system_functions().items():
         binding.add_symbol(symbol, where)
     errors = {**found.errors, **missing_symbols(found)}
     if "pool" in errors:
         raise ImportError(errors["pool"])
-    for name in errors:  # a file's kernels are used all or not at all: these are never called
-        binding.add_symbol(f"onfoot.{name}", outside["onfoot_lock"])
     for name, data in sorted(found.objects.items()):
         if name not in errors:
             engine.add_object_file(binding.ObjectFileRef.from_data(data))
@@ -148,11 +146,10 @@ def load() -> Library:
 
 def missing_symbols(found: Code) -> dict[str, str]:
     """Kernel -> error, for kernels with an undefined symbol: LLVM would abort the process."""
-    ours = {f"onfoot.{name}" for name in (*found.objects, *found.errors)}
     missing = {}
     for name, data in found.objects.items():
         for symbol in symbols.undefined(data):
-            if symbol not in ours and not binding.address_of_symbol(symbol):
+            if symbol != SYMBOL and not binding.address_of_symbol(symbol):
                 missing[name] = f"undefined symbol {symbol}"
     return missing
 

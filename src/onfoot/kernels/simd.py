@@ -121,18 +121,6 @@ def floats(typing: Any, at: Any, n: Any) -> Any:
 
 
 @intrinsic
-def matrix(typing: Any, at: Any, rows: Any, columns: Any) -> Any:
-    """The rows × columns floats at an address, as an array."""
-    return _view(types.float32, [at, rows, columns])
-
-
-@intrinsic
-def matrices(typing: Any, at: Any, n: Any, rows: Any, columns: Any) -> Any:
-    """The n × rows × columns floats at an address, as an array."""
-    return _view(types.float32, [at, n, rows, columns])
-
-
-@intrinsic
 def integers(typing: Any, at: Any, n: Any) -> Any:
     """The n 64-bit integers at an address, as an array."""
     return _view(types.int64, [at, n])

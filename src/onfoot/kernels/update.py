@@ -85,11 +85,12 @@ def _scale(x: np.ndarray, factor: float, thread: int, threads: int) -> None:
         part[i] *= factor
 
 
-@kernel("f4[:,::1]")
-def _sum_into_first(parts: np.ndarray, thread: int, threads: int) -> None:
-    a, e = thread_range(parts.shape[1], GRAIN, thread, threads)
-    for k in range(1, parts.shape[0]):
-        total, part = parts[0, a:e], parts[k, a:e]
+@kernel("f4[::1], f4[:,::1]", "n, . n")
+def _sum_into_first(first: np.ndarray, others: np.ndarray, thread: int, threads: int) -> None:
+    a, e = thread_range(first.size, GRAIN, thread, threads)
+    total = first[a:e]
+    for k in range(others.shape[0]):
+        part = others[k, a:e]
         for i in range(e - a):
             total[i] += part[i]
 
@@ -126,9 +127,9 @@ def scale_by(x: np.ndarray, factor: float) -> None:
     _scale(x.reshape(-1), factor)
 
 
-def sum_into_first(parts: np.ndarray) -> None:
-    """Adds all rows to the first."""
-    _sum_into_first(parts)
+def sum_into_first(first: np.ndarray, others: np.ndarray) -> None:
+    """Adds all rows of `others` to `first`."""
+    _sum_into_first(first, others)
 
 
 def sum_first(x: np.ndarray) -> np.ndarray:

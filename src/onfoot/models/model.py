@@ -82,6 +82,7 @@ class Model:
         made = Params(self.engine, self.dtype, self._params.shapes)
         made.update(values)
         self._params = made
+        self._forget_recordings()
 
     def add_lora(
         self,
@@ -116,6 +117,12 @@ class Model:
                 codes = quantize(weight if out_in else weight.T, "Q8_0" if kind == "int8" else kind)
                 self.params[name] = self.engine.copy_quantized(codes if out_in else codes.T)
         adapters.activate(self, self.active_adapter)
+        self._forget_recordings()
+
+    def _forget_recordings(self) -> None:
+        """Lets go of arrays that are not this model's any more."""
+        if self._steps is not None:
+            self._steps.clear()
 
     def use_adapter(self, name: str | None) -> None:
         """Activates one adapter, which then trains; None deactivates all."""

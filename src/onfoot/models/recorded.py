@@ -23,6 +23,7 @@ import numpy as np
 from onfoot.arrays import Array
 from onfoot.kernels import LOGITS
 from onfoot.models.families import network
+from onfoot.models.inputs import check_tokens
 from onfoot.models.layout import Layout, Targets
 from onfoot.models.run import Dropped, Run
 from onfoot.models.step import Batch, forward_backward
@@ -50,6 +51,7 @@ class Entry(NamedTuple):
     adapter: Any
     params: list[Any]
     shapes: list[Any]  # of the parameters: NumPy allows changing the shape of an array in place
+    sizes: list[int]  # of the parameters, in bytes
     lock: Any
 
     @classmethod
@@ -57,7 +59,8 @@ class Entry(NamedTuple):
         """An entry for the current state of the model."""
         params = list(model.params.values())
         shapes = [p.shape for p in params]
-        return cls(replays, shares, model.engine, model.config, _adapter(model), params, shapes, threading.Lock())
+        what = model.engine, model.config, _adapter(model)
+        return cls(replays, shares, *what, params, shapes, [p.nbytes for p in params], threading.Lock())
 
     def is_current(self, model: Model) -> bool:
         """Whether the model has not changed since the recording."""
@@ -67,7 +70,8 @@ class Entry(NamedTuple):
     def holds_arrays_of(self, model: Model) -> bool:
         """Whether the model's parameters are still the recorded arrays."""
         params = model.params
-        return len(params) == len(self.params) and all(map(operator.is_, params.values(), self.params))
+        same = len(params) == len(self.params) and all(map(operator.is_, params.values(), self.params))
+        return same and [p.nbytes for p in self.params] == self.sizes
 
     def keeps_shapes(self) -> bool:
         """Whether the parameters still have the recorded shapes; if not, recording again raises the error."""
@@ -92,6 +96,10 @@ class Steps:
     def __reduce__(self) -> Any:
         return Steps, ()
 
+    def clear(self) -> None:
+        """Forgets all recordings: they keep the arrays that they read."""
+        self._kept.clear()
+
     def __len__(self) -> int:
         return sum(entry.replays is not None for entry in self._kept.values())
 
@@ -114,10 +122,10 @@ class Steps:
     def _entry(self, model: Model, batch: Batch, backward: bool) -> Entry | None:
         threads = pool.threads()
         shares = _shares(model, batch, threads, backward)
-        key: Any = (batch.shape, backward, frozenset(model.trainable) if backward else None, model.recompute, threads)
+        trains = frozenset(model.trainable) if backward else None
+        key: Any = (batch.shape, backward, trains, model.active_adapter, model.recompute, threads)
         if len(shares) > 1:
-            parts = [batch.rows(a, e) for a, e in shares]
-            key = (*key, *(part.shape for part in parts))
+            key = (*key, *(part.shape for part in parts_of(batch, shares)))
         entry = self._kept.get(key)
         if entry is None or not (entry.is_current(model) and entry.keeps_shapes()):
             for old in [k for k, e in list(self._kept.items()) if not (e.holds_arrays_of(model) and e.keeps_shapes())]:
@@ -196,13 +204,22 @@ def recordings(
         return [record(model, batch, threads, backward)]
     made: dict[Any, Recording] = {}
     out = []
-    for part in (batch.rows(a, e) for a, e in shares):
+    for part in parts_of(batch, shares):
         if part.shape not in made:
             made[part.shape] = record(model, part, 1, backward)
         out.append(made[part.shape])
     if len({result_layout(one) for one in made.values()}) > 1:
         return [record(model, batch, threads, backward)]
     return out
+
+
+def parts_of(batch: Batch, shares: list[tuple[int, int]]) -> list[Batch]:
+    """The batch of each share; all work on the same number of rows that have a target, so that few shapes occur."""
+    if len(shares) == 1:
+        return [batch]
+    parts = [batch.rows(a, e) for a, e in shares]
+    most = max(0 if part.targets.rows is None else part.targets.rows.size for part in parts)
+    return [part.padded(most) for part in parts]
 
 
 def step_memory(model: Model, tokens: np.ndarray, clip: bool) -> tuple[int, int]:
@@ -227,7 +244,7 @@ def fill(replay: Replay, model: Model, batch: Batch, whole: Batch, a: int) -> No
         "divisor": batch.divisor,
     }
     run: Run | None = None
-    for key, array in replay.inputs:
+    for key, array in replay.inputs():
         if isinstance(key, Dropped):
             run = run or model.new_run(dropout_seed=batch.dropout_seed)
             n = array.shape[0]
@@ -258,8 +275,8 @@ def _replayed(
     on_loss: Callable[[float], None] | None,
 ) -> tuple[float, dict[str, Array]]:
     loss, grads = 0.0, {}
-    for replay, (a, e) in zip(replays, shares, strict=True):
-        fill(replay, model, batch if len(shares) == 1 else batch.rows(a, e), batch, a)
+    for replay, part, (a, _) in zip(replays, parts_of(batch, shares), shares, strict=True):
+        fill(replay, model, part, batch, a)
 
     def on_result(event: Event, array: np.ndarray) -> None:
         nonlocal loss
@@ -297,6 +314,9 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
         raise IndexError(
             f"cannot add token {cache.length}: the KV cache has capacity {cache.capacity}; use a larger one"
         )
+    if cache.capacity > model.config.n_positions:
+        raise ValueError(f"a cache for {cache.capacity} tokens exceeds n_positions={model.config.n_positions}")
+    check_tokens(tokens, model.config.vocab_size, model.config.n_positions)
     key = tokens.shape, layout.start is None, pool.threads()
     kept: Token | None = cache.step
     if kept is None or kept.key != key or not kept.entry.is_current(model):
@@ -308,7 +328,7 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
     with if_free(kept.entry.lock) as free:
         if not free:
             return None
-        for name, array in kept.replay.inputs:
+        for name, array in kept.replay.inputs():
             array[...] = values[name]
         kept.replay.run(lambda event, array: found.append(array), as_final=False)
     return found[0][:, 0]

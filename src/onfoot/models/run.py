@@ -88,6 +88,7 @@ class Run:
 
     def report_loss(self, loss: Any) -> None:
         """Calls `on_loss`, if set, before the first gradient is computed."""
+        self._cheap.clear()  # the forward pass is over; these closures would keep the pass alive
         if self.on_loss is not None:
             self.on_loss(loss)
 

@@ -12,7 +12,8 @@ from onfoot.models.layout import Layout, Targets
 from onfoot.models.run import Run
 from onfoot.ops.cross_entropy import IGNORE
 
-PAD = 64  # rows with a target are padded to a multiple of this, so that few recordings cover all batches
+PAD = 64  # rows with a target are padded to a multiple of this, or of 1/PARTS of all tokens if that is more,
+PARTS = 8  # so that few recordings cover all batches
 MANY = 0.9  # from this fraction of tokens with a target on, all tokens are computed
 
 
@@ -34,6 +35,14 @@ class Batch(NamedTuple):
         targets = choose(self.targets.ids[a:e], chosen)
         return self._replace(tokens=self.tokens[a:e], targets=targets, layout=Layout(positions, start, layout.limit))
 
+    def padded(self, rows: int) -> Batch:
+        """The same with so many rows that have a target, where these are chosen: those beyond have none."""
+        if self.targets.rows is None or self.targets.chosen is None:
+            return self
+        more = (0, rows - self.targets.rows.size)
+        chosen = np.pad(self.targets.chosen, more, constant_values=IGNORE)
+        return self._replace(targets=Targets(self.targets.ids, np.pad(self.targets.rows, more), chosen))
+
     @property
     def shape(self) -> tuple[Any, ...]:
         """Everything about the batch that a recording depends on."""
@@ -49,7 +58,8 @@ def choose(ids: np.ndarray, some: bool | None = None) -> Targets:
     rows = np.flatnonzero(flat != IGNORE)
     if not (rows.size < MANY * flat.size if some is None else some):
         return Targets(ids)
-    chosen = np.full(max(1, -(-rows.size // PAD)) * PAD, IGNORE)
+    grid = max(PAD, flat.size // PARTS)
+    chosen = np.full(max(1, -(-rows.size // grid)) * grid, IGNORE)
     chosen[: rows.size] = flat[rows]
     padded = np.zeros(chosen.size, np.int64)
     padded[: rows.size] = rows

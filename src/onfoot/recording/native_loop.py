@@ -8,6 +8,8 @@ waits for.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from llvmlite import ir
@@ -21,7 +23,8 @@ THREAD_BITS = 16  # low bits of a job's number: how many threads it runs on
 # The state of the pool, in 64-bit words; words written by different threads are on different cache lines.
 JOB = 0  # its number; then the calls, how many, and whether each thread has its own list
 CALLS, COUNT, OWN = 1, 2, 3
-LIMIT = 4  # threads numbered from here on exit
+LIMIT, ACTIVE = 4, 5  # threads numbered from LIMIT on exit; jobs run on at most ACTIVE threads
+READY = 6  # threads inside the native loop: waiting for a job, or running one
 ARRIVED = 16  # threads at the barrier
 OPENED = 32  # how often the barrier has opened
 IDLE, HELD = 48, 49  # threads asleep waiting for a job, and at the barrier
@@ -144,29 +147,38 @@ class _Builder:
         """void(calls, count, thread, threads, barriers): runs a list on one thread, with or without barriers."""
         made, build = self.function("onfoot.pool.list", VOID, [I64] * 5)
         calls, count, thread, threads, together = made.args
-        begin = build.block
-        head, body, tail, end = (made.append_basic_block(x) for x in ("head", "body", "tail", "end"))
+        with self.for_each(build, count) as i:
+            at = build.add(calls, build.mul(i, _const(8 * CALL_WORDS)))
+            kind = ir.FunctionType(VOID, [I64, I64, I64])
+            code = build.load(build.inttoptr(at, kind.as_pointer().as_pointer()))
+            arguments = build.load(build.inttoptr(build.add(at, _const(8)), I64.as_pointer()))
+            build.call(code, [arguments, thread, threads])
+            with build.if_then(build.icmp_signed("!=", together, _const(0))):
+                build.call(barrier, [threads])
+        build.ret_void()
+        return made
+
+    @contextlib.contextmanager
+    def for_each(self, build: Any, count: Any) -> Iterator[Any]:
+        """A loop over 0 ... count."""
+        begin, function = build.block, build.function
+        head, body, end = (function.append_basic_block(x) for x in ("each", "one", "done"))
         build.branch(head)
         build.position_at_end(head)
         i = build.phi(I64)
         i.add_incoming(_const(0), begin)
         build.cbranch(build.icmp_signed("<", i, count), body, end)
         build.position_at_end(body)
-        at = build.add(calls, build.mul(i, _const(8 * CALL_WORDS)))
-        kind = ir.FunctionType(VOID, [I64, I64, I64])
-        code = build.load(build.inttoptr(at, kind.as_pointer().as_pointer()))
-        arguments = build.load(build.inttoptr(build.add(at, _const(8)), I64.as_pointer()))
-        build.call(code, [arguments, thread, threads])
-        with build.if_then(build.icmp_signed("!=", together, _const(0))):
-            build.call(barrier, [threads])
-        build.branch(tail)
-        build.position_at_end(tail)
-        following = build.add(i, _const(1))
-        i.add_incoming(following, tail)
+        yield i
+        i.add_incoming(build.add(i, _const(1)), build.block)
         build.branch(head)
         build.position_at_end(end)
-        build.ret_void()
-        return made
+
+    def list_at(self, build: Any, lists: Any, i: Any) -> tuple[Any, Any]:
+        """Where list number i begins, and how many calls it has."""
+        at = build.add(lists, build.mul(i, _const(16)))
+        first = build.load(build.inttoptr(at, I64.as_pointer()))
+        return first, build.load(build.inttoptr(build.add(at, _const(8)), I64.as_pointer()))
 
     def share(self, run_list: Any, barrier: Any) -> Any:
         """void(thread, threads): one thread's part of the job."""
@@ -176,9 +188,7 @@ class _Builder:
         own = build.icmp_signed("!=", self.read(build, OWN, "monotonic"), _const(0))
         with build.if_else(own) as (alone, together):
             with alone:
-                at = build.add(calls, build.mul(thread, _const(16)))
-                first = build.load(build.inttoptr(at, I64.as_pointer()))
-                many = build.load(build.inttoptr(build.add(at, _const(8)), I64.as_pointer()))
+                first, many = self.list_at(build, calls, thread)
                 build.call(run_list, [first, many, _const(0), _const(1), _const(0)])
                 build.call(barrier, [threads])
             with together:
@@ -190,6 +200,15 @@ class _Builder:
         """void(calls, count, threads, own): starts a job from the calling thread; `own`: one list per thread."""
         made, build = self.function(SYMBOL, VOID, [I64] * 4, internal=False)
         calls, count, threads, own = made.args
+        limit = self.read(build, ACTIVE)  # there may be fewer by now than whoever calls has seen
+        fewer = build.icmp_signed("<", limit, threads)
+        apart = build.icmp_signed("!=", own, _const(0))
+        with build.if_then(build.and_(apart, fewer), likely=False):  # one list after the other
+            with self.for_each(build, count) as i:
+                first, many = self.list_at(build, calls, i)
+                build.call(run_list, [first, many, _const(0), _const(1), _const(0)])
+            build.ret_void()
+        threads = build.select(fewer, limit, threads)
         with build.if_then(build.icmp_signed("<=", threads, _const(1))):
             build.call(run_list, [calls, count, _const(0), _const(1), _const(0)])
             build.ret_void()
@@ -205,6 +224,7 @@ class _Builder:
         """void(thread, last job before this thread): runs jobs until the thread's number reaches LIMIT."""
         made, build = self.function(WORKER, VOID, [I64, I64], internal=False)
         thread, first = made.args
+        build.atomic_rmw("add", self.word(build, READY), _const(1), "seq_cst")
         begin = build.block
         loop, check, work, end = (made.append_basic_block(x) for x in ("loop", "check", "work", "end"))
         build.branch(loop)
@@ -223,6 +243,7 @@ class _Builder:
         seen.add_incoming(job, work)
         build.branch(loop)
         build.position_at_end(end)
+        build.atomic_rmw("sub", self.word(build, READY), _const(1), "seq_cst")
         build.ret_void()
 
     def stirrer(self) -> None:

@@ -6,10 +6,13 @@ values outside a kernel is refused: it would happen once, while recording, and n
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, NoReturn
 
 import numpy as np
+
+NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE, which Python names only from 3.13 on
 
 
 class CannotRecord(Exception):  # noqa: N818 (not an error: the step runs without a recording)
@@ -60,6 +63,8 @@ class RecordedArray(np.ndarray):
         try:
             made = super().reshape(*shape, **NO_COPY)
         except ValueError:  # not possible as a view, or not a valid shape
+            if self.flags.c_contiguous:
+                raise
             return active.recorder.copied(self).reshape(*shape)
         return made if data_address(made) == data_address(self) else active.recorder.copied(self).reshape(*shape)
 

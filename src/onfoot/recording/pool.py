@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -84,21 +85,26 @@ class _Pool:
                 raise ImportError("cannot initialise a mutex or condition variable")
 
     def start(self, n: int) -> None:
-        """Starts or stops threads until there are n, if the code is loaded."""
-        if self._worker is None or n == self.started:
+        """Starts or stops threads until there are n, if the code is loaded. No job runs on more threads than exist."""
+        if self._worker is None:
             return
-        self._state[native_loop.LIMIT] = n
+        state = self._state
         if n < self.started:
+            state[native_loop.ACTIVE] = state[native_loop.LIMIT] = self.started = n
+            ended, self._workers = self._workers[n - 1 :], self._workers[: n - 1]
             self._stir()
-            for worker in self._workers[n - 1 :]:
+            for worker in ended:
                 worker.join()  # otherwise a new thread could get its number while it still waits for jobs
-            del self._workers[n - 1 :]
-        for thread in range(self.started, n):
-            args = thread, self._state[native_loop.JOB]
-            worker = threading.Thread(target=self._worker, args=args, name=f"onfoot-{thread}", daemon=True)
+        while self.started < n:
+            state[native_loop.LIMIT] = self.started + 1  # before the thread reads it, or it would exit
+            args = self.started, state[native_loop.JOB]
+            worker = threading.Thread(target=self._worker, args=args, name=f"onfoot-{self.started}", daemon=True)
             worker.start()
             self._workers.append(worker)
-        self.started = n
+            self.started += 1
+        while state[native_loop.READY] < n - 1:  # a running job holds the GIL, which a new thread needs
+            time.sleep(1e-4)
+        state[native_loop.ACTIVE] = n
 
     def forget(self) -> None:
         """Resets the pool in a forked child: the threads exist only in the parent, and one may have held the lock."""
@@ -109,14 +115,16 @@ class _Pool:
 
 
 native = _Pool()
+_changing = threading.Lock()  # held while the number of threads changes
 _threads = _asked()
 _most = max(_threads, os.cpu_count() or 1)
 
 
 def _one_thread() -> None:
     """A forked child has none of its parent's threads; its kernels run on one."""
-    global _threads, _most
+    global _threads, _most, _changing
     _threads = _most = 1
+    _changing = threading.Lock()
     native.forget()
 
 
@@ -133,7 +141,8 @@ def threads() -> int:
 def set_threads(n: int) -> None:
     """Sets the number of threads that kernels run on, limited to the number of cores."""
     global _threads
-    n = max(1, min(n, _most))
-    _threads = min(n, _threads)  # no kernel may be called on a thread that has exited or has not started
-    native.start(n)
-    _threads = n
+    with _changing:
+        n = max(1, min(n, _most))
+        _threads = min(n, _threads)
+        native.start(n)
+        _threads = n

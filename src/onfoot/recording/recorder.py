@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.recording.plan import LINE, assign_offsets
-from onfoot.recording.planned import CannotRecord, RecordedArray, active, data_address
+from onfoot.recording.planned import NO_RESERVE, CannotRecord, RecordedArray, active, data_address
 
-NO_RESERVE = 0x4000  # Linux's MAP_NORESERVE
 SPACE = 1 << 36  # bytes of address space reserved at a time
+MAX_INPUTS = 1 << 28  # bytes: dropout patterns of long sequences are drawn one by one instead, unrecorded
 ARENA, INPUT, RESULT = range(3)  # kinds of buffers: temporary, filled before each replay, or returned by it
 
 
@@ -88,8 +88,10 @@ class Recording(NamedTuple):
 class Recorder:
     """Stands in for memory and kernels while a step is recorded."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, max_inputs: int = MAX_INPUTS) -> None:
         self.threads = threads
+        self._room_for_inputs = max_inputs
+        self._by_key: dict[Any, Any] = {}  # inputs; a recomputed block asks for its dropout patterns again
         self._spaces: list[tuple[int, int, Any]] = []  # address space: begin, end, mmap
         self._next = self._end = 0
         self._begins: list[int] = []  # the address of each buffer
@@ -125,10 +127,9 @@ class Recorder:
         room = (size + LINE) // LINE * LINE
         if self._next + room > self._end:
             length = max(SPACE, room)
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
             try:
-                space = mmap.mmap(-1, length, flags=flags)
-            except (OSError, ValueError) as error:
+                space = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+            except (AttributeError, OSError, ValueError) as error:  # Windows does not have these flags
                 raise CannotRecord(f"cannot reserve address space: {error}") from None
             self._next = ctypes.addressof(ctypes.c_char.from_buffer(space))
             self._end = self._next + length
@@ -146,10 +147,15 @@ class Recorder:
         return False
 
     def input(self, shape: Sequence[int], dtype: Any, key: Any) -> Any:
-        """A new array that is filled in before each replay."""
-        made = self.empty(shape, dtype)
-        self._inputs.append(Input(self._view(made), key))
-        return made
+        """An array that is filled in before each replay; the same array for the same key."""
+        if key not in self._by_key:
+            made = self.empty(shape, dtype)
+            self._room_for_inputs -= self._sizes[-1]
+            if self._room_for_inputs < 0:
+                raise CannotRecord("the inputs are too large to keep all of them at once")
+            self._inputs.append(Input(self._view(made), key))
+            self._by_key[key] = made
+        return self._by_key[key]
 
     def event(self, name: str, array: np.ndarray) -> None:
         """Records that an array is final: it becomes a result."""
@@ -218,6 +224,9 @@ class Recorder:
                     continue
                 moved.append((int(begins[n]) + at, buffer, address - self._begins[buffer], n))
                 first[buffer], last[buffer] = min(first[buffer], n), n
+        for event in self._events:
+            if last[event.view.buffer] >= event.calls:
+                raise CannotRecord(f"{event.name} is used again after it was handed out")
         last[[e.view.buffer for e in self._events]] = end
         table = np.array(moved, np.int64).reshape(-1, 4)
         sizes = np.array(self._sizes, np.int64)

@@ -21,6 +21,25 @@ TINY = 1 << 21  # bytes: up to this much work, one thread is as fast as several
 OnResult = Callable[[Event, np.ndarray], None]
 
 
+class Pace:
+    """Runs calls in chunks, returning to Python between them for Ctrl-C and other Python threads."""
+
+    def __init__(self) -> None:
+        self.calls = 64  # per chunk
+
+    def run(self, begin: int, end: int, work: Callable[[int, int], None]) -> None:
+        """Calls `work(a, e)` for consecutive chunks of the calls begin ... end."""
+        while begin < end:
+            upto, before = min(end, begin + self.calls), time.perf_counter()
+            work(begin, upto)
+            took = time.perf_counter() - before
+            if took > SLICE:
+                self.calls = max(1, self.calls // 2)
+            elif took < SLICE / 4 and upto - begin == self.calls:
+                self.calls *= 2
+            begin = upto
+
+
 class Replay:
     """A recording with memory for its inputs; for one Python thread at a time."""
 
@@ -31,13 +50,17 @@ class Replay:
         self._table = np.stack([recording.code, addresses], axis=1).copy()
         self._bases = np.zeros(len(recording.kinds), np.int64)
         self._memory: dict[int, np.ndarray] = {}
-        self.inputs: list[tuple[Any, np.ndarray]] = []
-        for slot in recording.inputs:
-            memory = buffers.pool.empty((max(1, int(recording.sizes[slot.view.buffer])),), np.uint8)
-            self._memory[slot.view.buffer] = memory
-            self._bases[slot.view.buffer] = memory.ctypes.data
-            self.inputs.append((slot.key, slot.view.of(memory)))
-        self._chunk = 64  # calls between two returns to Python
+        self.pace = Pace()
+
+    def inputs(self) -> list[tuple[Any, np.ndarray]]:
+        """Allocates the inputs of one run; returns (key, array) pairs to fill in."""
+        for slot in self.recording.inputs:
+            self.put(slot.view.buffer, self.allocate(slot.view.buffer))
+        return [(slot.key, slot.view.of(self._memory[slot.view.buffer])) for slot in self.recording.inputs]
+
+    def allocate(self, buffer: int) -> np.ndarray:
+        """New memory of a buffer's size."""
+        return buffers.pool.empty((max(1, int(self.recording.sizes[buffer])),), np.uint8)
 
     @property
     def table(self) -> np.ndarray:
@@ -54,7 +77,7 @@ class Replay:
         self._bases[passing] = arena.ctypes.data + self.recording.begin[passing]
 
     def put(self, buffer: int, memory: np.ndarray) -> None:
-        """Places a result in `memory`."""
+        """Places an input or a result in `memory`."""
         self._memory[buffer] = memory
         self._bases[buffer] = memory.ctypes.data
 
@@ -68,9 +91,8 @@ class Replay:
         return event.view.of(self._memory[event.view.buffer])
 
     def drop(self) -> None:
-        """Drops the references to the results: they belong to the caller."""
-        for buffer in [b for b in self._memory if self.recording.kinds[b] == RESULT]:
-            del self._memory[buffer]
+        """Drops the references to inputs and results: results belong to the caller."""
+        self._memory.clear()
 
     def run(self, on_result: OnResult, as_final: bool) -> None:
         """Runs all calls. `on_result` gets each result: with `as_final` soon after it is final, else at the end."""
@@ -81,7 +103,7 @@ class Replay:
         try:
             for cut in self._cuts if as_final else [len(r.code)]:
                 for buffer in self._begun(begin, cut):
-                    self.put(buffer, buffers.pool.empty((max(1, int(r.sizes[buffer])),), np.uint8))
+                    self.put(buffer, self.allocate(buffer))
                 lo, hi = np.searchsorted(r.moved_call, (begin, cut))
                 self._frames[r.moved[lo:hi]] = self._bases[r.moved_buffer[lo:hi]] + r.moved_offset[lo:hi]
                 self._run_calls(begin, cut, threads)
@@ -89,7 +111,7 @@ class Replay:
                 while done < len(r.events) and r.events[done].calls <= cut:
                     event = r.events[done]
                     array = self.array(event)
-                    if event.view.buffer not in self._later[done]:
+                    if self._last[event.view.buffer] == done:
                         del self._memory[event.view.buffer]  # from here on, it belongs to `on_result`
                     done += 1
                     on_result(event, array)
@@ -98,17 +120,7 @@ class Replay:
             self.drop()
 
     def _run_calls(self, begin: int, end: int, threads: int) -> None:
-        """Runs some of the calls, returning to Python from time to time for Ctrl-C and other Python threads."""
-        while begin < end:
-            upto = min(end, begin + self._chunk)
-            before = time.perf_counter()
-            run_list(self._table[begin:upto], min(threads, pool.threads()))  # the pool may have shrunk
-            took = time.perf_counter() - before
-            if took > SLICE:
-                self._chunk = max(1, self._chunk // 2)
-            elif took < SLICE / 4:
-                self._chunk = min(2 * self._chunk, len(self._table))
-            begin = upto
+        self.pace.run(begin, end, lambda a, e: run_list(self._table[a:e], threads))
 
     def _begun(self, begin: int, end: int) -> list[int]:
         """The results that are first written by one of these calls."""
@@ -120,10 +132,9 @@ class Replay:
         return np.flatnonzero(self.recording.kinds == RESULT)
 
     @cached_property
-    def _later(self) -> list[set[int]]:
-        """For each event, the buffers that a later one needs."""
-        buffers_of = [event.view.buffer for event in self.recording.events]
-        return [set(buffers_of[i + 1 :]) for i in range(len(buffers_of))]
+    def _last(self) -> dict[int, int]:
+        """For each result buffer, the index of the last event that needs it."""
+        return {event.view.buffer: i for i, event in enumerate(self.recording.events)}
 
     @cached_property
     def _cuts(self) -> list[int]:
@@ -162,10 +173,6 @@ def run_list(table: np.ndarray, threads: int) -> None:
 def run_each(tables: Sequence[np.ndarray]) -> None:
     """Runs one list per thread, in parallel and without barriers."""
     assert pool.native.run is not None
-    if pool.threads() < len(tables):  # the pool has shrunk since the lists were made
-        for table in tables:
-            run_list(table, 1)
-        return
     lists = np.array([[table.ctypes.data, len(table)] for table in tables], np.int64)
     pool.native.run(lists.ctypes.data, len(tables), len(tables), 1)
 
@@ -187,18 +194,20 @@ def run_per_thread(replays: Sequence[Replay], loss: str, on_result: OnResult) ->
     at = results[0].index(single)
     sizes = [0 if b == single else -(-int(first.sizes[b]) // 64) * 64 for b in results[0]]
     begins = np.cumsum([0, *sizes]).tolist()
-    parts = buffers.pool.empty((len(replays), sum(sizes) // 4))
+    first_part = buffers.pool.empty((sum(sizes) // 4,))  # what is handed out keeps nothing else alive
+    other_parts = buffers.pool.empty((len(replays) - 1, sum(sizes) // 4))
     losses = np.zeros((len(replays), 8))
-    arenas = []
-    for i, replay in enumerate(replays):
-        arenas.append(replay.arena())
-        replay.use_arena(arenas[-1])
-        for n, buffer in enumerate(results[i]):
-            replay.put(buffer, losses[i].view(np.uint8) if n == at else parts[i].view(np.uint8)[begins[n] :])
-        replay.write_addresses()
+    arenas = [replay.arena() for replay in replays]
     try:
-        run_each([replay.table for replay in replays])
-        sum_into_first(parts)
+        for i, replay in enumerate(replays):
+            replay.use_arena(arenas[i])
+            part = first_part if i == 0 else other_parts[i - 1]
+            for n, buffer in enumerate(results[i]):
+                replay.put(buffer, losses[i].view(np.uint8) if n == at else part.view(np.uint8)[begins[n] :])
+            replay.write_addresses()
+        end = max(len(replay.table) for replay in replays)
+        replays[0].pace.run(0, end, lambda a, e: run_each([replay.table[a:e] for replay in replays]))
+        sum_into_first(first_part, other_parts)
         losses[0, 0] = losses[:, 0].sum()
         for event in first.events:
             on_result(event, replays[0].array(event))
@@ -210,8 +219,9 @@ def run_per_thread(replays: Sequence[Replay], loss: str, on_result: OnResult) ->
 @contextlib.contextmanager
 def if_free(lock: Any) -> Iterator[bool]:
     """Tries to acquire a lock without waiting; yields whether it was acquired."""
-    free = lock.acquire(blocking=False)
+    free = False
     try:
+        free = lock.acquire(blocking=False)
         yield free
     finally:
         if free:

@@ -41,7 +41,8 @@ class GradientAccumulator:
         self._grads: dict[str, Array] = {}
 
     def begin(self) -> None:
-        """Starts a new step."""
+        """Starts a new step; gradients left by an interrupted step are discarded."""
+        self._grads = {}
 
     def last(self) -> None:
         """Announces the last microbatch of the step: from here on, added gradients are final."""
