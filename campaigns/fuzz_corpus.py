@@ -158,7 +158,7 @@ def use_texts(folder: Path) -> None:
 def use_run(folder: Path) -> None:
     """A run is read in parts, by several commands: each must refuse by itself what it cannot read."""
     from onfoot.data import corpus
-    from onfoot.train import checkpoint
+    from onfoot.formats.run_folder import model_folder
     from onfoot.train.log import Log
 
     faults = []
@@ -170,7 +170,7 @@ def use_run(folder: Path) -> None:
         lambda: corpus.bigram_entropy(corpus.open_tokens(folder / "data"), 257),
         lambda: Tokenizer.load(folder / "data"),
         lambda: _resume_state(folder / "checkpoints" / "step-0000002"),
-        lambda: checkpoint.resolve(folder),
+        lambda: model_folder(folder),
     ]
     for reader in readers:
         try:

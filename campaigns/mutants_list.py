@@ -911,7 +911,7 @@ MODELS = [
         ("self.engine.add(self.made[name], grad) if name in self.made else grad", "grad"),
         ("return self._lowest < self._order[layer]", "return self._lowest <= self._order[layer]", "an error signal that goes further than it must changes no gradient"),
         ("if final and self.on_gradient is not None", "if self.on_gradient is not None"),
-        ("return self.adapter.layers[layer].beside", "return next(iter(self._order))", "the error signal goes further than it must then, which changes no gradient"),
+        ("return self.adapter.layers[layer].base_layer", "return next(iter(self._order))", "the error signal goes further than it must then, which changes no gradient"),
     ),
     *of(
         "models/linears.py", "models/test_places.py models/test_network_gradients.py models/test_lora.py models/test_llama.py",

@@ -181,7 +181,7 @@ def restore_adapter(model: Model, folder: Path) -> None:
     """Restores the active adapter from the files of `save_adapter`, splitting what `_join` joined."""
     assert model.active_adapter is not None
     adapter, tensors = model.adapters[model.active_adapter], TensorFile(folder / TENSORS)
-    for layer in dict.fromkeys(lora.beside for lora in adapter.layers.values()):
+    for layer in dict.fromkeys(lora.base_layer for lora in adapter.layers.values()):
         down, up = (_tensor(tensors, f"{PREFIX}{layer}.lora_{side}.weight") for side in "AB")
         r = sum(adapter.layers[name].r for name in adapter.lora_layers(layer))
         n_in, n_out = linear_shapes(model.config)[layer]
@@ -212,7 +212,7 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
         raise ValueError(f"no adapter {name!r} to save; the model has: {known}")
     adapter = model.adapters[name]
     joined: dict[str, tuple[LoraLayer, np.ndarray, np.ndarray]] = {}
-    for layer in dict.fromkeys(lora.beside for lora in adapter.layers.values()):
+    for layer in dict.fromkeys(lora.base_layer for lora in adapter.layers.values()):
         joined[layer] = _join(model, adapter, layer)
     first = next(iter(joined.values()))[0]
     path = Path(folder)

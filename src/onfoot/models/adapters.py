@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class LoraLayer:
     """The LoRA layer of one base layer. PEFT's scale is alpha/r, or alpha/√r with rsLoRA; the paper's is α alone."""
 
-    beside: str  # the base layer that it adapts
+    base_layer: str  # the base layer that it adapts
     columns: slice | None  # the columns of that layer's output that it adds to; None: all
     r: int
     alpha: float
@@ -61,7 +61,7 @@ class Adapter:
     def _by_layer(self) -> dict[str, list[str]]:
         out: dict[str, list[str]] = {}
         for name, lora in self.layers.items():
-            out.setdefault(lora.beside, []).append(name)
+            out.setdefault(lora.base_layer, []).append(name)
         return out
 
     def parameter_names(self) -> list[str]:
@@ -211,6 +211,6 @@ def delta(model: Model, adapter: Adapter, layer: str) -> Array:
 
 def _add(model: Model, adapter: Adapter, sign: float) -> None:
     for layer, lora in adapter.layers.items():
-        tensor, out_in = stored_weights(model.config)[lora.beside]
+        tensor, out_in = stored_weights(model.config)[lora.base_layer]
         weight = model.params[tensor].T if out_in else model.params[tensor]  # (in, out), a view
         weight[:, lora.columns or slice(None)] += sign * delta(model, adapter, layer)

@@ -57,5 +57,5 @@ class Gradients:
         """The layer that a parameter belongs to; for a LoRA parameter, the base layer."""
         layer, _, low_rank = parameter.partition(".lora_")
         if low_rank and self.adapter is not None:
-            return self.adapter.layers[layer].beside
+            return self.adapter.layers[layer].base_layer
         return parameter.rpartition(".")[0]
