@@ -28,7 +28,7 @@ class Result:
 
 
 def run_job(job: Job, rounds: int, threads: int, say: Callable[[str], None]) -> list[Result]:
-    """The best time and the least memory of all rounds. Every round runs each contender once, so that noise affects all of them."""
+    """The best time and the least memory of all rounds; each round runs every contender once, so noise hits all."""
     best: dict[str, Result] = {}
     for round_ in range(rounds):
         for contender in job.contenders:
