@@ -62,7 +62,8 @@ def cached_attention(rng: Rng) -> Call:
         keys, values = keys.copy(), values.copy()
         keys[:, :, n], values[:, :, n] = k[:, :, 0], v[:, :, 0]
         seen = keys[:, :, : n + 1], values[:, :, : n + 1]
-        return ops.grouped_query_forward(q, *seen, True, np.reshape(start, (-1, 1, 1)))[0]
+        first = None if start is None else np.reshape(start, (-1, 1, 1))
+        return ops.grouped_query_forward(q, *seen, True, first)[0]
 
     return Call("cached_attention", ours, right, [*new, *caches, length, rng.integers(0, 3, batch)])
 

@@ -286,3 +286,27 @@ def test_a_length_beyond_the_cache_is_refused_and_nothing_written(length: int) -
     with pytest.raises(IndexError, match=r"cannot add token .*: the KV cache has capacity 8"):
         cached(keys=keys, values=values, length=np.array([length]))
     assert not keys.any() and not values.any()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        (5, [3], "length must be an int64 array"),
+        (5, 3, "length must be an int64 array"),
+        (5, np.array([3], np.int32), "length must be an int64 array"),
+        (6, 1, "start must be an int64 array"),
+        (6, np.array(1), "start must be an int64 array"),
+        (6, np.array([1, 1, 1]), "start must be an int64 array"),
+        (2, np.zeros((2, 5, 1, 1, 1), np.float32), "must have 4 axes"),
+        (0, np.zeros((2, 1, 3), np.float32), "must have 4 axes"),
+    ],
+)
+def test_cached_attention_rejects_what_is_not_an_array_of_its_shape(argument: int, value: object, message: str) -> None:
+    """The kernel would read a Python number or list as an array, or fold an axis into another."""
+    new = [np.ones((2, 1, 1, 3), np.float32) for _ in range(3)]
+    args = [*new, *(np.ones((2, 1, 8, 3), np.float32) for _ in range(2)), np.array([3]), np.zeros(2, np.int64)]
+    cached_attention = kernels.table()["cached_attention"]
+    assert cached_attention(*args).shape == (2, 1, 1, 3) and cached_attention(*args[:6]).shape == (2, 1, 1, 3)
+    args[argument] = value  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=message):
+        cached_attention(*args)

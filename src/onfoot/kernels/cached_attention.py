@@ -9,7 +9,7 @@ from onfoot.kernels.attention_head import Mask, forward_floats, head_forward
 from onfoot.kernels.buffers import scratch
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.matrix import FLOAT, Matrix, head_of
-from onfoot.kernels.shapes import is_float32, thread_range, threads
+from onfoot.kernels.shapes import ARRAYS, is_float32, thread_range, threads
 from onfoot.kernels.simd import address, floats
 from onfoot.recording.planned import active
 
@@ -68,10 +68,16 @@ def cached_attention(
     """
     if not is_float32(q, k, v, keys, values) or not (keys.flags.carray and values.flags.carray):
         return None
-    if q.ndim != 4 or k.ndim != 4 or q.shape[2] != 1 or k.shape[2] != 1 or q.shape[1] % k.shape[1]:
+    if any(x.ndim != 4 for x in (q, k, v, keys, values)):
+        shapes = ", ".join(str(x.shape) for x in (q, k, v, keys, values))
+        raise ValueError(f"q, k, v and the cache must have 4 axes, got shapes {shapes}")
+    if q.shape[2] != 1 or k.shape[2] != 1 or q.shape[1] % k.shape[1]:
         raise ValueError(f"q and k must have one new token per sequence, got shapes {q.shape} and {k.shape}")
     batch, heads, _, d_k = q.shape
     d_v, room = values.shape[3], keys.shape[2]
+    for name, x, shape in (("length", length, (1,)), ("start", start, (batch,))):
+        if not (name == "start" and x is None) and (type(x) not in ARRAYS or x.dtype != np.int64 or x.shape != shape):
+            raise ValueError(f"{name} must be an int64 array of shape {shape}, got {getattr(x, 'dtype', x)!r}")
     if active.recorder is None and not 0 <= int(length[0]) < room:
         raise IndexError(f"cannot add token {int(length[0])}: the KV cache has capacity {room}; use a larger one")
     first = np.zeros(batch, np.int64) if start is None else start
