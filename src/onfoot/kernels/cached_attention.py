@@ -75,12 +75,12 @@ def cached_attention(
         raise ValueError(f"q and k must have one new token per sequence, got shapes {q.shape} and {k.shape}")
     batch, heads, _, d_k = q.shape
     d_v, room = values.shape[3], keys.shape[2]
-    for name, x, shape in (("length", length, (1,)), ("start", start, (batch,))):
-        if not (name == "start" and x is None) and (type(x) not in ARRAYS or x.dtype != np.int64 or x.shape != shape):
+    first = np.zeros(batch, np.int64) if start is None else start
+    for name, x, shape in (("length", length, (1,)), ("start", first, (batch,))):
+        if type(x) not in ARRAYS or x.dtype != np.int64 or x.shape != shape:
             raise ValueError(f"{name} must be an int64 array of shape {shape}, got {getattr(x, 'dtype', x)!r}")
     if active.recorder is None and not 0 <= int(length[0]) < room:
         raise IndexError(f"cannot add token {int(length[0])}: the KV cache has capacity {room}; use a larger one")
-    first = np.zeros(batch, np.int64) if start is None else start
     y = empty_heads(batch, heads, 1, d_v)
     work = scratch(threads(), forward_floats(room, d_k, d_v))
     _attend(four_axes(q), four_axes(k), four_axes(v), keys, values, length, first, y, work)
