@@ -1081,7 +1081,7 @@ ONFOOT = [
         ("np.int64), job.clip)", "np.int64), not job.clip)"),
         ("    model.recompute = job.recompute\n", ""),
         ("replace(job, batch=max(job.batch // 2, 1))", "replace(job, batch=job.batch // 2)"),
-        ("PROGRAM = 100 << 20", "PROGRAM = 100 << 23"),
+        ("PROGRAM = 56 << 20", "PROGRAM = 56 << 23"),
     ),
     *of(
         "attribution.py", "cli/test_attribute.py cli/test_attribute_numbers.py",

@@ -19,7 +19,7 @@ from onfoot.quantized import BLOCK, QuantizedWeight
 from onfoot.recording.planned import CannotRecord
 
 FLOAT = 4  # bytes
-PROGRAM = 100 << 20  # Python, NumPy, LLVM and the machine code of the kernels
+PROGRAM = 56 << 20  # Python, NumPy and the machine code of the kernels; on Linux the compiler is released
 
 
 @dataclass(frozen=True)

@@ -259,3 +259,22 @@ def test_a_folder_never_lies_in_memory_beside_its_model(tmp_path: Path) -> None:
     for bits, most in (("32", 1.5), ("8", 0.8)):  # of the file; the largest tensor is a third of it
         done = subprocess.run([sys.executable, "-c", code, str(tmp_path), bits], capture_output=True, text=True)
         assert int(done.stdout) < most * size, (bits, done.stderr)
+
+
+@pytest.mark.optional("only Linux has /proc")
+@pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="the memory of a library is read from /proc")
+def test_the_compilers_memory_is_released_once_the_kernels_are_loaded() -> None:
+    code = """
+import re, llvmlite.binding as llvm
+from onfoot import kernels
+def megabytes():
+    maps = re.split(r"^(?=[0-9a-f]+-)", open("/proc/self/smaps").read(), flags=re.MULTILINE)
+    return sum(int(re.search(r"Rss: +(\\d+)", m)[1]) for m in maps if "libllvmlite" in m) / 1024
+before = megabytes()
+assert kernels.table()
+after = megabytes()
+assert before > 15 and after < 5, (before, after)
+llvm.parse_assembly("define i32 @f() { ret i32 7 }").verify()  # it can still be called
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr

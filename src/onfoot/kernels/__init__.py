@@ -76,7 +76,8 @@ def found() -> Kernels:
 @lru_cache(maxsize=1)
 def _found() -> Kernels:
     try:
-        code = import_module("onfoot.kernels.library").load().code
+        library = import_module("onfoot.kernels.library")
+        code = library.load().code
     except Exception as error:  # whatever is missing on this machine, NumPy still works
         way_out = "; kernels need Numba: pip install numba" if isinstance(error, ModuleNotFoundError) else ""
         return Kernels({}, f"{error}{way_out}")
@@ -92,6 +93,7 @@ def _found() -> Kernels:
             say(f"cannot compile the kernels of {file!r} ({error}); falling back to NumPy for them")
             continue
         out |= {name: getattr(module, name) for name in names(file)}
+    library.release_compiler()
     for file, reason in code.refused.items():
         if reason not in code.refused:
             others = ", ".join(repr(other) for other, base in sorted(code.refused.items()) if base == file)

@@ -10,8 +10,10 @@ import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
+import mmap
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Iterator
 from functools import lru_cache
@@ -30,6 +32,7 @@ HEAD = object.__basicsize__  # bytes before the fields of a Python object
 # Offsets of the fields of NumPy's C struct `PyArrayObject_fields`, and of a dtype's type number.
 DATA, NDIM, SHAPE, STRIDES, DTYPE, FLAGS, DTYPE_NUMBER = (HEAD + at for at in (0, 8, 16, 24, 40, 48, 12))
 C_CONTIGUOUS, ALIGNED = 1, 0x100
+SMAPS = Path("/proc/self/smaps")  # Linux: the memory mappings of this process
 PACKAGE = Path(__file__).parents[1]
 COMPILED_IN = "__init__", "native_loop", "planned", "pool"  # files of `recording` that are compiled in
 SOURCES = "kernels/*.py", "ops/*.py", *(f"recording/{name}.py" for name in COMPILED_IN), "arrays.py", "quantized.py"
@@ -171,6 +174,21 @@ def _check_layout() -> None:
     )
     if found != (x.ctypes.data, 2, x.shape, x.strides, x.dtype.num, 0):
         raise ImportError("unknown memory layout of NumPy arrays")
+
+
+def release_compiler() -> None:
+    """Returns the memory of LLVM's library to the system, on Linux: once everything is loaded, nothing calls it.
+
+    These are pages of a file that this process has not written to; should LLVM be called again, they are read again.
+    """
+    if not SMAPS.is_file():
+        return
+    libc = ctypes.CDLL(None)
+    for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", SMAPS.read_text(), flags=re.MULTILINE):
+        clean = re.match(r"([0-9a-f]+)-([0-9a-f]+) r-.p .*libllvmlite", mapping)
+        if clean and re.search(r"^Private_Dirty: +0 kB", mapping, flags=re.MULTILINE):
+            begin, end = (int(word, 16) for word in clean.groups())
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 def address(name: str, symbol: str) -> int:

@@ -25,7 +25,7 @@ from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import QuantizedWeight
 
 PART = LOGITS
-ROWS = 256  # minimum rows per part: with fewer, packing the weight again for each part costs too much
+ROWS = 170  # minimum rows per part: with fewer, packing the weight again for each part costs too much
 
 
 class LogitsLossKernelSaved(NamedTuple):
@@ -79,6 +79,14 @@ def _losses(
             losses[i] = np.float64(log_sum_exp(row)) - np.float64(row[target])  # eq CE.1
 
 
+def _rows_per_part(n: int, vocabulary: int, trains: bool) -> int:
+    """At most PART logits; fewer if the buffer would otherwise be large beside the gradient of the weight."""
+    parts = -(-n * vocabulary // PART)
+    if parts == 1 and 2 * n * vocabulary > PART:
+        parts = min(3 if trains else 2, n // ROWS)
+    return max(1, -(-n // max(1, parts)))
+
+
 def _run(
     x: np.ndarray,
     weight: np.ndarray,
@@ -96,8 +104,7 @@ def _run(
     dx = empty((n, width)) if grad else None
     dweight = empty(weight.shape) if trains else None
     dbias: np.ndarray | None = None
-    parts = max(2 if n >= 2 * ROWS and n * vocabulary > PART // 2 else 1, -(-n * vocabulary // PART))
-    size = max(1, -(-n // parts))
+    size = _rows_per_part(n, vocabulary, trains)
     buffer = empty((size, vocabulary))
     for a in range(0, n, size):
         part = rows[a : a + size]
