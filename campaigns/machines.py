@@ -33,7 +33,7 @@ TARGETS = {  # name -> the CPU and its features, as LLVM has them
 COUNT = len(TARGETS)
 ROOT = Path(__file__).parents[1]
 NOT_OF_NUMBERS = ("test_engine.py", "test_library.py", "test_targets.py")  # the same whatever the CPU
-ON_ARM = ("test_fused.py", "test_kernel_gradients.py", "test_quantized.py", "test_self_proof.py")  # without PyTorch
+ON_ARM = ("test_fused.py", "test_kernel_gradients.py", "test_quantized.py", "test_self_test.py")  # without PyTorch
 HOURS = 6  # after which a target counts as one whose tests do not end
 
 # Compiles the kernels of some files only, and proves them; the arguments are a folder and the files.
@@ -41,9 +41,9 @@ SOME = """
 import os, sys
 from importlib import import_module
 from pathlib import Path
-from onfoot.kernels import compiler, jit, manifest, proof
+from onfoot.kernels import compiler, jit, manifest, self_test
 work, files = Path(sys.argv[1]), sys.argv[2:]
-for file in proof.PROOFS:
+for file in self_test.COMPARISONS:
     import_module(f"onfoot.kernels.{file}")
 wanted = {kernel.name for file in files for kernel in import_module(f"onfoot.kernels.{file}").KERNELS}
 for kernel in jit.ALL:

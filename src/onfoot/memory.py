@@ -16,7 +16,7 @@ from onfoot.engine import Engine, get_engine
 from onfoot.models.model import Model
 from onfoot.models.params import quantizable, shapes
 from onfoot.quantized import BLOCK, QuantizedWeight
-from onfoot.recording.planned import CannotRecord
+from onfoot.recording.recorded_array import CannotRecord
 
 FLOAT = 4  # bytes
 PROGRAM = 56 << 20  # Python, NumPy and the machine code of the kernels; on Linux the compiler is released

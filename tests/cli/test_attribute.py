@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from onfoot.attribution import attribute
 from onfoot.cli import app
-from onfoot.cli.walk import small_model
 from onfoot.config import GPT2Config
+from onfoot.explore.walk import small_model
 from onfoot.models.model import Model
 from onfoot.models.params import TOKEN_TABLE
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from onfoot import engine
 from onfoot.cli import app
 from onfoot.cli.matrix import matrix_lines
-from onfoot.cli.walk import SMALL, small_model
+from onfoot.cli.walk import SMALL
+from onfoot.explore.walk import small_model
 from onfoot.ops.activation import gelu_erf_backward, gelu_tanh_backward
 from onfoot.ops.attention import attention_backward
 from onfoot.ops.cross_entropy import cross_entropy_backward

@@ -13,8 +13,9 @@ import torch
 from typer.testing import CliRunner
 
 from onfoot.cli import app
-from onfoot.cli.walk import SMALL, small_model
+from onfoot.cli.walk import SMALL
 from onfoot.config import GPT2Config
+from onfoot.explore.walk import small_model
 from oracles import gpt2_loss_and_grads
 
 UNTIED = ["--n-layer", "2", "--untied", "--lm-head-bias", "--qk-head-dim", "3", "--seed", "4"]

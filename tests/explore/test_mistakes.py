@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import onfoot
-from onfoot.cli.walk import small_model
 from onfoot.explore import mistakes
 from onfoot.explore.study import Study
+from onfoot.explore.walk import small_model
 
 TOKENS = np.array([[3, 1, 4, 1, 5]])
 PLAIN = onfoot.GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=9, vocab_size=11)

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 import onfoot
-from onfoot.cli.walk import small_model
 from onfoot.explore import page as page_module
 from onfoot.explore import server as server_module
 from onfoot.explore import texts
@@ -27,6 +26,7 @@ from onfoot.explore.sources import lines_of
 from onfoot.explore.study import LARGE, MAX_PARAMS, Study, check_model, study_key
 from onfoot.explore.tensors import Tensor, Tensors
 from onfoot.explore.terms import Factor, dot, product
+from onfoot.explore.walk import small_model
 from onfoot.models.model import Model
 from oracles import gpt2_logits, gpt2_loss_and_grads
 

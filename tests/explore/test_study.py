@@ -9,9 +9,9 @@ import pytest
 
 import onfoot
 from onfoot.attribution import attribute
-from onfoot.cli.walk import small_model
 from onfoot.explore import default_model, texts
 from onfoot.explore.study import MAX_PARAMS, Study, check_model
+from onfoot.explore.walk import small_model
 from onfoot.models.model import Model
 from onfoot.models.params import TOKEN_TABLE
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from onfoot import engine
-from onfoot.cli.walk import small_model
 from onfoot.config import GPT2Config
 from onfoot.explore.sources import lines_of
 from onfoot.explore.study import Study
 from onfoot.explore.terms import dot, evaluate, product
+from onfoot.explore.walk import small_model
 from onfoot.models.model import Model
 from onfoot.ops.attention import attention_backward
 from onfoot.ops.layer_norm import layer_norm_backward

@@ -15,7 +15,7 @@ import pytest
 import onfoot
 from onfoot.generate.loop import stream
 from onfoot.generate.sampling import Sampling
-from onfoot.recording.planned import data_address
+from onfoot.recording.recorded_array import data_address
 from onfoot.recording.recorder import Recorder
 
 pytest.importorskip("numba")

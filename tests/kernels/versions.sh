@@ -17,4 +17,4 @@ python=$work/environment/bin/python
     . "$(lowest numba)" "$(lowest llvmlite)" "$(lowest numpy)" pytest hypothesis
 "$python" -m pip list --disable-pip-version-check 2>/dev/null | grep -E "^(numba|llvmlite|numpy) "
 XDG_CACHE_HOME=$work/cache PYTHONPATH= "$python" -m pytest -p no:cacheprovider \
-    tests/kernels/test_kernel_gradients.py tests/kernels/test_self_proof.py
+    tests/kernels/test_kernel_gradients.py tests/kernels/test_self_test.py

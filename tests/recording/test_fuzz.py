@@ -22,7 +22,7 @@ from onfoot.generate.loop import step
 from onfoot.models import recorded
 from onfoot.models.model import Model
 from onfoot.recording import replay
-from onfoot.recording.planned import active
+from onfoot.recording.recorded_array import active
 
 pytest.importorskip("numba")
 Threads = Callable[[int], None]

@@ -20,7 +20,7 @@ from onfoot.models.run import Dropped
 from onfoot.models.step import choose
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.recording import recorder
-from onfoot.recording.planned import CannotRecord
+from onfoot.recording.recorded_array import CannotRecord
 from onfoot.recording.recorder import INPUT, Recorder
 
 pytest.importorskip("numba")

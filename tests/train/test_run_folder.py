@@ -19,10 +19,11 @@ import onfoot
 from onfoot.bench import machine
 from onfoot.cli import app
 from onfoot.formats import run_folder
+from onfoot.formats import write as files
 from onfoot.formats.run_folder import checkpoint_folder, checkpoints, model_folder, validate
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.train import files, finetune, pretrain
+from onfoot.train import finetune, pretrain
 from onfoot.train.log import Log
 from onfoot.train.options import FinetuneOptions, TrainOptions
 
@@ -240,7 +241,7 @@ def test_a_log_and_a_curve_do_not_follow_a_link_that_appears_later(tmp_path: Pat
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize("left", [[], [".lock"], [".lock", "run.json.new"], [".lock", "data/"]], ids=str)
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", ".run.json.new"], [".lock", "data/"]], ids=str)
 def test_a_folder_killed_before_the_run_began_can_be_used_again(tmp_path: Path, left: list[str]) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -449,7 +450,8 @@ def test_before_a_checkpoint_counts_everything_that_resuming_needs_is_on_the_dis
 
     def noted(descriptor: int) -> None:
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        flushed.append((path, checkpoint_folder(run, 2).exists()))
+        final = path.with_name(path.name.removeprefix(".").removesuffix(".new")) if path.suffix == ".new" else path
+        flushed.append((final, checkpoint_folder(run, 2).exists()))  # a file is renamed once it is on the disk
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)

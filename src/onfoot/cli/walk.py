@@ -10,13 +10,9 @@ from onfoot.cli import options
 from onfoot.config import GPT2Config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
     from rich.text import Text
 
-    from onfoot.cli.steps import Section, Step
-    from onfoot.models.model import Model
+    from onfoot.explore.walk import Line, Walk
 
 SMALL = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=10, n_positions=8, tie_word_embeddings=True)
 
@@ -55,6 +51,8 @@ def walk(
     """
     import numpy as np
 
+    from onfoot.explore.walk import Walk
+
     ids = np.array([options.parse_tokens(tokens)])
     config = options.configure(
         SMALL,
@@ -71,7 +69,7 @@ def walk(
         causal=causal,
         activation_function=activation,
     )
-    walked = CheckedWalk(config, ids, seed, summed)
+    walked = Walk(config, ids, seed, summed)
     if output is options.Format.json:
         _show_json(walked)
     else:
@@ -80,54 +78,7 @@ def walk(
         raise typer.Exit(1)
 
 
-def small_model(config: GPT2Config, seed: int) -> Model:
-    """A float64 model with random parameters far from their initialization: biases are not 0, norm weights not 1."""
-    import numpy as np
-
-    from onfoot.models.model import Model
-    from onfoot.models.params import shapes
-
-    rng = np.random.default_rng(seed)
-    params = {}
-    for name, shape in shapes(config).items():
-        value = rng.normal(0, 0.5 if len(shape) == 2 else 0.2, shape)
-        is_norm = len(shape) == 1 and name.endswith(".weight")
-        params[name] = value + 1 if is_norm else value
-    return Model(config, params, "float64", "numpy")
-
-
-class CheckedWalk:
-    """A walk and its checks: `loss` is set at once, `errors` and `failed` fill up while `sections` is iterated."""
-
-    def __init__(self, config: GPT2Config, tokens: np.ndarray, seed: int, summed: bool) -> None:
-        from onfoot.cli.steps import Walk
-        from onfoot.models.inputs import check_tokens, count_targets, next_token_targets
-        from onfoot.probe import Probe
-
-        self.config, self.seed = config, seed
-        self.tokens = check_tokens(tokens, config.vocab_size, config.n_positions)
-        if self.tokens.shape[1] < 2:
-            raise ValueError('1 token has no target; give at least 2, as in --tokens "3 1 4 1 5"')
-        targets = next_token_targets(self.tokens)
-        self.divisor = 1 if summed else count_targets(targets)
-        model = small_model(config, seed)
-        trace = model.trace(self.tokens, targets, divisor=self.divisor, input_gradient=True)
-        self.loss = trace.loss
-        self._walk = Walk(model, trace, Probe(model, self.tokens, targets, self.divisor, seed + 1))
-        self.errors: list[float] = []
-        self.failed: list[str] = []
-
-    def sections(self) -> Iterator[Section]:
-        for section in self._walk.sections():
-            for step in section.steps:
-                if step.check is not None:
-                    self.errors.append(step.check.error)
-                    if not step.check.passed:
-                        self.failed.append(f"{step.symbol} ({section.title})")
-            yield section
-
-
-def _show(walked: CheckedWalk, limit: int) -> None:
+def _show(walked: Walk, limit: int) -> None:
     from rich.text import Text
 
     from onfoot.cli.console import show_text
@@ -150,8 +101,8 @@ def _show(walked: CheckedWalk, limit: int) -> None:
         arrow, style = ("↓", "bold cyan") if section.direction == "forward" else ("↑", "bold magenta")
         show_text(f"\n{arrow} {section.direction} · {section.title} ".ljust(100, "─"), style)
         text = Text()
-        for step in section.steps:
-            _write(step, text, limit)
+        for line in section.lines:
+            _write(line, text, limit)
         show_text(text)
     n = len(walked.errors)
     show_text(f"loss {walked.loss:.6f}", "bold")
@@ -161,30 +112,30 @@ def _show(walked: CheckedWalk, limit: int) -> None:
         show_text(f"✓ all {n} checks passed; largest relative error {max(walked.errors):.0e}", "bold green")
 
 
-def _write(step: Step, text: Text, limit: int) -> None:
+def _write(line: Line, text: Text, limit: int) -> None:
     """Appends one line that describes the array, then its numbers."""
     from onfoot.cli.matrix import matrix_lines
 
-    shape = " × ".join(str(n) for n in step.value.shape)
-    equations = f"eq {', '.join(step.formula.equations)}" if step.formula.equations else ""
+    shape = " × ".join(str(n) for n in line.value.shape)
+    equations = f"eq {', '.join(line.formula.equations)}" if line.formula.equations else ""
     text.append("\n")
-    text.append(f"{step.formula.text:<47}", "bold")
+    text.append(f"{line.formula.text:<47}", "bold")
     text.append(f"  {equations:<15} {shape:>8}", "dim")
-    if step.check is not None:
-        mark, style = ("✓", "green") if step.check.passed else ("✗", "bold red")
-        text.append(f"  {mark} {f'{step.check.error:.0e}' if step.check.error else '0':<5}", style)
-        if not step.check.passed:
-            text.append(f"  formula {step.check.formula:.8g}, difference {step.check.difference:.8g}", style)
-    if step.parameter is not None:
-        text.append(f"  {step.parameter}", "dim")
+    if line.check is not None:
+        mark, style = ("✓", "green") if line.check.passed else ("✗", "bold red")
+        text.append(f"  {mark} {f'{line.check.error:.0e}' if line.check.error else '0':<5}", style)
+        if not line.check.passed:
+            text.append(f"  formula {line.check.formula:.8g}, difference {line.check.difference:.8g}", style)
+    if line.parameter is not None:
+        text.append(f"  {line.parameter}", "dim")
     text.append("\n")
-    if step.formula.where:
-        text.append(f"  {step.formula.where}\n", "bold")
-    for line in matrix_lines(step.value, step.margin, limit, limit):
-        text.append(f"    {line}\n")
+    if line.formula.where:
+        text.append(f"  {line.formula.where}\n", "bold")
+    for row in matrix_lines(line.value, line.margin, limit, limit):
+        text.append(f"    {row}\n")
 
 
-def _show_json(walked: CheckedWalk) -> None:
+def _show_json(walked: Walk) -> None:
     from onfoot.cli.console import show_json
 
     sections = [
@@ -193,7 +144,7 @@ def _show_json(walked: CheckedWalk) -> None:
             "direction": section.direction,
             "block": section.block,
             "head": section.head,
-            "steps": [_step_json(step) for step in section.steps],
+            "steps": [_line_json(line) for line in section.lines],
         }
         for section in walked.sections()
     ]
@@ -211,24 +162,24 @@ def _show_json(walked: CheckedWalk) -> None:
     )
 
 
-def _step_json(step: Step) -> dict[str, Any]:
-    """One step as a JSON object; values that are not finite, such as masked scores, are null."""
+def _line_json(line: Line) -> dict[str, Any]:
+    """One array as a JSON object; values that are not finite, such as masked scores, are null."""
     import numpy as np
 
-    value = step.value.astype(object)
-    value[~np.isfinite(step.value)] = None
+    value = line.value.astype(object)
+    value[~np.isfinite(line.value)] = None
     out: dict[str, Any] = {
-        "symbol": step.symbol,
-        "formula": step.formula.text,
-        "where": step.formula.where,
-        "equations": list(step.formula.equations),
-        "shape": list(step.value.shape),
+        "symbol": line.symbol,
+        "formula": line.formula.text,
+        "where": line.formula.where,
+        "equations": list(line.formula.equations),
+        "shape": list(line.value.shape),
         "value": value.tolist(),
     }
-    if step.parameter is not None:
-        out["parameter"] = step.parameter
-    if step.margin is not None:
-        out["margin"] = {"label": step.margin[0], "values": step.margin[1].tolist()}
-    if step.check is not None:
-        out["check"] = {**step.check._asdict(), "error": step.check.error, "passed": step.check.passed}
+    if line.parameter is not None:
+        out["parameter"] = line.parameter
+    if line.margin is not None:
+        out["margin"] = {"label": line.margin[0], "values": line.margin[1].tolist()}
+    if line.check is not None:
+        out["check"] = {**line.check._asdict(), "error": line.check.error, "passed": line.check.passed}
     return out

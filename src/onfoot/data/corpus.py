@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from onfoot.formats.files import open_file, parse_json, read_json, shown
 from onfoot.formats.tokenizer import Tokenizer
+from onfoot.formats.write import write_json
 
 PIECE = 1 << 20  # bytes of text that are tokenized at a time
 SUFFIXES = (".txt", ".jsonl")
@@ -159,7 +159,7 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> n
     meta = {
         "tokens": count, "dtype": dtype.name, "sha256": digest.hexdigest(), "sources": [t.name for t in texts],
     }  # fmt: skip
-    (folder / "tokens.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "tokens.json", meta)
     partial.replace(folder / "tokens.bin")
     return open_tokens(folder)
 

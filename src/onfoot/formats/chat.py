@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onfoot.formats.files import one_line, plain_name, read_json, read_text, shown
-from onfoot.formats.huggingface import write_json
 from onfoot.formats.template import TEMPLATE_BYTES, render
 from onfoot.formats.tokenizer import Tokenizer
+from onfoot.formats.write import write_json, write_text
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -62,7 +62,7 @@ class ChatTemplate:
             if token or name in self.source:
                 config[name] = token or None
         write_json(path, config)
-        (Path(folder) / TEMPLATE_FILE).write_text(self.source, encoding="utf-8")
+        write_text(Path(folder) / TEMPLATE_FILE, self.source)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """The conversation as one text; a generation prompt starts the assistant's next answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +12,9 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.formats.files import naming, plain_name, read_json, shown
-from onfoot.formats.tensors import TensorFile, replaced, write_tensors
+from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.formats.tokenizer import Tokenizer, check_fits
+from onfoot.formats.write import write_json
 from onfoot.models.params import HEAD, names_of, quantizable, shapes, token_table
 from onfoot.quantized import BLOCK, quantize
 
@@ -252,8 +252,3 @@ def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = F
     if model.tokenizer is not None:
         check_fits(model.tokenizer, config, folder)
     return model
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    with replaced(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -15,8 +15,9 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.config import LARGEST_FLOAT, MAX_SIZE
 from onfoot.formats.files import naming, plain_name, read_json, shown
-from onfoot.formats.huggingface import FLOATS, write_json
+from onfoot.formats.huggingface import FLOATS
 from onfoot.formats.tensors import TensorFile, write_tensors
+from onfoot.formats.write import write_json
 from onfoot.models.adapters import Adapter, LoraLayer, install, place
 from onfoot.models.params import HEAD, linear_shapes, names_of, part_columns, stored_weights
 

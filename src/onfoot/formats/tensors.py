@@ -9,13 +9,13 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onfoot.formats.files import open_file, parse_json, plain_name, shown
+from onfoot.formats.write import atomic_write
 
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
@@ -131,23 +131,10 @@ def write_tensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with replaced(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in ordered:
             file.write(np.ascontiguousarray(arrays[name]).data)
-
-
-@contextmanager
-def replaced(path: str | Path) -> Iterator[Path]:
-    """A temporary path that replaces `path` on success; on failure the old file is unchanged."""
-    final = Path(path)
-    temporary = final.with_name(f"{final.name}.new")
-    try:
-        yield temporary
-        os.replace(temporary, final)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _is_entry(entry: Any) -> bool:

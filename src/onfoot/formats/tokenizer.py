@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from onfoot.formats.files import one_line, parse_json, read_json, read_text, shown
 from onfoot.formats.template import TEMPLATE_BYTES
+from onfoot.formats.write import write_json, write_text
 
 EOS = "<|endoftext|>"  # between documents, and at the end of generated text
 UNKNOWN = "<|unknown|>"
@@ -117,15 +118,15 @@ class Tokenizer:
         """Saves tokenizer.json and tokenizer_config.json for AutoTokenizer."""
         folder = Path(folder)
         # not backend.save: it raises a bare Exception if the disk is full
-        (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
         if self.eos is not None:
             config |= {"eos_token": self.eos, "bos_token": self.bos or self.eos}
         if self.backend.token_to_id(UNKNOWN) is not None:
             config["unk_token"] = UNKNOWN
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", config)
         if self.chat_template is not None:
-            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+            write_text(folder / "chat_template.jinja", self.chat_template)
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.arrays import Array, zeros_like_shape
-from onfoot.recording.planned import CannotRecord, RecordedArray
+from onfoot.recording.recorded_array import CannotRecord, RecordedArray
 
 
 class KVCache:

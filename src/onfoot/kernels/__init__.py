@@ -4,7 +4,7 @@
 take NumPy arrays of float32; for anything else the formulas of `ops` are called.
 
 The files: `jit` (how a kernel is written and called), `build` (compiles kernels, the only file that needs Numba),
-`library` (loads machine code), `compiler` and `proof` (build it and compare it with the formulas), `manifest`,
+`library` (loads machine code), `compiler` and `self_test` (build it and compare it with the formulas), `manifest`,
 `private` and `symbols` (checksums, permissions, missing symbols), `cpu` and `simd` (vectors), `buffers` (memory),
 `shapes`; the others are the kernels. Threads are in `recording/pool`.
 """

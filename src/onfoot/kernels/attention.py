@@ -31,7 +31,7 @@ from onfoot.kernels.shapes import (
     upstream,
 )
 from onfoot.kernels.simd import address
-from onfoot.recording.planned import RecordedArray, data_address
+from onfoot.recording.recorded_array import RecordedArray, data_address
 
 
 class AttentionKernelSaved(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.recording.planned import NO_RESERVE, active
+from onfoot.recording.recorded_array import NO_RESERVE, active
 
 FLOAT32 = np.dtype(np.float32)
 ARENA = 1 << 28  # bytes, on systems that cannot reserve address space without memory

@@ -11,7 +11,7 @@ from onfoot.kernels.jit import kernel
 from onfoot.kernels.matrix import FLOAT, Matrix, head_of
 from onfoot.kernels.shapes import ARRAYS, is_float32, thread_range, threads
 from onfoot.kernels.simd import address, floats
-from onfoot.recording.planned import active
+from onfoot.recording.recorded_array import active
 
 
 @kernel(

@@ -59,9 +59,9 @@ def compile_all(work: Path) -> Code:
 
 
 def prove(work: Path, built: Code) -> Code:
-    """The code with the results of `proof`, run in separate processes: a kernel that crashes ends only its own."""
+    """The code with the results of `self_test`, run in separate processes: a kernel that crashes ends only its own."""
     while True:
-        process = start("proof", work)
+        process = start("self_test", work)
         try:
             said, error = process.communicate(timeout=PROOF_SECONDS)
         except subprocess.TimeoutExpired:
@@ -80,7 +80,7 @@ def prove(work: Path, built: Code) -> Code:
 
 
 def start(module: str, work: Path) -> subprocess.Popen[str]:
-    """Starts `build` or `proof` in a process with the same imports as this one, none from the working directory."""
+    """Starts `build` or `self_test` in a process with the same imports as this one, none from the working directory."""
     command = f"import sys; sys.path[:] = filter(None, sys.path); from onfoot.kernels import {module} as m; m.main()"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORTS), os.environ.get("PYTHONPATH")]))}
     if module == "build":

@@ -13,7 +13,7 @@ from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.shapes import ARRAYS, as_rows, fall_back_to_formula, is_float32, thread_range
 from onfoot.kernels.simd import address, greatest
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.recording.planned import RecordedArray
+from onfoot.recording.recorded_array import RecordedArray
 
 
 class CrossEntropyKernelSaved(NamedTuple):

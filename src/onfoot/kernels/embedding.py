@@ -16,7 +16,7 @@ from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.shapes import ARRAYS, as_rows, contiguous, fall_back_to_formula, is_float32, thread_range
 from onfoot.quantized import QuantizedWeight
-from onfoot.recording.planned import RecordedArray
+from onfoot.recording.recorded_array import RecordedArray
 
 
 class EmbeddingKernelSaved(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 
 from onfoot.kernels import library
 from onfoot.recording import pool
-from onfoot.recording.planned import active
+from onfoot.recording.recorded_array import active
 
 COMPILING = "ONFOOT_COMPILING" in os.environ
 # Sums may be reordered and a*b + c fused: both are needed for vector code. NaN and infinity keep their meaning.

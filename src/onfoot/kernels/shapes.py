@@ -9,8 +9,8 @@ import numpy as np
 
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import inner, kernel
-from onfoot.recording.planned import RecordedArray
 from onfoot.recording.pool import threads
+from onfoot.recording.recorded_array import RecordedArray
 
 __all__ = [
     "ARRAYS",

@@ -28,7 +28,7 @@ from onfoot.models.layout import Layout, Targets
 from onfoot.models.run import Dropped, Run
 from onfoot.models.step import Batch, forward_backward
 from onfoot.recording import pool
-from onfoot.recording.planned import CannotRecord, RecordedArray
+from onfoot.recording.recorded_array import CannotRecord, RecordedArray
 from onfoot.recording.recorder import INPUT, RESULT, Event, Recorder, Recording
 from onfoot.recording.replay import Replay, if_free, result_layout, results_at_peak, run_per_thread
 

@@ -23,7 +23,7 @@ from onfoot.models.gradients import Gradients
 from onfoot.models.layout import merge_heads, split_heads
 from onfoot.models.linears import Linears
 from onfoot.ops.dropout import dropout_pattern
-from onfoot.recording.planned import active
+from onfoot.recording.recorded_array import active
 
 OnActivation = Callable[[str, Array], None]
 Block = Callable[..., tuple[Array, Any]]
@@ -51,11 +51,27 @@ class Dropped(NamedTuple):
     p: float
 
 
+class Cheap:
+    """An array that is recomputed in the backward pass, once for all layers that read it."""
+
+    def __init__(self, forward: Callable[[], tuple[Array, Any]]) -> None:
+        self.forward = forward
+        self.readers = 0  # layers that still need it
+        self.value: Array | None = None
+
+    def read(self) -> Array:
+        """The array; it is dropped after its last reader."""
+        value = self.forward()[0] if self.value is None else self.value
+        self.readers -= 1
+        self.value = value if self.readers else None
+        return value
+
+
 class WithoutInput(NamedTuple):
-    """What a layer saved without its input x, and a function that recomputes x."""
+    """What a layer saved without its input x, and how x is recomputed."""
 
     saved: Any
-    again: Callable[[], Array]
+    x: Cheap
 
 
 class Recompute(NamedTuple):
@@ -77,7 +93,7 @@ class Run:
         self.on_loss: Callable[[Any], None] | None = None
         self.gradients = Gradients(engine, config, policy.trainable, policy.adapter)
         self.linears = Linears(self, config)
-        self._cheap: dict[int, tuple[Any, Callable[[], Array]]] = {}  # arrays that are cheap to recompute
+        self._cheap: dict[int, tuple[Any, Cheap]] = {}  # by id, with a weak reference to the array itself
 
     # Callbacks
 
@@ -229,7 +245,8 @@ class Run:
 
         y, saved = forward()
         self.on_activation(layer, y)
-        if 2 * k.shape[2] <= y.shape[2]:  # for few tokens, attention is cheap compared with the linear layers
+        # For few tokens, attention is cheap compared with the linear layers; less so if their weights are frozen.
+        if self.policy.adapter is None and 2 * k.shape[2] <= y.shape[2]:
             self._remember(y, forward)
         return y, (saved, grouped, q.shape[1])
 
@@ -275,13 +292,14 @@ class Run:
     def _remember(self, y: Array, forward: Callable[[], tuple[Array, Any]]) -> None:
         """Stores how to recompute a large array, so that the layer that reads it need not keep it."""
         if self.engine.recomputes_inputs and self.keep_saved and math.prod(y.shape) >= LARGE:
-            self._cheap[id(y)] = weakref.ref(y), lambda: forward()[0]
+            self._cheap[id(y)] = weakref.ref(y), Cheap(forward)
 
     def _without_input(self, x: Array, saved: Any) -> Any:
         known = self._cheap.get(id(x))
         if known is None or known[0]() is not x or not hasattr(saved, "x"):
             return saved
+        known[1].readers += 1
         return WithoutInput(saved._replace(x=None), known[1])
 
     def _with_input(self, saved: Any) -> Any:
-        return saved.saved._replace(x=saved.again()) if isinstance(saved, WithoutInput) else saved
+        return saved.saved._replace(x=saved.x.read()) if isinstance(saved, WithoutInput) else saved

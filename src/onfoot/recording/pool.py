@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from onfoot.recording import native_loop
-from onfoot.recording.planned import active
+from onfoot.recording.recorded_array import active
 
 # What `native_loop` needs from the operating system: a mutex and a condition variable.
 POSIX = {

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.recording.plan import LINE, assign_offsets
-from onfoot.recording.planned import NO_RESERVE, CannotRecord, RecordedArray, active, data_address
+from onfoot.recording.recorded_array import NO_RESERVE, CannotRecord, RecordedArray, active, data_address
 
 SPACE = 1 << 36  # bytes of address space reserved at a time
 MAX_INPUTS = 1 << 28  # bytes: dropout patterns of long sequences are drawn one by one instead, unrecorded

@@ -56,6 +56,10 @@ class GradientAccumulator:
         grads, self._grads = self._grads, {}
         return grads
 
+    def total_squares(self, squares: np.ndarray) -> float:
+        """The sum of squares of all gradients, from that of each rank's result: all equal, up to rounding."""
+        return float(squares.max())
+
 
 class BucketedGradients(GradientAccumulator):
     """Sums gradients over microbatches and ranks, in buckets.
@@ -214,6 +218,9 @@ class ReduceScatterGradients(BucketedGradients):
 
     def result(self) -> dict[str, Array]:
         return {SHARD: self.shard}
+
+    def total_squares(self, squares: np.ndarray) -> float:
+        return float(squares.sum())
 
     def buffer(self, k: int) -> np.ndarray:
         if k not in self._buffers:

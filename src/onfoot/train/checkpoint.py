@@ -7,7 +7,6 @@ not deleted, and does not count towards the number of checkpoints to keep.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ from onfoot.formats.run_folder import (
     validate_once,
 )
 from onfoot.formats.tensors import TensorFile, write_tensors
-from onfoot.train.files import flush
+from onfoot.formats.write import flush, write_json
 
 if TYPE_CHECKING:
     from onfoot.train.optimizer import AdamW
@@ -45,12 +44,12 @@ def save_checkpoint(
     Then removes old checkpoints, except the newest `keep`. Returns a warning for each damaged checkpoint.
     """
     final = checkpoint_folder(run, state["step"])
-    with _write_atomically(final) as folder:
+    with _atomic_folder(final) as folder:
         write(folder)
         (folder / "trainer").mkdir()
         write_tensors(folder / MOMENTS, optimizer.moments())
-        (folder / STATE).write_text(json.dumps({**state, "optimizer_steps": optimizer.steps}, indent=2) + "\n")
-        (folder / MANIFEST).write_text(json.dumps(manifest_of(folder), indent=2) + "\n")
+        write_json(folder / STATE, {**state, "optimizer_steps": optimizer.steps})
+        write_json(folder / MANIFEST, manifest_of(folder))
     known_valid[final] = stamp(final)
     warnings = set_aside([(folder, wrong) for folder in checkpoints(run) if (wrong := validate_once(folder))])
     update_symlinks(run, final)
@@ -127,7 +126,8 @@ def update_symlink(link: Path, target: Path) -> None:
 
 
 @contextmanager
-def _write_atomically(final: Path) -> Iterator[Path]:
+def _atomic_folder(final: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes the checkpoint on success; on failure nothing is left of it."""
     temporary = final.with_name(f".writing-{final.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:

@@ -13,10 +13,9 @@ import numpy as np
 import onfoot
 from onfoot.arrays import to_numpy
 from onfoot.formats.files import read_json
-from onfoot.formats.huggingface import write_json
+from onfoot.formats.write import write_json
 from onfoot.models.model import Model
 from onfoot.quantized import QuantizedWeight, Transposed
-from onfoot.train.files import flush
 from onfoot.train.parallel import world
 
 
@@ -51,8 +50,6 @@ def record_or_verify(path: Path, sha256: str, what: str) -> None:
 
     def record() -> None:
         write_json(path, {"sha256": sha256})
-        flush(path)
-        flush(path.parent)
 
     ranks.rank0_first(
         lambda: verify() if path.is_file() else record(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from onfoot.train.files import refuse_link
+from onfoot.formats.write import refuse_link
 
 LOCK = ".lock"
 FILES = ("run.json", "log.jsonl", "loss.png", "data.json", "base.json")  # the files that a run writes into its folder
@@ -14,7 +14,7 @@ FILES = ("run.json", "log.jsonl", "loss.png", "data.json", "base.json")  # the f
 
 def take_lock(run: Path) -> FileLock:
     """Acquires the lock of a run. It is freed by release(), or when this process ends for any reason."""
-    for name in (LOCK, *FILES, *(f"{name}.new" for name in FILES)):
+    for name in (LOCK, *FILES, *(f".{name}.new" for name in FILES)):
         refuse_link(run / name)
     lock = FileLock(run / LOCK, timeout=0, thread_local=False)
     try:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onfoot.train.files import append, write_atomically
+from onfoot.formats.write import append, atomic_write, write_text
 
 
 class Log:
@@ -36,7 +36,7 @@ class Log:
             return []
         lines = self._lines()
         kept = [record for record in lines if record is not None and record["step"] <= step]
-        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in kept).encode())
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         invalid = [number for number, record in enumerate(lines[:-1], start=1) if record is None]
         warnings = [f"{self.path}, line {number}: not a log record; skipped" for number in invalid]
         steps = {record["step"] for record in kept if "loss" in record}
@@ -55,7 +55,8 @@ def _record(line: str) -> dict[str, Any] | None:
 
 def draw_losses(records: list[dict[str, Any]], path: Path, bigram: float | None = None) -> None:
     """Plots the training and validation loss over the steps as a PNG file."""
-    write_atomically(path, picture(records, bigram))
+    with atomic_write(path) as file:
+        file.write(picture(records, bigram))
 
 
 def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from filelock import FileLock
 
+from onfoot.arrays import to_numpy
 from onfoot.data.batches import ALL, Batch, Share
 from onfoot.formats.run_folder import checkpoint_folder, read_state
 from onfoot.models.model import Model
@@ -235,15 +236,22 @@ class Trainer:
         """Saves a checkpoint, complete on return. Before the first evaluation, the newest checkpoint is the best."""
         if not math.isfinite(self.state.best_loss):
             self.state.best_step = self.state.step
-        self.world.compare(self.optimizer.replicated_state(), f"step {self.state.step}")
+        self.world.compare(replicated_state(self.optimizer), f"step {self.state.step}")
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
         if self.world.writes:
             for line in save_checkpoint(self.run, self.write, self.optimizer, values, self.options.keep):
                 print(line, file=sys.stderr)
-        else:
+        elif isinstance(self.optimizer, ShardedAdamW):
             self.optimizer.send_moments()
         self.saved = self.state.step
         self.world.wait()
+
+
+def replicated_state(optimizer: AdamW) -> dict[str, np.ndarray]:
+    """The arrays that must be identical on all ranks: the trained weights, and the moments unless they are sharded."""
+    model = optimizer.model
+    weights = {name: to_numpy(model.params[name]) for name in sorted(model.trainable)}
+    return weights if isinstance(optimizer, ShardedAdamW) else weights | optimizer.moments()
 
 
 def set_dropout(model: Model, p: float) -> None:

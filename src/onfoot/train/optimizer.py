@@ -62,20 +62,9 @@ class AdamW:
         first = {f"m.{k}": to_numpy(x) for k, x in self.m.items()}
         return first | {f"v.{k}": to_numpy(x) for k, x in self.v.items()}
 
-    def send_moments(self) -> None:
-        """Sends the moments of this rank to rank 0, which saves them; nothing to do if they are not sharded."""
-
-    def replicated_state(self) -> dict[str, np.ndarray]:
-        """The arrays that must be identical on all ranks: the trained weights and the moments."""
-        return {name: to_numpy(self.model.params[name]) for name in sorted(self.model.trainable)} | self.moments()
-
     def squares(self, grads: Mapping[str, Array]) -> float:
         """The sum of squares of these gradients, in float64."""
         return sum(self.model.engine.sum_of_squares(g) for g in grads.values())
-
-    def total(self, squares: np.ndarray) -> float:
-        """The sum of squares of all gradients, from each rank's `squares`: all equal, up to rounding."""
-        return float(squares.max())
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
         """Restores saved moments and the step count. The caller restores the weights."""

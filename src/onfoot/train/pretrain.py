@@ -14,12 +14,11 @@ from onfoot.data import corpus
 from onfoot.data.batches import ALL, Batch, Share
 from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
-from onfoot.formats.huggingface import write_json
 from onfoot.formats.run_folder import differs, manifest_of
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
+from onfoot.formats.write import flush, write_json
 from onfoot.models.model import Model, create, load
 from onfoot.train import runs
-from onfoot.train.files import flush
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from onfoot.formats.files import read_json
-from onfoot.formats.huggingface import write_json
+from onfoot.formats.write import write_json
 from onfoot.train.checkpoint import checkpoint_to_resume
-from onfoot.train.files import flush
 from onfoot.train.fingerprint import made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
@@ -28,7 +27,7 @@ Options = TypeVar("Options", bound=LoopOptions)
 Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its options, a checkpoint or None
 
 RUN_FILE = "run.json"
-LEFTOVERS = (LOCK, f"{RUN_FILE}.new", "data")  # what a run that was killed before it started may leave behind
+LEFTOVERS = (LOCK, f".{RUN_FILE}.new", "data")  # what a run that was killed before it started may leave behind
 
 
 def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
@@ -137,8 +136,6 @@ def _record(run: Path, options: LoopOptions, versions: dict[str, Any]) -> None:
     """Writes run.json: the options, the software versions, and a hash of both."""
     values = {"command": options.command, **asdict(options), "made_with": versions}
     write_json(run / RUN_FILE, {**values, "sha256": _hash(values)})
-    flush(run / RUN_FILE)
-    flush(run)
 
 
 def _options(run: Path, kind: type[Options]) -> tuple[Options, dict[str, Any]]:

@@ -83,14 +83,6 @@ class ShardedAdamW(AdamW):
         """The full moments, each gathered from all ranks when it is written; the other ranks call `send_moments`."""
         return {f"{kind}.{name}": _Gathered(self, kind, name) for kind in MOMENT_NAMES for name in self.layout.places}  # type: ignore[misc]
 
-    def replicated_state(self) -> dict[str, np.ndarray]:
-        """The arrays that must be identical on all ranks: the trained weights."""
-        return {name: flat.reshape(self.layout.shapes[name]) for name, flat in self.flat.items()}
-
-    def total(self, squares: np.ndarray) -> float:
-        """The sum of squares of all gradients, from each rank's shard."""
-        return float(squares.sum())
-
     def send_moments(self) -> None:
         """Sends this rank's part of the moments to rank 0, which receives them in any order."""
         requests = []

@@ -92,7 +92,7 @@ def accumulated_step(
     grads = accumulator.finish()
     squares = optimizer.squares(grads)
     table = np.array([[loss, squares]]) if world is None else world.table(loss, squares)
-    loss, norm = float(table[:, 0].sum()), math.sqrt(optimizer.total(table[:, 1]))
+    loss, norm = float(table[:, 0].sum()), math.sqrt(accumulator.total_squares(table[:, 1]))
     if not (math.isfinite(loss) and math.isfinite(norm)):
         error = diverged(f"the loss is {loss} and the gradient norm is {norm}", False)
         raise error if world is None else world.agreed(error)

@@ -211,7 +211,7 @@ def cached_attention(table: Table, rng: np.random.Generator) -> Found:
         yield "cached_attention: values", values[:, :, n], v[:, :, 0]
 
 
-PROOFS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # simple ones first
+COMPARISONS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # simple ones first
     "activation": activation,
     "attention": attention,
     "cached_attention": cached_attention,
@@ -233,7 +233,7 @@ PROOFS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # simpl
 def disagreement(table: Table, file: str) -> str:
     """The error of a file's kernels, such as "layer_norm: dx: 3e-02"; empty if they are correct."""
     try:
-        for name, ours, truth in PROOFS[file](table, np.random.default_rng(0)):
+        for name, ours, truth in COMPARISONS[file](table, np.random.default_rng(0)):
             ours, truth = np.asarray(ours, np.float64), np.asarray(truth, np.float64)
             if ours.shape != truth.shape:
                 return f"{name}: shape {ours.shape}, not {truth.shape}"
@@ -269,7 +269,7 @@ def with_dependents(refused: dict[str, str]) -> dict[str, str]:
     """The refused files, and the files that import them, each with the refused file that it imports."""
     out = dict(refused)
     for file, inside in builds_on().items():
-        if file in PROOFS and file not in refused and inside & refused.keys():
+        if file in COMPARISONS and file not in refused and inside & refused.keys():
             out[file] = min(inside & refused.keys())
     return out
 
@@ -306,7 +306,7 @@ def main() -> None:
         raise SystemExit(found.missing)
     refused = dict(library.code().refused)
     pool.set_threads(min(pool.threads(), 2))  # every pass divides evenly between two
-    for file in PROOFS:
+    for file in COMPARISONS:
         if all(name in found.table for name in kernels.names(file)):
             print(file, flush=True)
             wrong = disagreement(found.table, file)

@@ -1,30 +1,53 @@
-"""Writing files of a run folder: never through a symbolic link, atomically, and flushed to disk."""
+"""Writing files: atomically, flushed to disk, and never through a symbolic link."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write to, which replaces the old file (or link) of that name on success.
+
+    It is on disk when the context ends. On failure the old file is unchanged.
+    """
+    final = Path(path)
+    temporary = final.with_name(f".{final.name}.new")
+    temporary.unlink(missing_ok=True)
+    try:
+        with open(temporary, "xb") as file:  # "x": fails if someone else has created it meanwhile
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, final)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush(final.parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a text in UTF-8 atomically."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: str | Path, values: Any) -> None:
+    """Writes a value as JSON atomically, indented and with a final newline."""
+    write_text(path, json.dumps(values, indent=2) + "\n")
 
 
 def append(path: Path, text: str) -> None:
     """Appends text to a file."""
     with open(path, "a", encoding="utf-8", opener=_open_no_link) as file:
         file.write(text)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a temporary file, then renames it over the old file (or link) of that name."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    try:
-        with open(temporary, "xb") as file:  # "x": fails if someone else has created it meanwhile
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def refuse_link(path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from machine_code import USE, in_cache, python, write
 
 from onfoot import kernels
-from onfoot.kernels import compiler, library, proof
+from onfoot.kernels import compiler, library, self_test
 
 pytest.importorskip("numba")
 TABLE = kernels.table()
-FILES = {name: file for file in proof.PROOFS for name in kernels.names(file)}
+FILES = {name: file for file in self_test.COMPARISONS for name in kernels.names(file)}
 
 
 def slightly_off(result: Any) -> Any:
@@ -34,7 +34,7 @@ def slightly_off(result: Any) -> Any:
 
 
 def test_kernels_that_are_right_are_not_refused() -> None:
-    assert {file: wrong for file in proof.PROOFS if (wrong := proof.disagreement(TABLE, file))} == {}
+    assert {file: wrong for file in self_test.COMPARISONS if (wrong := self_test.disagreement(TABLE, file))} == {}
     assert library.code().refused == {}
 
 
@@ -45,11 +45,11 @@ def test_every_kernel_is_called_in_its_files_proof() -> None:
         return lambda *args, **others: (called.add(name), TABLE[name](*args, **others))[1]
 
     watched = {name: noted(name) for name in TABLE}
-    for file in proof.PROOFS:
+    for file in self_test.COMPARISONS:
         called.clear()
-        assert proof.disagreement(watched, file) == ""
+        assert self_test.disagreement(watched, file) == ""
         assert {*kernels.names(file)} <= called
-    assert {*FILES} == {*TABLE} and {*proof.PROOFS} == {*kernels.PAIRS, *kernels.SINGLES}
+    assert {*FILES} == {*TABLE} and {*self_test.COMPARISONS} == {*kernels.PAIRS, *kernels.SINGLES}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
@@ -62,7 +62,7 @@ def test_a_kernel_that_is_slightly_wrong_is_refused(name: str) -> None:
             return None
         return slightly_off(TABLE[name](*args, **others))
 
-    said = proof.disagreement({**TABLE, name: wrong}, FILES[name])
+    said = self_test.disagreement({**TABLE, name: wrong}, FILES[name])
     assert said.partition(":")[0] in (name, name.rpartition("_")[0]), said
     assert 1e-4 < float(said.rpartition(": ")[2]) < 1e-2
 
@@ -74,14 +74,14 @@ def test_what_is_no_number_is_refused(value: float) -> None:
         y[-1, -1] = value
         return y, saved
 
-    assert proof.disagreement({**TABLE, "layer_norm_forward": wrong}, "layer_norm").startswith("layer_norm: y: ")
+    assert self_test.disagreement({**TABLE, "layer_norm_forward": wrong}, "layer_norm").startswith("layer_norm: y: ")
 
 
 def test_a_kernel_that_raises_is_refused() -> None:
     def wrong(*args: Any) -> Any:
         raise RuntimeError("no such instruction\nand more")
 
-    assert proof.disagreement({**TABLE, "rope_forward": wrong}, "rope") == "RuntimeError: no such instruction"
+    assert self_test.disagreement({**TABLE, "rope_forward": wrong}, "rope") == "RuntimeError: no such instruction"
 
 
 @pytest.mark.parametrize("error", [MemoryError, OSError])
@@ -90,22 +90,22 @@ def test_what_may_pass_is_no_verdict(error: type[Exception]) -> None:
         raise error("for now")
 
     with pytest.raises(error):
-        proof.disagreement({**TABLE, "rope_forward": wrong}, "rope")
+        self_test.disagreement({**TABLE, "rope_forward": wrong}, "rope")
 
 
 def test_what_builds_on_a_refused_file_is_refused_with_it() -> None:
-    refused = proof.with_dependents({"linear": "linear: dx: 3e-02"})
+    refused = self_test.with_dependents({"linear": "linear: dx: 3e-02"})
     assert refused.keys() >= {"linear", "logits_loss", "lora", "rms_norm"}
     assert {refused[file] for file in refused if file != "linear"} == {"linear"}
     assert refused.keys().isdisjoint({"activation", "attention", "cached_attention", "layer_norm", "rope", "swiglu"})
-    assert proof.with_dependents({"attention": "x"}).keys() >= {"cached_attention", "grouped_query"}
-    assert proof.with_dependents({"layer_norm": "x"}) == {"layer_norm": "x", "rms_norm": "layer_norm"}
-    assert proof.with_dependents({"swiglu": "x"}) == {"swiglu": "x"}
-    assert proof.with_dependents({}) == {}
+    assert self_test.with_dependents({"attention": "x"}).keys() >= {"cached_attention", "grouped_query"}
+    assert self_test.with_dependents({"layer_norm": "x"}) == {"layer_norm": "x", "rms_norm": "layer_norm"}
+    assert self_test.with_dependents({"swiglu": "x"}) == {"swiglu": "x"}
+    assert self_test.with_dependents({}) == {}
 
 
 def test_a_refused_file_is_left_to_numpy_with_one_line(tmp_path: Path) -> None:
-    refused = proof.with_dependents({"linear": "linear: dx: 3e-02"})
+    refused = self_test.with_dependents({"linear": "linear: dx: 3e-02"})
     in_cache(tmp_path, library.code()._replace(refused=refused))
     code = USE + (
         "print(ours.engine.linear_forward is truth.engine.linear_forward, ours.engine.has('logits_loss_forward'), "

@@ -18,7 +18,7 @@ from policies import POLICIES, Policy, lora, quantized
 
 from onfoot.engine import get_engine
 from onfoot.models import recorded
-from onfoot.recording.planned import CannotRecord, RecordedArray, active, data_address
+from onfoot.recording.recorded_array import CannotRecord, RecordedArray, active, data_address
 from onfoot.recording.recorder import Recorder
 
 pytest.importorskip("numba")
