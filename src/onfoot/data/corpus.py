@@ -142,9 +142,11 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> n
     dtype = np.dtype(DTYPES[tokenizer.size > 1 << 16])
     several = len(texts) > 1 or any(t.path is not None and _suffix(t.path) == ".jsonl" for t in texts)
     count, digest = 0, hashlib.sha256()
+    starts: list[int] = []  # the position of each text's first token
     partial = folder / "tokens.bin.partial"
     with partial.open("wb") as file:
         for text in texts:
+            starts.append(count)
             for document in documents(text):
                 for piece in document:
                     ids = np.asarray(tokenizer.encode(piece), dtype=dtype)
@@ -158,6 +160,7 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> n
                     count += 1
     meta = {
         "tokens": count, "dtype": dtype.name, "sha256": digest.hexdigest(), "sources": [t.name for t in texts],
+        "starts": starts,
     }  # fmt: skip
     write_json(folder / "tokens.json", meta)
     partial.replace(folder / "tokens.bin")

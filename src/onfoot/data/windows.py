@@ -46,15 +46,13 @@ class Windows:
 
     def sample(self, first: int, count: int) -> Batch:
         """Windows first, ..., first + count − 1 of the endless shuffled sequence, (count, context)."""
-        pairs = []
-        order, order_epoch = np.empty(0), -1
-        for number in range(first, first + count):
-            epoch, position = divmod(number, len(self))
-            if epoch != order_epoch:
-                order, order_epoch = self._order(epoch), epoch
-            pairs.append(self.window(int(order[position])))
-        tokens, targets = zip(*pairs, strict=True)
+        tokens, targets = zip(*map(self.window, self.indices(first, count)), strict=True)
         return np.stack(tokens), np.stack(targets)
+
+    def indices(self, first: int, count: int) -> list[int]:
+        """The windows at places first, ..., first + count − 1 of the endless shuffled sequence."""
+        places = (divmod(number, len(self)) for number in range(first, first + count))
+        return [int(self._order(epoch)[position]) for epoch, position in places]
 
     def _order(self, epoch: int) -> np.ndarray:
         cache: dict[int, np.ndarray] = self.__dict__.setdefault("_orders", {})  # of one epoch only

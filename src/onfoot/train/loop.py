@@ -32,7 +32,6 @@ from onfoot.train.optimizer import AdamW
 from onfoot.train.options import LoopOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.progress import Reporter, duration
-from onfoot.train.schedule import learning_rate
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
 from onfoot.train.vector import BucketLayout
@@ -45,6 +44,9 @@ class Source(Protocol):
     """
 
     def microbatches(self, step: int, share: Share = ALL) -> list[Batch]: ...
+
+    def example_numbers(self, step: int) -> list[np.ndarray]:
+        """For each microbatch of a step (of one rank), the number of each token's example, (B, T); padding has −1."""
 
     def validation(self, share: Share = ALL) -> Iterable[Batch]: ...
 
@@ -133,8 +135,10 @@ class Trainer:
         started = time.monotonic() - state.seconds
         with stop_requested() as interrupted, Reporter(options.steps, state.step) as report:
             speed, stopped = 0.0, False
+            if options.keep_trajectory and self.saved is None:
+                self.save()  # the initial state
             while state.step < options.steps and not (stopped := self.world.any(interrupted())):
-                lr = learning_rate(state.step, options.steps, options.lr, options.warmup, options.schedule)
+                lr = options.learning_rate(state.step)
                 tick = time.monotonic()
                 loss, norm, n_tokens = self.step(lr)
                 seconds = time.monotonic() - tick
@@ -155,13 +159,18 @@ class Trainer:
                 improved = False
                 if last or state.step % options.eval_every == 0:
                     improved = self.evaluate(report, show_sample=not last)
-                if last or improved or state.step % options.save_every == 0:
+                if last or improved or self._save_due():
                     self.save()
             if stopped and self.saved != state.step:
                 self.save()
         if self.world.writes:
             draw_losses(self.log.read(), self.run / "loss.png", self.bigram)
         return Outcome(state, checkpoint_folder(self.run, state.step), self.validation_loss, state.step < options.steps)
+
+    def _save_due(self) -> bool:
+        """Whether a checkpoint of this step is due, for resuming or for the trajectory."""
+        every = (self.options.save_every, self.options.keep_trajectory)
+        return any(n and self.state.step % n == 0 for n in every)
 
     def step(self, lr: float) -> tuple[float, float, int]:
         """One optimizer step; returns the mean loss, the gradient norm before clipping, and the number of tokens."""
@@ -239,7 +248,8 @@ class Trainer:
         self.world.compare(replicated_state(self.optimizer), f"step {self.state.step}")
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
         if self.world.writes:
-            for line in save_checkpoint(self.run, self.write, self.optimizer, values, self.options.keep):
+            kept = self.options.keep, self.options.keep_trajectory
+            for line in save_checkpoint(self.run, self.write, self.optimizer, values, *kept):
                 print(line, file=sys.stderr)
         elif isinstance(self.optimizer, ShardedAdamW):
             self.optimizer.send_moments()
