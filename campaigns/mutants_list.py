@@ -796,7 +796,7 @@ OPS = [
     ),
     *of(
         "ops/rope.py", "ops/test_rope_speeds.py ops/test_llama_ops.py",
-        ("_turn(dy, saved.cos, -saved.sin, saved.interleaved)", "_turn(dy, saved.cos, saved.sin, saved.interleaved)"),
+        ("turn(dy, saved.cos, -saved.sin, saved.interleaved)", "turn(dy, saved.cos, saved.sin, saved.interleaved)"),
         ("np.arange(0, width, 2) / width", "np.arange(0, width, 2) / (width - 2 or 1)"),
         ("return speed / scaling.factor", "return speed * scaling.factor"),
         ("np.clip((turns - low) / (high - low), 0, 1)", "np.clip((turns - low) / high, 0, 1)"),
@@ -813,7 +813,7 @@ OPS = [
         "ops/grouped_query.py", "ops/test_op_gradients.py ops/test_llama_ops.py",
         ("dk.sum(axis=-3), dv.sum(axis=-3)", "dk.mean(axis=-3), dv.sum(axis=-3)"),
         ("if n_head % n_kv:", "if False:"),
-        ("keep = None if keep is None else _grouped(keep, n_kv)", "keep = None"),
+        ("keep = None if keep is None else grouped(keep, n_kv)", "keep = None"),
     ),
     *of(
         "ops/linear.py", "ops/test_op_gradients.py",

@@ -212,6 +212,48 @@ class Model:
         run.on_loss = None if on_loss is None else lambda loss: on_loss(float(loss))
         return self._unrecorded(run, batch), run.gradients.made
 
+    def hvp(
+        self,
+        tokens: Any,
+        targets: Any = None,
+        direction: Mapping[str, Any] | None = None,
+        *,
+        kind: str = "hessian",
+        divisor: float | None = None,
+        segments: Any = None,
+        dropout_seed: int | None = None,
+    ) -> dict[str, Array]:
+        """H u: the derivative of every gradient of `loss_and_grads` along a direction, by name.
+
+        `direction` has an array per trainable parameter; those it leaves out do not move. With the kind "gauss-newton",
+        only the curvature of the loss counts, not that of the network; the matrix is then positive semi-definite.
+        """
+        from onfoot.models.second_order import tangent_pass
+
+        settings = {"divisor": divisor, "segments": segments, "dropout_seed": dropout_seed}
+        return tangent_pass(self, tokens, targets, direction or {}, kind=kind, **settings).hvp
+
+    def example_dots(
+        self,
+        tokens: Any,
+        targets: Any = None,
+        direction: Mapping[str, Any] | None = None,
+        *,
+        divisor: float | None = None,
+        segments: Any = None,
+        dropout_seed: int | None = None,
+    ) -> np.ndarray:
+        """The dot product of each example's gradient with a direction, (B,); they add up to that of the batch.
+
+        An example is a sequence of the batch, or with `segments` each packed example, in order; its loss is its part of
+        the batch's loss. No gradient is formed: the dots are the derivatives of the losses along the direction.
+        """
+        from onfoot.models.second_order import example_dots, tangent_pass
+
+        settings = {"divisor": divisor, "segments": segments, "dropout_seed": dropout_seed}
+        done = tangent_pass(self, tokens, targets, direction or {}, backward=False, **settings)
+        return example_dots(done.token_dots, segments)
+
     def trace(
         self,
         tokens: Any,

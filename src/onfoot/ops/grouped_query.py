@@ -25,24 +25,24 @@ def grouped_query_forward(
     if n_head % n_kv:
         raise ValueError(f"the number of query heads must be a multiple of the {n_kv} key/value heads, got {n_head}")
     if start is not None:
-        start = _grouped(start[..., None], n_kv)[..., 0] if start.shape[-2] == n_head else start[..., None, :, :]
-    keep = None if keep is None else _grouped(keep, n_kv)
+        start = grouped(start[..., None], n_kv)[..., 0] if start.shape[-2] == n_head else start[..., None, :, :]
+    keep = None if keep is None else grouped(keep, n_kv)
     shared = (k[..., None, :, :], v[..., None, :, :])
-    y, saved = attention_forward(_grouped(q, n_kv), *shared, causal, start, keep)  # eq GQA.1
-    return _joined(y), GroupedQuerySaved(saved)
+    y, saved = attention_forward(grouped(q, n_kv), *shared, causal, start, keep)  # eq GQA.1
+    return joined(y), GroupedQuerySaved(saved)
 
 
 def grouped_query_backward(dy: Array, saved: GroupedQuerySaved) -> tuple[Array, Array, Array]:
     """Gradients of q, k and v: those of k and v are summed over the query heads that share them."""
-    dq, dk, dv = attention_backward(_grouped(dy, saved.shared.k.shape[-4]), saved.shared)
-    return _joined(dq), dk.sum(axis=-3), dv.sum(axis=-3)  # eq GQA.2, GQA.3
+    dq, dk, dv = attention_backward(grouped(dy, saved.shared.k.shape[-4]), saved.shared)
+    return joined(dq), dk.sum(axis=-3), dv.sum(axis=-3)  # eq GQA.2, GQA.3
 
 
-def _grouped(x: Array, n_kv: int) -> Array:
+def grouped(x: Array, n_kv: int) -> Array:
     """(..., H, T, D) -> (..., Hkv, G, T, D)."""
     return x.reshape(*x.shape[:-3], n_kv, x.shape[-3] // n_kv, *x.shape[-2:])
 
 
-def _joined(x: Array) -> Array:
+def joined(x: Array) -> Array:
     """(..., Hkv, G, T, D) -> (..., H, T, D)."""
     return x.reshape(*x.shape[:-4], x.shape[-4] * x.shape[-3], *x.shape[-2:])

@@ -24,7 +24,7 @@ def linear_forward(x: Array, weight: Array, bias: Array | None = None) -> tuple[
 def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, Array, Array | None]:
     """Gradients of x, weight and bias (None where there is no bias)."""
     x, weight, has_bias = saved
-    dx = _input_gradient(dy, weight)
+    dx = input_gradient(dy, weight)
     dweight = rows(x).T @ rows(dy)  # eq FC.3  (in, out)
     dbias = rows(dy).sum(axis=0) if has_bias else None  # eq FC.4  (out,)
     return dx, dweight, dbias
@@ -41,16 +41,21 @@ def frozen_linear_forward(x: Array, weight: Array, bias: Array | None = None) ->
 
 def frozen_linear_backward(dy: Array, saved: FrozenLinearSaved) -> Array:
     """The gradient of x only: the weights are frozen."""
-    return _input_gradient(dy, saved.weight)
+    return input_gradient(dy, saved.weight)
 
 
 def _affine(x: Array, weight: Array, bias: Array | None) -> Array:
-    y = rows(x) @ weight  # eq FC.1  (N, in) (in, out) -> (N, out), one product for all tokens
+    y = product(x, weight)
     if bias is not None:
-        y += bias
+        y += bias  # eq FC.1
+    return y
+
+
+def product(x: Array, weight: Array) -> Array:
+    y = rows(x) @ weight  # (N, in) (in, out) -> (N, out), one product for all tokens
     return y.reshape(*x.shape[:-1], weight.shape[-1])
 
 
-def _input_gradient(dy: Array, weight: Array) -> Array:
+def input_gradient(dy: Array, weight: Array) -> Array:
     dx = rows(dy) @ weight.T  # eq FC.2  (N, out) (out, in) -> (N, in)
     return dx.reshape(*dy.shape[:-1], weight.shape[0])

@@ -63,15 +63,15 @@ def angles(positions: np.ndarray, speed: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def rope_forward(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> tuple[Array, RoPESaved]:
     """x (..., T, D) with each pair (a, b) of features rotated to (a cos − b sin, a sin + b cos)."""
-    return _turn(x, cos, sin, interleaved), RoPESaved(cos, sin, interleaved)  # eq ROPE.4
+    return turn(x, cos, sin, interleaved), RoPESaved(cos, sin, interleaved)  # eq ROPE.4
 
 
 def rope_backward(dy: Array, saved: RoPESaved) -> Array:
     """The gradient of x: dy rotated back by the negative angle. cos and sin are not trained."""
-    return _turn(dy, saved.cos, -saved.sin, saved.interleaved)  # eq ROPE.5
+    return turn(dy, saved.cos, -saved.sin, saved.interleaved)  # eq ROPE.5
 
 
-def _turn(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+def turn(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     half = x.shape[-1] // 2
     first, second = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
     a, b = x[..., first], x[..., second]  # (..., T, D/2)

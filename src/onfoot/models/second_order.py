@@ -1,0 +1,87 @@
+"""Second order by hand: Hessian-vector products and directional derivatives of every example's loss, in one pass.
+
+A pass on duals (`dual.py`) computes the loss, the gradient, and their derivatives along a direction in the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from onfoot.arrays import Array
+from onfoot.models.dual import KINDS, Dual, DualEngine, value
+from onfoot.models.layout import Targets
+from onfoot.models.step import forward_backward
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
+
+
+class TangentPass(NamedTuple):
+    """The loss and the gradient, and their derivatives along a direction."""
+
+    loss: float
+    token_dots: np.ndarray  # (B, T): of each token's loss / divisor; 0 for a token without a target
+    grads: dict[str, Array]  # empty for Gauss–Newton, which does not compute them
+    hvp: dict[str, Array]  # H u, or G u
+
+
+def tangent_pass(
+    model: Model,
+    tokens: Any,
+    targets: Any,
+    direction: Mapping[str, Any],
+    *,
+    kind: str = "hessian",
+    divisor: float | None = None,
+    segments: Any = None,
+    dropout_seed: int | None = None,
+    backward: bool = True,
+) -> TangentPass:
+    """One forward pass with tangents, and one backward pass with tangents unless `backward` is False."""
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
+    moves = check_direction(model, direction)
+    batch = model._checked(tokens, targets, divisor, segments)
+    engine = DualEngine(model.engine, kind)
+    run = model.new_run(keep_saved=backward, dropout_seed=dropout_seed, engine=engine)
+    run.params = {name: Dual(p, moves.get(name)) for name, p in model.params.items()}
+    integers = model.engine.integers
+    wanted = Targets(*(None if x is None else integers(x) for x in batch.targets))
+    layout = model._on_engine(batch.layout)
+    loss = forward_backward(run, model.config, integers(batch.tokens), wanted, layout, batch.divisor, backward)
+    dots = np.zeros(batch.tokens.size, engine.token_dots[0].dtype)
+    dots[slice(None) if wanted.rows is None else batch.targets.rows] = np.concatenate(engine.token_dots)
+    made = run.gradients.made
+    if kind == "hessian":
+        grads, hvp = {n: g.value for n, g in made.items()}, {n: g.tangent for n, g in made.items()}
+    else:
+        grads, hvp = {}, made
+    return TangentPass(float(value(loss)), dots.reshape(batch.tokens.shape), grads, hvp)
+
+
+def check_direction(model: Model, direction: Mapping[str, Any]) -> dict[str, Array]:
+    """The direction as arrays of the model's engine, or a ValueError."""
+    made = {}
+    for name, u in direction.items():
+        if name not in model.trainable:
+            raise ValueError(f"the direction has {name!r}, which is not a trainable parameter of this model")
+        u = model.engine.floats(u, model.dtype)
+        if tuple(u.shape) != tuple(model.params[name].shape):
+            expected = tuple(model.params[name].shape)
+            raise ValueError(f"the direction of {name} has shape {tuple(u.shape)}, expected {expected}")
+        made[name] = u
+    return made
+
+
+def example_dots(token_dots: np.ndarray, segments: Any) -> np.ndarray:
+    """The sum over each example's tokens: a row of the batch, or a segment of one, in order row by row."""
+    if segments is None:
+        return token_dots.sum(axis=1)
+    numbers = np.asarray(segments)
+    begins = np.ones(numbers.shape, bool)
+    begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
+    example = np.cumsum(begins.reshape(-1)) - 1
+    return np.bincount(example, weights=token_dots.reshape(-1)).astype(token_dots.dtype)
