@@ -76,16 +76,13 @@ class Replay:
         self.optimizer = trainer.optimizer = KeepingAdamW(self.model, **settings)
         self.names = sorted(self.optimizer.m)
         self.initial = self.state()
+        matrices = {name for name in self.names if self.initial.params[name].ndim > 1}
+        self.decays = {name: old.weight_decay if name in matrices else 0.0 for name in self.names}
 
     @property
     def state_bytes(self) -> int:
         """The bytes of the trained parameters, or of one of their moments."""
         return sum(x.nbytes for x in self.initial.params.values())
-
-    def decays(self) -> dict[str, float]:
-        """The weight decay of each parameter: matrices decay, biases and norms do not."""
-        params, decay = self.initial.params, self.optimizer.weight_decay
-        return {name: decay if params[name].ndim > 1 else 0.0 for name in self.names}
 
     def state(self) -> State:
         """A copy of the present state."""

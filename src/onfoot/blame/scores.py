@@ -16,6 +16,7 @@ from onfoot.arrays import to_numpy
 from onfoot.blame.adjoint import Adjoints, Arrays, update_backward
 from onfoot.blame.replay import Replay, Step
 from onfoot.data.batches import NO_EXAMPLE
+from onfoot.models.second_order import tangent_pass
 from onfoot.ops.cross_entropy import IGNORE
 
 
@@ -44,7 +45,18 @@ class Scores:
         score = float(values.sum())
         self.totals[example] += score
         self.by_step.setdefault(example, []).append((step, score))
+        self._add_tokens(example, values)
+
+    def _add_tokens(self, example: int, values: np.ndarray) -> None:
         self.tokens[example] = self.tokens[example] + values if example in self.tokens else values.copy()
+
+    def merge(self, other: Scores) -> None:
+        """Adds the scores of another query: steps that are in both stay one step."""
+        self.totals += other.totals
+        for example, seen in other.by_step.items():
+            mine = dict(self.by_step.get(example, ()))
+            self.by_step[example] = [(step, score + mine.get(step, 0.0)) for step, score in seen]
+            self._add_tokens(example, other.tokens[example])
 
 
 def replay_backwards(
@@ -59,20 +71,17 @@ def replay_backwards(
     `steps` are the run's, last first. `on_step` is called with the number of each when it is done.
     """
     queries = [(Adjoints.of_query(gradient), Scores.zeros(n_examples)) for gradient in gradients]
-    decays = replay.decays()
     for step in steps:
         for adjoints, scores in queries:
-            dg = update_backward(adjoints, step.m, step.v, step.grads, decays, step.settings)
-            score_step(replay, step, dg, adjoints, scores)
+            step_backwards(replay, step, adjoints, scores)
         on_step(step.number)
     return [scores for _, scores in queries]
 
 
-def score_step(replay: Replay, step: Step, dg: Arrays, adjoints: Adjoints, scores: Scores) -> None:
-    """Adds a step's scores, and H ḡ to the adjoints of the parameters, given ḡ, the adjoint of the step's gradient."""
-    from onfoot.models.second_order import tangent_pass
-
+def step_backwards(replay: Replay, step: Step, adjoints: Adjoints, scores: Scores) -> None:
+    """Adds a step's scores; the adjoints after the step become those before it."""
     model = replay.model
+    dg = update_backward(adjoints, step.m, step.v, step.grads, replay.decays, step.settings)
     size = max(float(np.abs(x).max()) for x in dg.values())
     if size == 0.0:  # the query does not depend on this step
         return

@@ -1,0 +1,251 @@
+"""`onfoot blame`: which training examples made a model say this?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onfoot.cli.console import Sheet, show_sheet, show_text
+from onfoot.cli.options import Threads
+
+if TYPE_CHECKING:
+    from onfoot.blame.query import Query
+    from onfoot.blame.report import Report
+    from onfoot.blame.run import OpenRun
+    from onfoot.blame.scores import Scores
+
+CONTEXT = 12  # tokens shown before and after a window
+WIDTH = 120  # characters of an example in the table
+
+
+def blame(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of onfoot train or onfoot finetune.")],
+    prompt: Annotated[str | None, typer.Option(help="The text before the completion.", show_default=False)] = None,
+    completion: Annotated[
+        str | None, typer.Option(help="The text to explain: why is it likely, or unlikely?", show_default=False)
+    ] = None,
+    queries: Annotated[
+        Path | None,
+        typer.Option(help="A .jsonl file with a prompt and completion per line, instead.", show_default=False),
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="Explain each query on its own, not their sum.")] = False,
+    top: Annotated[int, typer.Option(help="Examples to show that helped most, and that hurt most.", min=1)] = 5,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the scores of all examples to this file.", show_default=False)
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write an offline page to this file.", show_default=False)
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="TracIn instead: gradient dot products at the kept checkpoints.")
+    ] = False,
+    verify: Annotated[
+        int, typer.Option(help="Retrain without each of the N highest and the N lowest, and compare.", min=0)
+    ] = 0,
+    checkpoint: Annotated[
+        str, typer.Option(help="The checkpoint to explain: best, last, or the step of a kept one.")
+    ] = "best",
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            help="MB of memory for replayed states, beyond which they are in temporary files; by default a quarter of "
+            "the machine's.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Find the training examples that made a model say this, by replaying its training backwards.
+
+    The score of an example is the rise of the query's loss, in nats, that is predicted if the example's targets had
+    been left out of every step: examples with positive scores helped, those with negative scores hurt. The scores are
+    exact derivatives through every step of the run (AdamW, clipping, schedule, packing).
+    """
+    from onfoot.blame.query import encode_query, read_queries
+    from onfoot.blame.report import Report, added
+    from onfoot.blame.run import open_run
+
+    if (completion is None) == (queries is None):
+        raise ValueError("give either --completion (with or without --prompt) or --queries FILE.jsonl")
+    if queries is not None and prompt is not None:
+        raise ValueError("--prompt cannot be used with --queries: each line of the file has its own prompt")
+    if each and queries is None:
+        raise ValueError("--each: only valid with --queries")
+    for path in (json_file, html_file):
+        _check_writable(path)
+    lines = [{"prompt": prompt or "", "completion": completion}] if queries is None else read_queries(queries)
+    opened = open_run(run, checkpoint, threads, None if memory is None else memory << 20)
+    for warning in opened.warnings:
+        show_text(warning, "yellow")
+    asked = [encode_query(opened.trainer, line) for line in lines]
+    losses = _losses(opened, asked)
+    _say_query(opened, asked, losses)
+    if fast:
+        scores = _fast(opened, asked)
+    else:
+        scores = _exact(opened, asked, verify * 2 * (len(asked) if each else 1), merge=not each)
+    if each or len(asked) == 1 or fast:
+        reports = [Report([q], loss, s) for q, loss, s in zip(asked, losses, scores, strict=True)]
+        reports = reports if each else [added(reports)]
+    else:
+        reports = [Report(asked, sum(losses), scores[0])]
+    for report in reports:
+        _verify(opened, report, verify)
+    for i, report in enumerate(reports, start=1):
+        _show(report, opened, top, f"query {i}: " if each else "", exact=not fast)
+    if json_file is not None:
+        _write_json(json_file, reports, opened, each)
+        show_text(f"\nscores of all {len(opened.examples):,} examples: {json_file}")
+    if html_file is not None:
+        from onfoot.blame.page import page
+        from onfoot.formats.write import write_text
+
+        write_text(html_file, page(f"Why did {run} say that?", reports, opened.examples, opened.last, top, not fast))
+        show_text(f"page: {html_file}")
+
+
+def _check_writable(path: Path | None) -> None:
+    """Raises ValueError for an output file that could not be written after the work is done."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} does not exist"
+        raise ValueError(f"{path} {what}")
+
+
+def _losses(opened: OpenRun, asked: list[Query]) -> list[float]:
+    replay = opened.replay
+    replay.put_params(replay.at(opened.last).params)
+    return [query.loss(replay.model) for query in asked]
+
+
+def _say_query(opened: OpenRun, asked: list[Query], losses: list[float]) -> None:
+    n_targets, loss = sum(query.n_targets for query in asked), sum(losses)
+    what = f"{asked[0].line}" if len(asked) == 1 else f"{len(asked)} queries"
+    show_text(f"{what}: loss {loss:.4f} nats over {n_targets} tokens ({loss / n_targets:.4f} per token), at step {opened.last:,}")
+
+
+def _exact(opened: OpenRun, asked: list[Query], retrainings: int, merge: bool) -> list[Scores]:
+    """The scores of each query, or with `merge` those of the sum of all."""
+    from onfoot.blame.scores import replay_backwards
+
+    replay = opened.replay
+    plan = replay.plan(opened.last)
+    replay.put_params(replay.at(opened.last).params)
+    gradients = [query.loss_and_gradient(replay.model)[1] for query in asked]
+    if merge:
+        gradients = [{name: sum(g[name] for g in gradients) for name in gradients[0]}]  # type: ignore[misc]
+    forward, backward = _measure(opened, gradients[0])
+    seconds = plan.replayed * forward + plan.steps * backward * len(gradients) + retrainings * opened.last * forward
+    space = f"{plan.disk / 1e6:,.0f} MB in temporary files" if plan.disk else f"{plan.memory / 1e6:,.0f} MB of memory"
+    from onfoot.train.progress import duration
+
+    show_text(
+        f"replaying {plan.steps:,} steps backwards from {len(plan.segments):,} known states: about {duration(seconds)}, "
+        f"{space} for states"
+    )
+    with _progress(plan.steps) as done:
+        return replay_backwards(replay, replay.backwards(plan), gradients, len(opened.examples), lambda step: done())
+
+
+def _measure(opened: OpenRun, gradient: dict[str, Any]) -> tuple[float, float]:
+    """Seconds of one training step, and of one step backwards."""
+    from onfoot.blame.adjoint import Adjoints
+    from onfoot.blame.scores import Scores, step_backwards
+
+    replay = opened.replay
+    replay.put(0, replay.initial)
+    replay.forward()  # the first one is recorded
+    begin = time.monotonic()
+    step = replay.forward()
+    middle = time.monotonic()
+    step_backwards(replay, step, Adjoints.of_query(gradient), Scores.zeros(len(opened.examples)))
+    return middle - begin, time.monotonic() - middle
+
+
+def _fast(opened: OpenRun, asked: list[Query]) -> list[Scores]:
+    from onfoot.blame.fast import segments, tracin
+
+    show_text(f"gradient dot products at {len(segments(opened.replay, opened.last)):,} kept checkpoints (TracIn)")
+    with _progress(opened.last) as done:
+        return tracin(opened.replay, opened.last, asked, len(opened.examples), lambda step: done())
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar; the function that it gives counts one more step."""
+    from onfoot.train.progress import Reporter
+
+    count = 0
+    with Reporter(total) as report:
+
+        def done() -> None:
+            nonlocal count
+            count += 1
+            report.update(count, {})
+
+        yield done
+
+
+def _verify(opened: OpenRun, report: Report, n: int) -> None:
+    """Retrains without each of the examples with the n highest and n lowest scores."""
+    from onfoot.blame.leave_out import retrained_losses
+
+    if not n:
+        return
+    numbers = [*report.helped(n), *report.hurt(n)]
+    with _progress(len(numbers) * opened.last) as done:
+        for number in numbers:
+            losses = retrained_losses(opened.replay, opened.last, report.queries, [number], done)
+            report.retrained[number] = sum(losses) - report.loss
+
+
+def _show(report: Report, opened: OpenRun, top: int, prefix: str, exact: bool) -> None:
+    unit = "nats" if exact else "TracIn"
+    columns = [f">{unit}", *([">retrained"] if report.retrained else []), ">seen", "where", "text"]
+    parts = (
+        (f"{prefix}helped most: without it, the loss would be higher", report.helped(top)),
+        (f"{prefix}hurt most: without it, the loss would be lower", report.hurt(top)),
+    )
+    for title, numbers in parts:
+        rows = [_row(report, number, opened) for number in numbers]
+        show_sheet(Sheet(title, columns, rows, [] if rows else ["none"]))
+    if report.unseen:
+        show_text(f"\n{report.unseen:,} of {len(opened.examples):,} examples were seen by no step: score 0")
+    if exact and report.out_of_range:
+        show_text(
+            "\nthe largest score exceeds the loss itself: this training is too unstable for a first-order prediction; "
+            "try --verify, or train with a lower --lr and a longer --warmup",
+            "yellow",
+        )
+
+
+def _row(report: Report, number: int, opened: OpenRun) -> tuple[str, ...]:
+    examples, scores = opened.examples, report.scores
+    retrained = [f"{report.retrained[number]:+.4f}" if number in report.retrained else ""] if report.retrained else []
+    before, after = examples.context(number, CONTEXT)
+    text = f"{before}[{examples.text(number)}]{after}" if before or after else examples.text(number)
+    text = text.replace("\n", "⏎")
+    seen = f"{len(scores.by_step.get(number, ())):,} ×"
+    place = str(examples.place(number))
+    return f"{scores.totals[number]:+.4f}", *retrained, seen, place, text if len(text) <= WIDTH else f"{text[:WIDTH]}…"
+
+
+def _write_json(path: Path, reports: list[Report], opened: OpenRun, each: bool) -> None:
+    from onfoot.formats.write import write_json
+
+    found = [report.as_json(opened.examples) for report in reports]
+    if not each:
+        write_json(path, found[0])
+        return
+    write_json(
+        path,
+        [
+            {"query": report.queries[0].line, "loss": report.loss, "examples": examples}
+            for report, examples in zip(reports, found, strict=True)
+        ],
+    )
