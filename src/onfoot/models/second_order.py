@@ -53,7 +53,8 @@ def tangent_pass(
     layout = model._on_engine(batch.layout)
     loss = forward_backward(run, model.config, integers(batch.tokens), wanted, layout, batch.divisor, backward)
     dots = np.zeros(batch.tokens.size, engine.token_dots[0].dtype)
-    dots[slice(None) if wanted.rows is None else batch.targets.rows] = np.concatenate(engine.token_dots)
+    rows = np.arange(batch.tokens.size) if wanted.rows is None else batch.targets.rows
+    np.add.at(dots, rows, np.concatenate(engine.token_dots))  # rows are padded with 0s that have no target
     made = run.gradients.made
     if kind == "hessian":
         grads, hvp = {n: g.value for n, g in made.items()}, {n: g.tangent for n, g in made.items()}
