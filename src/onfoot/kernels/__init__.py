@@ -34,6 +34,11 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "rope": ("rope",),
     "swiglu": ("swiglu",),
 }
+# pairs whose tangents are in `tangents`
+TANGENTS = (
+    "attention", "dropout", "embedding", "frozen_linear", "gelu_erf", "gelu_tanh", "grouped_query", "layer_norm",
+    "linear", "lora_linear", "relu", "rms_norm", "rope", "swiglu",
+)  # fmt: skip
 LOGITS = 26 << 20  # the most logits that the fused head and loss hold at a time: 512 tokens × 50,000
 FUSED = ("frozen_logits_loss", "logits_loss")  # pairs that `ops` does not have
 SINGLES: Mapping[str, tuple[str, ...]] = {
@@ -45,6 +50,11 @@ SINGLES: Mapping[str, tuple[str, ...]] = {
     "logits_loss": ("logits_loss_value",),
     "lora": ("lora_linear_skip",),
     "rms_norm": ("rms_norm_skip_backward",),
+    "tangents": (
+        "logits_loss_tangents",
+        "zeros_like",
+        *(f"{pair}_{kind}" for pair in TANGENTS for kind in ("tangent", "backward_tangent")),
+    ),
     "update": ("adamw_updates", "add", "sum_first", "sum_of_squares"),
 }
 

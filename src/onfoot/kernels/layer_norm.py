@@ -159,7 +159,7 @@ def thread_sum_of_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarra
 
 
 @kernel("f4[:,:,::1], f4[::1], f4[::1]", ". . c, c, c")
-def _sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
+def sum_parts(parts: np.ndarray, dweight: np.ndarray, dbias: np.ndarray, thread: int, threads: int) -> None:
     thread_sum_of_parts(parts, dweight, dbias, thread, threads)
 
 
@@ -200,9 +200,9 @@ def _gradients(
     dx, dweight, dbias = empty(shape), empty(weight.shape), empty(weight.shape)
     parts = empty(((x.shape[0] + BLOCK - 1) // BLOCK, 2, x.shape[1]))
     _backward(as_rows(dy), dskip, x, mean, rstd, weight, as_rows(dx), parts)
-    _sum_parts(parts, dweight, dbias)
+    sum_parts(parts, dweight, dbias)
     return dx, dweight, dbias
 
 
 _NO_SKIP = np.empty((0, 0), np.float32)
-KERNELS = (_forward, _backward, _sum_parts)
+KERNELS = (_forward, _backward, sum_parts)

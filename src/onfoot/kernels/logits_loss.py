@@ -79,7 +79,7 @@ def _losses(
             losses[i] = np.float64(log_sum_exp(row)) - np.float64(row[target])  # eq CE.1
 
 
-def _rows_per_part(n: int, vocabulary: int, trains: bool) -> int:
+def rows_per_part(n: int, vocabulary: int, trains: bool) -> int:
     """At most PART logits; fewer if the buffer would otherwise be large beside the gradient of the weight."""
     parts = -(-n * vocabulary // PART)
     if parts == 1 and 2 * n * vocabulary > PART:
@@ -104,7 +104,7 @@ def _run(
     dx = empty((n, width)) if grad else None
     dweight = empty(weight.shape) if trains else None
     dbias: np.ndarray | None = None
-    size = _rows_per_part(n, vocabulary, trains)
+    size = rows_per_part(n, vocabulary, trains)
     buffer = empty((size, vocabulary))
     for a in range(0, n, size):
         part = rows[a : a + size]

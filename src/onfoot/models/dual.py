@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot import ops
-from onfoot.arrays import Array, namespace, rows, to_numpy
-from onfoot.engine import OPS, UPDATES, Engine
+from onfoot.arrays import Array, namespace, rows
+from onfoot.engine import Engine
 from onfoot.ops import tangents
 
 # pair -> which arguments of its forward function have a tangent
@@ -73,7 +73,7 @@ class Dual:
             self.tangent[where] = other.tangent if isinstance(other, Dual) else 0
 
     def __add__(self, other: Dual) -> Dual:
-        return _add(self, other)
+        return _each(lambda a, b: a + b, self, other)
 
     def __mul__(self, constant: Array) -> Dual:
         return self._map(lambda x: x * constant)
@@ -111,113 +111,109 @@ class DualEngine(Engine):
     """
 
     def __init__(self, base: Engine, kind: str) -> None:
-        table: dict[str, Callable[..., Any]] = {}
-        for pair, where in DIFFERENTIABLE.items():
-            table[f"{pair}_forward"] = _forward(pair, where)
-            table[f"{pair}_backward"] = _backward(pair) if kind == "hessian" else _first_order_backward(pair)
-        super().__init__(f"{base.name}, dual", {**UPDATES, **table}, base._asarray)
+        super().__init__(f"{base.name}, dual", {}, base._asarray)
         self.base, self.kind = base, kind
-        self.token_dots: list[np.ndarray] = []
-        own = self._logits_loss if kind == "hessian" else self._logits_loss_gauss_newton
+        self.token_dots: list[Array] = []
+        for pair, where in DIFFERENTIABLE.items():
+            self.table[f"{pair}_forward"] = self._forward(pair, where)
+            self.table[f"{pair}_backward"] = self._backward(pair)
         self.table |= {
-            "add": _add,
+            "add": lambda a, b: _each(base.add, a, b),
             "cross_entropy_forward": self._cross_entropy_forward,
-            "frozen_linear_forward": _frozen_linear_forward,
-            "frozen_logits_loss_backward": lambda dloss, saved: saved.dx,
-            "frozen_logits_loss_forward": lambda *args: own(*args, trains=False),
+            "frozen_linear_forward": self._frozen_linear_forward,
+            "frozen_logits_loss_backward": lambda dloss, saved: saved[0],
+            "frozen_logits_loss_forward": lambda *args: self._logits_loss(False, *args),
             "logits_loss_backward": lambda dloss, saved: saved,
-            "logits_loss_forward": lambda *args: own(*args, trains=True),
-            "logits_loss_value": lambda *args: self._logits_loss_value(*args),
-            "side_by_side": _side_by_side,
-            "sum_first": lambda x: _each(ops.sum_first, x),
+            "logits_loss_forward": lambda *args: self._logits_loss(True, *args),
+            "logits_loss_value": lambda *args: self._logits_loss(False, *args)[0],
+            "side_by_side": self._side_by_side,
+            "sum_first": lambda x: _each(base.sum_first, x),
         }
+
+    def _along(self, name: str) -> Callable[..., Any]:
+        """A tangent: the engine's own, or the formula."""
+        return self.base.table.get(name) or getattr(tangents, name)
+
+    def _forward(self, pair: str, where: tuple[int, ...]) -> Callable[..., Any]:
+        forward, along = self.base.table[f"{pair}_forward"], self._along(f"{pair}_tangent")
+
+        def dual_forward(*args: Any) -> tuple[Any, Any]:
+            y, saved = forward(*map(value, args))
+            dots = [tangent(args[i]) if i < len(args) else None for i in where]
+            if pair == "embedding" and not isinstance(args[1], Dual):  # a constant table, such as RoPE's angles
+                return y, saved
+            if pair == "embedding" and dots[0] is None:
+                return Dual(y, self._zeros(y)), DualSaved(saved, None)
+            y_dot, saved_dot = along(*dots, saved)
+            return Dual(y, y_dot), DualSaved(saved, saved_dot)
+
+        return dual_forward
+
+    def _backward(self, pair: str) -> Callable[..., Any]:
+        backward, along = self.base.table[f"{pair}_backward"], self._along(f"{pair}_backward_tangent")
+        if self.kind == "gauss-newton" and pair == "cross_entropy":
+            return lambda dloss, saved: along(dloss, None, *saved)
+        if self.kind == "gauss-newton":
+            return lambda dy, saved: backward(dy, saved.saved)
+
+        def dual_backward(dy: Any, saved: DualSaved) -> Any:
+            grads = backward(value(dy), saved.saved)
+            dots = along(value(dy), tangent(dy), saved.saved, saved.tangent)
+            if not isinstance(grads, tuple):
+                return Dual(grads, dots)
+            return tuple(None if g is None else Dual(g, g_dot) for g, g_dot in zip(grads, dots, strict=True))
+
+        return dual_backward
+
+    def _zeros(self, x: Array) -> Array:
+        return self.base.table["zeros_like"](x) if "zeros_like" in self.base.table else namespace(x).zeros_like(x)
+
+    def _frozen_linear_forward(self, x: Dual, weight: Dual, bias: Dual | None = None) -> tuple[Dual, DualSaved]:
+        """Without a backward pass, the model calls this for layers whose weights move, too."""
+        moves = tangent(weight) is not None or tangent(bias) is not None
+        return self._forward("linear" if moves else "frozen_linear", DIFFERENTIABLE["linear"])(x, weight, bias)
 
     def _cross_entropy_forward(self, logits: Dual, targets: Array, divisor: float) -> tuple[Array, DualSaved]:
         loss, saved = ops.cross_entropy_forward(logits.value, targets, divisor)
-        self.token_dots.append(to_numpy(tangents.token_tangents(logits.tangent, saved)))
+        self.token_dots.append(tangents.token_tangents(logits.tangent, saved))
         return loss, DualSaved(saved, logits.tangent)
 
-    def _parts(self, x: Dual, weight: Dual, bias: Dual | None, targets: Array, divisor: float) -> Any:
-        """Some tokens at a time: their features, the head, and the cross-entropy of their logits, all with tangents."""
+    def _logits_loss(self, trains: bool, x: Dual, weight: Dual, bias: Dual | None, targets: Array, divisor: Any) -> Any:
+        """The fused head and loss, part by part: no T × V tangent is kept. Returns the loss and the gradients."""
+        both = [(value(a), tangent(a)) for a in (x, weight, bias)]
+        if "logits_loss_tangents" in self.base.table and all(a.dtype == np.float32 for a in both[0]):
+            made = self.base.logits_loss_tangents(*both, targets, divisor, trains, self.kind)
+            self.token_dots.append(made.dots)
+            return made.loss, tuple(self._gradient(*grad) for grad in made[2:])
+        loss: Any = 0.0
+        grads: list[Any] = []
         flat, target = _each(rows, x), targets.reshape(-1)
         size = max(1, PART // weight.shape[0])
         for a in range(0, flat.shape[0], size):
-            part = flat[a : a + size]
-            logits, s_head = _forward("linear", DIFFERENTIABLE["linear"])(part, weight.T, bias)
-            loss, s_loss = self._cross_entropy_forward(logits, target[a : a + size], divisor)
-            yield loss, s_head, s_loss
-
-    def _logits_loss_value(self, *args: Any) -> Array:
-        return sum(loss for loss, _, _ in self._parts(*args))
-
-    def _logits_loss(self, *args: Any, trains: bool) -> tuple[Array, Any]:
-        """The fused head and loss: the gradients and their tangents, summed over the parts."""
-        return self._gradients(args, lambda s_loss: _backward("cross_entropy")(1.0, s_loss), _backward("linear"))
-
-    def _logits_loss_gauss_newton(self, *args: Any, trains: bool) -> tuple[Array, Any]:
-        backward = _first_order_backward("linear")
-        return self._gradients(args, lambda s_loss: _first_order_backward("cross_entropy")(1.0, s_loss), backward)
-
-    def _gradients(self, args: Any, loss_backward: Any, head_backward: Any) -> tuple[Array, Any]:
-        loss, dxs, dweight, dbias = 0.0, [], None, None
-        for part_loss, s_head, s_loss in self._parts(*args):
-            dx, dw, db = head_backward(loss_backward(s_loss), s_head)
+            logits, s_head = self.table["linear_forward"](flat[a : a + size], weight.T, bias)
+            part_loss, s_loss = self._cross_entropy_forward(logits, target[a : a + size], divisor)
+            part = self.table["linear_backward"](self.table["cross_entropy_backward"](1.0, s_loss), s_head)
             loss = loss + part_loss
-            dxs.append(dx)
-            dweight = dw if dweight is None else _add(dweight, dw)
-            dbias = db if dbias is None else _add(dbias, db)
-        assert dweight is not None
-        dx = dxs[0] if len(dxs) == 1 else _each(lambda *x: namespace(x[0]).concatenate(x, axis=0), *dxs)
-        return loss, LogitsLossDual(dx.reshape(*args[0].shape), dweight.T, dbias)
+            grads = [part] if not grads else [(_joined(grads[0][0], part[0]), *map(self._plus, grads[0][1:], part[1:]))]
+        dx, dweight, dbias = grads[0]
+        return loss, (dx.reshape(*x.shape), dweight.T, dbias)
+
+    def _gradient(self, grad: Any, dot: Any) -> Any:
+        if dot is None:
+            return None
+        return Dual(grad, dot) if self.kind == "hessian" else dot
+
+    def _plus(self, a: Any, b: Any) -> Any:
+        return None if a is None else self.add(a, b)
+
+    def _side_by_side(self, parts: Any) -> Any:
+        if self.base.has("side_by_side"):
+            return _each(lambda *xs: self.base.side_by_side(xs), *parts)
+        return _each(lambda *xs: namespace(xs[0]).concatenate(xs, axis=-1), *parts)
 
 
-class LogitsLossDual(NamedTuple):
-    """The gradients of the fused head and loss, with their tangents."""
-
-    dx: Any
-    dweight: Any
-    dbias: Any
-
-
-def _forward(pair: str, where: tuple[int, ...]) -> Callable[..., Any]:
-    forward, along = OPS[f"{pair}_forward"], getattr(tangents, f"{pair}_tangent")
-
-    def dual_forward(*args: Any) -> tuple[Dual, DualSaved]:
-        y, saved = forward(*map(value, args))
-        dots = [tangent(args[i]) if i < len(args) else None for i in where]
-        if pair == "embedding" and dots[0] is None:
-            return Dual(y, namespace(y).zeros_like(y)), DualSaved(saved, None)
-        y_dot, saved_dot = along(*dots, saved)
-        return Dual(y, y_dot), DualSaved(saved, saved_dot)
-
-    return dual_forward
-
-
-def _frozen_linear_forward(x: Dual, weight: Dual, bias: Dual | None = None) -> tuple[Dual, DualSaved]:
-    """Without a backward pass, the model calls this for layers whose weights move, too."""
-    pair = "frozen_linear" if tangent(weight) is None and tangent(bias) is None else "linear"
-    return _forward(pair, DIFFERENTIABLE[pair])(x, weight, bias)
-
-
-def _backward(pair: str) -> Callable[..., Any]:
-    backward, along = OPS[f"{pair}_backward"], getattr(tangents, f"{pair}_backward_tangent")
-
-    def dual_backward(dy: Any, saved: DualSaved) -> Any:
-        grads = backward(value(dy), saved.saved)
-        dots = along(value(dy), tangent(dy), saved.saved, saved.tangent)
-        if not isinstance(grads, tuple):
-            return Dual(grads, dots)
-        return tuple(None if g is None else Dual(g, g_dot) for g, g_dot in zip(grads, dots, strict=True))
-
-    return dual_backward
-
-
-def _first_order_backward(pair: str) -> Callable[..., Any]:
-    """The ordinary backward function; that of the loss starts with the tangent of the logits' gradient."""
-    backward, along = OPS[f"{pair}_backward"], getattr(tangents, f"{pair}_backward_tangent")
-    if pair == "cross_entropy":
-        return lambda dloss, saved: along(dloss, None, *saved)
-    return lambda dy, saved: backward(dy, saved.saved)
+def _joined(a: Any, b: Any) -> Any:
+    return _each(lambda *xs: namespace(xs[0]).concatenate(xs, axis=0), a, b)
 
 
 def _each(f: Callable[..., Array], *xs: Any) -> Any:
@@ -225,11 +221,3 @@ def _each(f: Callable[..., Array], *xs: Any) -> Any:
     if not isinstance(xs[0], Dual):
         return f(*xs)
     return Dual(f(*(x.value for x in xs)), f(*(x.tangent for x in xs)))
-
-
-def _add(a: Any, b: Any) -> Any:
-    return _each(ops.add, a, b)
-
-
-def _side_by_side(parts: Any) -> Any:
-    return _each(lambda *xs: namespace(xs[0]).concatenate(xs, axis=-1), *parts)

@@ -126,11 +126,15 @@ class Steps:
         key: Any = (batch.shape, backward, trains, model.active_adapter, model.recompute, threads)
         if len(shares) > 1:
             key = (*key, *(part.shape for part in parts_of(batch, shares)))
+        return self.kept(key, model, lambda: self._record(model, batch, shares, threads, backward))
+
+    def kept(self, key: Any, model: Model, make: Callable[[], Entry]) -> Entry | None:
+        """The entry of a key, which is made first if there is none or the model has changed; None: not recorded."""
         entry = self._kept.get(key)
         if entry is None or not (entry.is_current(model) and entry.keeps_shapes()):
             for old in [k for k, e in list(self._kept.items()) if not (e.holds_arrays_of(model) and e.keeps_shapes())]:
                 self._kept.pop(old, None)  # it would keep arrays alive that are no longer the model's
-            entry = self._record(model, batch, shares, threads, backward)
+            entry = make()
             self._kept[key] = entry
         with contextlib.suppress(KeyError):  # another Python thread may have removed it
             self._kept.move_to_end(key)
@@ -174,26 +178,32 @@ def recorded_params(params: Mapping[str, Any]) -> dict[str, Any]:
 def record(model: Model, batch: Batch, threads: int, backward: bool) -> Recording:
     """Records the calls of one step of this shape; nothing is computed."""
     recorder = Recorder(threads)
-    targets, layout = batch.targets, batch.layout
     with recorder.recording():
-
-        def given(x: np.ndarray | None, key: str) -> Any:
-            return None if x is None else recorder.input(x.shape, x.dtype, key)
-
-        tokens = given(batch.tokens, "tokens")
-        recorded_layout = Layout(given(layout.positions, "positions"), given(layout.start, "start"), layout.limit)
-        wanted = Targets(
-            given(targets.ids, "targets"),
-            given(targets.rows, "rows"),
-            given(targets.chosen, "chosen"),
-        )
-        divisor = recorder.input((1,), np.float64, "divisor")
         run = model.new_run(keep_saved=backward, dropout_seed=batch.dropout_seed)
         run.params = recorded_params(model.params)
         run.gradients.on_gradient = recorder.event
         run.on_loss = lambda loss: recorder.event(LOSS, loss)
-        forward_backward(run, model.config, tokens, wanted, recorded_layout, divisor, backward)
+        forward_backward(run, model.config, *given(recorder, batch), backward)
         return recorder.finish()
+
+
+def given(recorder: Recorder, batch: Batch) -> tuple[Any, Targets, Layout, Any]:
+    """The batch as inputs of a recording, which `fill` fills in: tokens, targets, layout and divisor."""
+    targets, layout = batch.targets, batch.layout
+
+    def given_array(x: np.ndarray | None, key: str) -> Any:
+        return None if x is None else recorder.input(x.shape, x.dtype, key)
+
+    tokens = given_array(batch.tokens, "tokens")
+    recorded_layout = Layout(
+        given_array(layout.positions, "positions"), given_array(layout.start, "start"), layout.limit
+    )
+    wanted = Targets(
+        given_array(targets.ids, "targets"),
+        given_array(targets.rows, "rows"),
+        given_array(targets.chosen, "chosen"),
+    )
+    return tokens, wanted, recorded_layout, recorder.input((1,), np.float64, "divisor")
 
 
 def recordings(

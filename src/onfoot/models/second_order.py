@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from onfoot.arrays import Array
+from onfoot.arrays import Array, to_numpy
 from onfoot.models.dual import KINDS, Dual, DualEngine, value
 from onfoot.models.layout import Targets
-from onfoot.models.step import forward_backward
+from onfoot.models.recorded_tangents import recorded_tangents
+from onfoot.models.step import Batch, forward_backward
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -45,6 +46,9 @@ def tangent_pass(
         raise ValueError(f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
     moves = check_direction(model, direction)
     batch = model._checked(tokens, targets, divisor, segments)
+    done = recorded_tangents(model, batch._replace(dropout_seed=dropout_seed), moves, kind, backward)
+    if done is not None:
+        return TangentPass(done.loss, _by_token(done.dots, batch), done.grads, done.hvp)
     engine = DualEngine(model.engine, kind)
     run = model.new_run(keep_saved=backward, dropout_seed=dropout_seed, engine=engine)
     run.params = {name: Dual(p, moves.get(name)) for name, p in model.params.items()}
@@ -52,14 +56,21 @@ def tangent_pass(
     wanted = Targets(*(None if x is None else integers(x) for x in batch.targets))
     layout = model._on_engine(batch.layout)
     loss = forward_backward(run, model.config, integers(batch.tokens), wanted, layout, batch.divisor, backward)
-    dots = np.zeros(batch.tokens.size, engine.token_dots[0].dtype)
-    dots[slice(None) if wanted.rows is None else batch.targets.rows] = np.concatenate(engine.token_dots)
+    dots = np.concatenate([to_numpy(part) for part in engine.token_dots])
     made = run.gradients.made
     if kind == "hessian":
         grads, hvp = {n: g.value for n, g in made.items()}, {n: g.tangent for n, g in made.items()}
     else:
         grads, hvp = {}, made
-    return TangentPass(float(value(loss)), dots.reshape(batch.tokens.shape), grads, hvp)
+    return TangentPass(float(value(loss)), _by_token(dots, batch), grads, hvp)
+
+
+def _by_token(dots: np.ndarray, batch: Batch) -> np.ndarray:
+    """One number per token (B, T), from those of the rows that have a target."""
+    out = np.zeros(batch.tokens.size, dots.dtype)
+    rows: Any = np.arange(out.size) if batch.targets.rows is None else batch.targets.rows
+    np.add.at(out, rows, dots)  # rows are padded with 0s that have no target
+    return out.reshape(batch.tokens.shape)
 
 
 def check_direction(model: Model, direction: Mapping[str, Any]) -> dict[str, Array]:
