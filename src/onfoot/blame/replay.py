@@ -147,7 +147,7 @@ class Replay:
         if whole <= self.memory:
             return Plan(segments, longest, whole, 0)
         stride = math.ceil(math.sqrt(0.75 * longest))  # 3 arrays per snapshot, 4 per step: the smallest sum
-        size = (stride * 4 + -(-longest // stride) * 3) * self.state_bytes
+        size = (stride * 4 + (-(-longest // stride) - 1) * 3) * self.state_bytes
         return Plan(segments, stride, size if size <= self.memory else 0, size if size > self.memory else 0)
 
     def backwards(self, plan: Plan) -> Iterator[Step]:
