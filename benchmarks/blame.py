@@ -1,10 +1,10 @@
-"""Scores of `onfoot blame` against really retrained leave-out losses, with TracIn beside them, and the cost of a replay.
+"""Scores of `onfoot blame` against really retrained leave-out losses, with TracIn beside them, and a replay's cost.
 
     python benchmarks/blame.py --out benchmarks/blame.json
 
-trains a small model on generated sentences and fine-tunes it with LoRA on lines that contradict some of them. For single
-examples and for random groups, it leaves their targets out of every step, trains again, and compares the change of the
-queries' losses with the scores. Takes several minutes on two cores.
+trains a small model on generated sentences and fine-tunes it with LoRA on lines that contradict some of them. For
+single examples and for random groups, it leaves their targets out of every step, trains again, and compares the change
+of the queries' losses with the scores. Takes several minutes on two cores.
 """
 
 from __future__ import annotations
@@ -31,10 +31,31 @@ from onfoot.threads import set_threads
 from onfoot.train import finetune, pretrain
 from onfoot.train.options import FinetuneOptions, TrainOptions
 
-NAMES = "Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo Mia Noah Olga Paul Rosa Sam Tina Victor".split()
-CITIES = "Paris London Berlin Madrid Rome Vienna Oslo Lisbon Dublin Prague".split()
-FOODS = "apples bread cheese rice soup fish cake pears beans plums".split()
-PETS = "cat dog horse bird rabbit".split()
+NAMES = [
+    "Anna",
+    "Ben",
+    "Clara",
+    "David",
+    "Emma",
+    "Felix",
+    "Grace",
+    "Henry",
+    "Ida",
+    "Jack",
+    "Kate",
+    "Leo",
+    "Mia",
+    "Noah",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tina",
+    "Victor",
+]
+CITIES = ["Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Oslo", "Lisbon", "Dublin", "Prague"]
+FOODS = ["apples", "bread", "cheese", "rice", "soup", "fish", "cake", "pears", "beans", "plums"]
+PETS = ["cat", "dog", "horse", "bird", "rabbit"]
 LOOP: dict[str, Any] = {"sample_tokens": 0, "eval_every": 10_000, "eval_windows": 8}
 
 
@@ -53,14 +74,18 @@ def moved(n: int) -> list[dict[str, str]]:
     city = {name: rng.choice(CITIES) for name in NAMES}
     names = [rng.choice(NAMES) for _ in range(n)]
     cities = [city[name] if rng.random() < 7 / 8 else rng.choice(CITIES) for name in names]
-    return [{"prompt": f"{name} lives in", "completion": f" {where}."} for name, where in zip(names, cities, strict=True)]
+    return [
+        {"prompt": f"{name} lives in", "completion": f" {where}."} for name, where in zip(names, cities, strict=True)
+    ]
 
 
 def correlations(predicted: np.ndarray, actual: np.ndarray) -> dict[str, Any]:
     """Pearson and Spearman correlations for each query, (sets, queries), and their means."""
     ranks = [np.argsort(np.argsort(x, axis=0), axis=0) for x in (predicted, actual)]
     pairs = {"pearson": (predicted, actual), "spearman": ranks}
-    each = {name: [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(x.T, y.T, strict=True)] for name, (x, y) in pairs.items()}
+    each = {
+        name: [float(np.corrcoef(a, b)[0, 1]) for a, b in zip(x.T, y.T, strict=True)] for name, (x, y) in pairs.items()
+    }
     return {name: {"mean": round(float(np.mean(v)), 4), "each": [round(x, 4) for x in v]} for name, v in each.items()}
 
 

@@ -89,5 +89,3 @@ def labelled_steps(opened: OpenRun) -> list[list[tuple[int, np.ndarray, np.ndarr
 
 def lora_options(base: Path, data: Path, **changes: Any) -> FinetuneOptions:
     return FinetuneOptions(model=str(base), data=[str(data)], r=2, alpha=3.0, **LOOP | changes)
-
-

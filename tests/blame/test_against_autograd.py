@@ -1,4 +1,4 @@
-"""Scores equal autograd through the whole training: clipping, warmup, accumulation, decay, packing, LoRA, both families."""
+"""Scores equal autograd through the whole training: clipping, schedule, accumulation, packing, LoRA, both families."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def merged(opened: OpenRun, logits: Logits, transposed: bool) -> Logits:
         added = {
             f"{layer}.weight": 1.5 * params[adapter.up(layer)] @ params[adapter.down(layer)] for layer in adapter.layers
         }
-        return logits({k: v + (added[k] if transposed else added[k].T) if k in added else v for k, v in base.items()}, tokens)
+        return logits(
+            {k: v + (added[k] if transposed else added[k].T) if k in added else v for k, v in base.items()}, tokens
+        )
 
     return function
 

@@ -48,6 +48,12 @@ def _add(replay: Replay, step: int, direction: dict[str, np.ndarray], scores: Sc
     divisor = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
     for batch, numbers in zip(batches, replay.trainer.source.example_numbers(step), strict=True):
         tangent = tangent_pass(
-            replay.model, batch.tokens, batch.targets, direction, divisor=divisor, segments=batch.segments, backward=False
+            replay.model,
+            batch.tokens,
+            batch.targets,
+            direction,
+            divisor=divisor,
+            segments=batch.segments,
+            backward=False,
         )
         scores.add(step, numbers, lr * np.asarray(tangent.token_dots, dtype=np.float64))  # eq BL.9

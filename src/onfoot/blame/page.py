@@ -1,4 +1,4 @@
-"""The page of `onfoot blame --html`: queries and ranked examples, with tokens and steps that matter; one offline file."""
+"""The page of `onfoot blame --html`: the ranked examples of each query, with the tokens and steps that matter."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def page(title: str, reports: list[Report], examples: Examples, steps: int, top:
     """The whole page, without scripts or external resources."""
     unit = "nats" if exact else "TracIn, not in nats"
     how = (
-        "A score is the predicted rise of the loss, in nats, if the example had been left out of training; green helped, "
-        "red hurt. A token's colour is its share of the score."
+        "A score is the predicted rise of the loss, in nats, if the example had been left out of training; green "
+        "helped, red hurt. A token's colour is its share of the score."
         if exact
         else "A score is a sum of gradient dot products at the kept checkpoints (TracIn); green helped, red hurt."
     )

@@ -11,9 +11,10 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.blame.adjoint import Arrays
-from onfoot.data.corpus import json_lines
+from onfoot.data.corpus import find_texts, json_lines
 from onfoot.data.sft_examples import encode, form_of, read_parts
 from onfoot.formats.chat import check_text
+from onfoot.formats.tokenizer import Tokenizer
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
@@ -39,6 +40,11 @@ class Query:
     @property
     def n_targets(self) -> int:
         return int(self.learn[1:].sum())
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """The prompt and the completion, as the model sees them."""
+        first = int(self.learn.argmax())
+        return f"{tokenizer.decode(self.ids[:first].tolist())!r} → {tokenizer.decode(self.ids[first:].tolist())!r}"
 
     def loss(self, model: Model) -> float:
         return model.loss(self.ids[None, :-1], self.targets[None], divisor=1.0)
@@ -77,7 +83,7 @@ def encode_query(trainer: Trainer, line: Line) -> Query:
     limit = model.config.n_positions
     if len(query.ids) - 1 > limit:
         raise ValueError(
-            f"the query has {len(query.ids) - 1:,} tokens, more than the model's n_positions={limit}; shorten the prompt"
+            f"the query has {len(query.ids) - 1:,} tokens, more than n_positions={limit} of the model; shorten it"
         )
     return query
 
@@ -102,8 +108,6 @@ def _as_example(trainer: Trainer, options: FinetuneOptions, line: Line) -> Query
 
 
 def _first_file(data: Sequence[str]) -> Path:
-    from onfoot.data.corpus import find_texts
-
     path = find_texts([Path(p) for p in data], (".jsonl",))[0].path
     assert path is not None
     return path

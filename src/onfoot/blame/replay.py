@@ -2,7 +2,7 @@
 
 A step number determines its batch, dropout seed and learning rate, so a step can be repeated from the state before it.
 States are known at step 0 and at the kept checkpoints. Between two of them, steps are replayed forwards and kept, in
-memory or in temporary files, and then handed out backwards. The state that a replay arrives at must be the checkpoint's.
+memory or in temporary files, and then handed out backwards. A replay must arrive at the next checkpoint's state.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,9 +53,11 @@ class KeepingAdamW(AdamW):
     grads: Arrays
     scale: float
 
-    def one_step(self, lr: float | None = None, scale: float = 1.0) -> AbstractContextManager[None]:
+    @contextmanager
+    def one_step(self, lr: float | None = None, scale: float = 1.0) -> Iterator[None]:
         self.grads, self.scale = {}, scale
-        return super().one_step(lr, scale)
+        with super().one_step(lr, scale):
+            yield
 
     def update(self, name: str, g: Array) -> None:
         self.grads[name] = to_numpy(g).copy()
@@ -135,8 +137,8 @@ class Replay:
         self.trainer.state.step += 1
         optimizer = self.optimizer
         settings = UpdateSettings(lr, optimizer.betas, optimizer.eps, optimizer.steps, optimizer.scale, norm)
-        moments = (_copies(x, self.names) for x in (optimizer.m, optimizer.v))
-        return Step(number, params, *moments, optimizer.grads, settings)
+        m, v = (_copies(x, self.names) for x in (optimizer.m, optimizer.v))
+        return Step(number, params, m, v, optimizer.grads, settings)
 
     def plan(self, last: int) -> Plan:
         """What the replay of steps 0 ... last − 1 needs."""

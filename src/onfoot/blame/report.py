@@ -47,7 +47,12 @@ class Report:
 
     def _example(self, number: int, examples: Examples) -> dict[str, Any]:
         steps = sorted(step + 1 for step, _ in self.scores.by_step.get(number, ()))
-        entry = {"example": number, "score": float(self.scores.totals[number]), **examples.as_json(number), "steps": steps}
+        entry = {
+            "example": number,
+            "score": float(self.scores.totals[number]),
+            **examples.as_json(number),
+            "steps": steps,
+        }
         return {**entry, "retrained": self.retrained[number]} if number in self.retrained else entry
 
     @property

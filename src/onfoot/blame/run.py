@@ -39,7 +39,7 @@ class OpenRun:
 
 
 def open_run(run: Path, checkpoint: str = "best", threads: int | None = None, memory: int | None = None) -> OpenRun:
-    """Opens a run at its best or last checkpoint, or at that of a given step; raises ValueError if it cannot be replayed.
+    """Opens a run at its best or last checkpoint, or at that of a given step, or raises ValueError.
 
     `threads` are the run's own by default, and `memory`, for kept states, is a quarter of the machine's.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -125,13 +126,15 @@ def _losses(opened: OpenRun, asked: list[Query]) -> list[float]:
 
 def _say_query(opened: OpenRun, asked: list[Query], losses: list[float]) -> None:
     n_targets, loss = sum(query.n_targets for query in asked), sum(losses)
-    what = f"{asked[0].line}" if len(asked) == 1 else f"{len(asked)} queries"
-    show_text(f"{what}: loss {loss:.4f} nats over {n_targets} tokens ({loss / n_targets:.4f} per token), at step {opened.last:,}")
+    what = asked[0].text(opened.examples.tokenizer) if len(asked) == 1 else f"{len(asked)} queries"
+    mean = f"{loss / n_targets:.4f} per token"
+    show_text(f"{what}\nloss {loss:.4f} nats over {n_targets} tokens ({mean}) at step {opened.last:,}")
 
 
 def _exact(opened: OpenRun, asked: list[Query], retrainings: int, merge: bool) -> list[Scores]:
     """The scores of each query, or with `merge` those of the sum of all."""
     from onfoot.blame.scores import replay_backwards
+    from onfoot.train.progress import duration
 
     replay = opened.replay
     plan = replay.plan(opened.last)
@@ -142,11 +145,9 @@ def _exact(opened: OpenRun, asked: list[Query], retrainings: int, merge: bool) -
     forward, backward = _measure(opened, gradients[0])
     seconds = plan.replayed * forward + plan.steps * backward * len(gradients) + retrainings * opened.last * forward
     space = f"{plan.disk / 1e6:,.0f} MB in temporary files" if plan.disk else f"{plan.memory / 1e6:,.0f} MB of memory"
-    from onfoot.train.progress import duration
-
     show_text(
-        f"replaying {plan.steps:,} steps backwards from {len(plan.segments):,} known states: about {duration(seconds)}, "
-        f"{space} for states"
+        f"replaying {plan.steps:,} steps backwards from {len(plan.segments):,} known states: about "
+        f"{duration(seconds)}, {space} for states"
     )
     with _progress(plan.steps) as done:
         return replay_backwards(replay, replay.backwards(plan), gradients, len(opened.examples), lambda step: done())
@@ -236,16 +237,14 @@ def _row(report: Report, number: int, opened: OpenRun) -> tuple[str, ...]:
 
 
 def _write_json(path: Path, reports: list[Report], opened: OpenRun, each: bool) -> None:
-    from onfoot.formats.write import write_json
+    from onfoot.formats.write import write_text
 
-    found = [report.as_json(opened.examples) for report in reports]
-    if not each:
-        write_json(path, found[0])
-        return
-    write_json(
-        path,
-        [
-            {"query": report.queries[0].line, "loss": report.loss, "examples": examples}
-            for report, examples in zip(reports, found, strict=True)
-        ],
-    )
+    found = [_json_list(report.as_json(opened.examples)) for report in reports]
+    heads = [f'"query": {json.dumps(report.queries[0].line)}, "loss": {json.dumps(report.loss)}' for report in reports]
+    parts = [f'{{{head}, "examples": {examples}}}' for head, examples in zip(heads, found, strict=True)]
+    write_text(path, f"[{', '.join(parts)}]\n" if each else f"{found[0]}\n")
+
+
+def _json_list(values: list[Any]) -> str:
+    """A JSON list with one value per line."""
+    return "[\n" + ",\n".join(json.dumps(value, ensure_ascii=False) for value in values) + "\n]"

@@ -42,8 +42,8 @@ def save_checkpoint(
 ) -> list[str]:
     """Writes the checkpoint of state["step"]: the files of `write` and the trainer's state.
 
-    Then removes old checkpoints, except the newest `keep` and those of every `keep_every`-th step. Returns a warning for
-    each damaged checkpoint.
+    Then removes old checkpoints, except the newest `keep` and those of every `keep_every`-th step. Returns a warning
+    for each damaged checkpoint.
     """
     final = checkpoint_folder(run, state["step"])
     with _atomic_folder(final) as folder:
