@@ -173,6 +173,7 @@ def lanczos(
     rng = np.random.default_rng([seed, 0])
     basis = np.empty((steps, n), dtype)  # q_1, q_2, ..., one per row
     alpha, beta = np.zeros(steps), np.zeros(steps)
+    stray = 0.0  # squares of the components that are 0 but for rounding
     start = 0  # the first step of this invariant subspace
     for j in range(steps):
         if j == start:
@@ -180,6 +181,7 @@ def lanczos(
         basis[j] = w / _norm(w)  # eq CU.3
         w, components = _orthogonalise(product(basis[j]), basis[: j + 1])
         alpha[j], beta[j] = components[j], _norm(w)  # eq CU.2
+        stray += 2 * float((components[: max(j - 1, 0)] ** 2).sum())
         if j + 1 == n or beta[j] <= 10 * np.finfo(dtype).eps * max(np.abs(alpha).max(), beta.max()):
             beta[j] = 0  # only rounding is left: the subspace is invariant
         values, errors = _ritz(alpha[: j + 1], beta[: j + 1])
@@ -196,6 +198,7 @@ def lanczos(
             converged = converged and not found_more
         if converged:
             break
+    errors = errors + math.sqrt(stray)  # eq CU.5
     found = [Estimate(float(value), float(error)) for value, error in zip(values, errors, strict=True)]
     return Spectrum(found[::-1][:top], found[:top] if both_ends else [], j + 1, bool(converged) or j + 1 == n)
 
@@ -211,9 +214,9 @@ def _orthogonalise(w: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _ritz(alpha: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The eigenvalues of the tridiagonal matrix, ascending, and how far an eigenvalue of H may be from each."""
+    """The eigenvalues of the tridiagonal matrix, ascending, and the norm of each one's residual."""
     values, vectors = np.linalg.eigh(np.diag(alpha) + np.diag(beta[:-1], 1) + np.diag(beta[:-1], -1))  # eq CU.4
-    return values, beta[-1] * np.abs(vectors[-1])  # eq CU.5
+    return values, beta[-1] * np.abs(vectors[-1])
 
 
 def _norm(u: np.ndarray) -> float:

@@ -221,8 +221,8 @@ def _eigenvalues(results: list[Curvature]) -> Sheet:
         ends = {top - 1}
         for i in reversed(range(top)):
             shown = (_estimate(r.spectrum.smallest[i]) if r.spectrum.smallest else "" for r in results)
-            rows.append((f"−{i + 1}", *shown))
-    notes = ["± bounds the distance to an eigenvalue; −1 is the smallest, most negative one"] if ends else []
+            rows.append((f"-{i + 1}", *shown))
+    notes = ["± bounds the distance to an eigenvalue; -1 is the smallest, most negative one"] if ends else []
     return Sheet("Eigenvalues", [">", *(f">{TITLES[r.kind]}" for r in results)], rows, notes, section_ends=ends)
 
 
@@ -237,9 +237,12 @@ def _layers(results: list[Curvature]) -> Sheet:
     return Sheet("Layers", ["layer", ">parameters", *headings], rows)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+def _number(value: float | None, digits: int = 4) -> str:
+    """So many digits, or more where the integer part has more: 1235 and not 1.2e+03."""
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if 10**digits <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
 def _estimate(estimate: Estimate | None) -> str:
-    return "–" if estimate is None else f"{estimate.value:.4g} ± {estimate.error:.1g}"
+    return "–" if estimate is None else f"{_number(estimate.value)} ± {_number(estimate.error, 2)}"

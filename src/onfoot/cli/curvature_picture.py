@@ -47,8 +47,8 @@ def _draw_eigenvalues(axes: Any, results: list[Curvature]) -> None:
     ranks = [*range(1, top + 1), *(range(-top, 0) if negative else ())]
     places = [rank if rank > 0 else 2 * top + 2 + rank for rank in ranks]
     axes.axhline(0, color="#4b5563", linewidth=0.8)
-    axes.set_xticks(places, [str(rank).replace("-", "−") for rank in ranks])
-    axes.set_xlabel("rank: 1 is the largest, −1 the smallest" if negative else "rank: 1 is the largest")
+    axes.set_xticks(places, [str(rank) for rank in ranks])
+    axes.set_xlabel("rank: 1 is the largest, -1 the smallest" if negative else "rank: 1 is the largest")
     axes.set_ylabel("eigenvalue, with its error bound")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
