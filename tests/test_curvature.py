@@ -127,6 +127,11 @@ def test_bad_numbers_are_rejected() -> None:
         lanczos(lambda u: u, 3, 3, steps=2)
 
 
+def test_a_basis_that_does_not_fit_into_memory_is_an_error_with_the_way_out() -> None:
+    with pytest.raises(MemoryError, match=r"100 vectors of 10,000,000,000,000 parameters, 8,000,000.0 GB; allow fewer"):
+        lanczos(lambda u: u, 10**13, 1)
+
+
 def test_one_probe_gives_the_trace_of_a_diagonal_matrix_exactly() -> None:
     diagonal = np.random.default_rng(5).normal(size=12)
     estimates = hutchinson(lambda z: diagonal * z, [slice(0, 5), slice(5, 12)], 3, seed=9)

@@ -171,7 +171,7 @@ def lanczos(
         raise ValueError(f"steps must be >= top={top} (each step finds at most one more eigenvalue), got {steps}")
     steps = min(steps, n)
     rng = np.random.default_rng([seed, 0])
-    basis = np.empty((steps, n), dtype)  # q_1, q_2, ..., one per row
+    basis = _empty_basis(steps, n, dtype)  # q_1, q_2, ..., one per row
     alpha, beta = np.zeros(steps), np.zeros(steps)
     stray = 0.0  # squares of the components that are 0 but for rounding
     start = 0  # the first step of this invariant subspace
@@ -201,6 +201,17 @@ def lanczos(
     errors = errors + math.sqrt(stray)  # eq CU.5
     found = [Estimate(float(value), float(error)) for value, error in zip(values, errors, strict=True)]
     return Spectrum(found[::-1][:top], found[:top] if both_ends else [], j + 1, bool(converged) or j + 1 == n)
+
+
+def _empty_basis(steps: int, n: int, dtype: str) -> np.ndarray:
+    """An array (steps, n); the system provides its memory as the steps fill it."""
+    try:
+        return np.empty((steps, n), dtype)
+    except MemoryError:
+        needed = steps * n * np.dtype(dtype).itemsize / 1e9
+        raise MemoryError(
+            f"{steps} Lanczos steps keep {steps} vectors of {n:,} parameters, {needed:,.1f} GB; allow fewer --steps"
+        ) from None
 
 
 def _orthogonalise(w: np.ndarray, basis: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,8 @@ def test_the_picture_has_a_point_per_eigenvalue_and_a_bar_per_layer(
     bars = [bar.get_width() for container in right.containers if hasattr(container, "patches") for bar in container]
     assert bars == [layer.largest.value for result in results for layer in result.layers]
     assert [label.get_text() for label in right.get_yticklabels()] == [layer.name for layer in results[0].layers]
+    picture([replace(result, layers=[]) for result in results])
+    assert len(drawn[1].axes) == 1
 
 
 @pytest.mark.parametrize(
@@ -182,6 +186,23 @@ def test_errors_name_the_value_and_the_way_out(
 def test_a_model_without_a_tokenizer_is_rejected(folder: Path, tmp_path: Path) -> None:
     onfoot.create(onfoot.GPT2Config(257, 32, 8, 1, 2)).save(tmp_path / "bare")
     assert "has no tokenizer to encode the data" in fails(tmp_path / "bare", "--data", folder / "text.txt")
+
+
+def test_the_example_of_the_guide_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "curvature.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    load(folder / "model").save("runs/small")
+    Path("reference.txt").write_text(TEXT)
+    names: dict[str, Any] = {}
+    exec(code[0], names)
+    exec(code[1], names)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["0.5 of it", "2 of it", "16 of it"]
+    losses = [[float(loss) for loss in line.split(":")[1].split()] for line in lines[1:]]
+    assert losses[0][-1] < losses[0][0] < losses[2][-1]  # below the limit it falls, far above it rises
 
 
 # The batches of a file.

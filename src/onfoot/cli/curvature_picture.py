@@ -50,6 +50,7 @@ def _draw_eigenvalues(axes: Any, results: list[Curvature]) -> None:
     axes.set_xticks(places, [str(rank) for rank in ranks])
     axes.set_xlabel("rank: 1 is the largest, -1 the smallest" if negative else "rank: 1 is the largest")
     axes.set_ylabel("eigenvalue, with its error bound")
+    axes.set_title(f"loss {results[0].loss:.4f}, {results[0].n_params:,} trainable parameters", fontsize="medium")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
 
@@ -67,5 +68,7 @@ def _draw_layers(axes: Any, results: list[Curvature]) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()  # in the order of the forward pass, from the top
     axes.set_xlabel("largest eigenvalue of the layer's own block")
+    axes.set_title("layers, from the first to the last", fontsize="medium")
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.25, axis="x")
     axes.legend(frameon=False)
