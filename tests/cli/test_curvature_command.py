@@ -202,7 +202,8 @@ def test_the_example_of_the_guide_runs(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["0.5 of it", "2 of it", "16 of it"]
     losses = [[float(loss) for loss in line.split(":")[1].split()] for line in lines[1:]]
-    assert losses[0][-1] < losses[0][0] < losses[2][-1]  # below the limit it falls, far above it rises
+    assert losses[0][-1] < losses[0][0]  # below the limit it falls
+    assert losses[2] != sorted(losses[2], reverse=True)  # far above, it does not fall step by step
 
 
 # The batches of a file.
