@@ -11,7 +11,8 @@ PACKAGE = Path(onfoot.__file__).parent
 # The lowest first: each may import those before it.
 ORDER = [
     "arrays", "ops", "quantized", "threads", "terminal", "recording", "kernels", "engine", "config", "models",
-    "formats", "generate", "data", "attribution", "probe", "tables", "memory", "check", "torch", "train", "blame",
+    "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check", "torch", "train",
+    "blame",
     "__init__", "bench", "explore", "cli", "__main__",
 ]  # fmt: skip
 ALLOWED = {

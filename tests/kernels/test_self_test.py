@@ -49,7 +49,7 @@ def test_every_kernel_is_called_in_its_files_proof() -> None:
         called.clear()
         assert self_test.disagreement(watched, file) == ""
         assert {*kernels.names(file)} <= called
-    assert {*FILES} == {*TABLE} and {*self_test.COMPARISONS} == {*kernels.PAIRS, *kernels.SINGLES}
+    assert {*FILES} == {*TABLE} and {*self_test.COMPARISONS} == {*kernels.FILES}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
@@ -99,8 +99,13 @@ def test_what_builds_on_a_refused_file_is_refused_with_it() -> None:
     assert {refused[file] for file in refused if file != "linear"} == {"linear"}
     assert refused.keys().isdisjoint({"activation", "attention", "cached_attention", "layer_norm", "rope", "swiglu"})
     assert self_test.with_dependents({"attention": "x"}).keys() >= {"cached_attention", "grouped_query"}
-    assert self_test.with_dependents({"layer_norm": "x"}) == {"layer_norm": "x", "rms_norm": "layer_norm"}
-    assert self_test.with_dependents({"swiglu": "x"}) == {"swiglu": "x"}
+    assert self_test.with_dependents({"layer_norm": "x"}) == {
+        "layer_norm": "x",
+        "rms_norm": "layer_norm",
+        "tangents_norm": "layer_norm",
+    }
+    assert self_test.with_dependents({"swiglu": "x"}) == {"swiglu": "x", "tangents_activation": "swiglu"}
+    assert self_test.with_dependents({"tangents_loss": "x"}) == {"tangents_loss": "x"}
     assert self_test.with_dependents({}) == {}
 
 
@@ -133,7 +138,11 @@ def test_a_formula_that_kernels_do_not_follow_refuses_them(tmp_path: Path, monke
     monkeypatch.setattr(compiler, "IMPORTS", tmp_path)
     folder = write(tmp_path / "work")
     proven = compiler.prove(folder, library.code()._replace(refused={}))
-    assert proven.refused == {"layer_norm": "layer_norm: dx: 1e-02", "rms_norm": "layer_norm"}
+    assert proven.refused == {
+        "layer_norm": "layer_norm: dx: 1e-02",
+        "rms_norm": "layer_norm",
+        "tangents_norm": "layer_norm",
+    }
 
 
 def test_a_proof_that_cannot_begin_is_an_error_and_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onfoot.cli import attribute, bench, blame, check, explore, finetune, generate, info, merge, table, train, walk
+from onfoot.cli import (
+    attribute,
+    bench,
+    blame,
+    check,
+    curvature,
+    explore,
+    finetune,
+    generate,
+    info,
+    merge,
+    table,
+    train,
+    walk,
+)
 from onfoot.terminal import printable
 
 
@@ -40,6 +54,7 @@ app.command("table")(table.table)
 app.command("walk")(walk.walk)
 app.command("attribute")(attribute.attribute)
 app.command("check")(check.check)
+app.command("curvature")(curvature.curvature)
 app.command("explore")(explore.explore)
 app.command("train")(train.train)
 app.command("finetune")(finetune.finetune)

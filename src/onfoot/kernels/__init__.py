@@ -34,11 +34,13 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "rope": ("rope",),
     "swiglu": ("swiglu",),
 }
-# pairs whose tangents are in `tangents`
-TANGENTS = (
-    "attention", "dropout", "embedding", "frozen_linear", "gelu_erf", "gelu_tanh", "grouped_query", "layer_norm",
-    "linear", "lora_linear", "relu", "rms_norm", "rope", "swiglu",
-)  # fmt: skip
+# file -> the pairs whose tangents are in it
+TANGENTS: Mapping[str, tuple[str, ...]] = {
+    "tangents_activation": ("gelu_erf", "gelu_tanh", "relu", "swiglu"),
+    "tangents_attention": ("attention", "grouped_query"),
+    "tangents_linear": ("dropout", "embedding", "frozen_linear", "linear", "lora_linear", "rope"),
+    "tangents_norm": ("layer_norm", "rms_norm"),
+}
 LOGITS = 26 << 20  # the most logits that the fused head and loss hold at a time: 512 tokens × 50,000
 FUSED = ("frozen_logits_loss", "logits_loss")  # pairs that `ops` does not have
 SINGLES: Mapping[str, tuple[str, ...]] = {
@@ -50,13 +52,11 @@ SINGLES: Mapping[str, tuple[str, ...]] = {
     "logits_loss": ("logits_loss_value",),
     "lora": ("lora_linear_skip",),
     "rms_norm": ("rms_norm_skip_backward",),
-    "tangents": (
-        "logits_loss_tangents",
-        "zeros_like",
-        *(f"{pair}_{kind}" for pair in TANGENTS for kind in ("tangent", "backward_tangent")),
-    ),
+    "tangents_loss": ("logits_loss_tangents",),
     "update": ("adamw_updates", "add", "sum_first", "sum_of_squares"),
 }
+
+FILES = sorted({*PAIRS, *SINGLES, *TANGENTS})
 
 _loading = threading.Lock()
 
@@ -92,7 +92,7 @@ def _found() -> Kernels:
         way_out = "; kernels need Numba: pip install numba" if isinstance(error, ModuleNotFoundError) else ""
         return Kernels({}, f"{error}{way_out}")
     out: dict[str, Callable[..., Any]] = {}
-    for file in sorted({*PAIRS, *SINGLES}):
+    for file in FILES:
         if file in code.refused:
             continue
         try:
@@ -116,7 +116,8 @@ def _found() -> Kernels:
 def names(file: str) -> list[str]:
     """The names of the functions that an engine gets from a file."""
     halves = [f"{pair}_{half}" for pair in PAIRS.get(file, ()) for half in ("forward", "backward")]
-    return [*halves, *SINGLES.get(file, ())]
+    kinds = ("tangent", "backward_tangent")
+    return [*halves, *SINGLES.get(file, ()), *(f"{pair}_{kind}" for pair in TANGENTS.get(file, ()) for kind in kinds)]
 
 
 def table() -> dict[str, Callable[..., Any]]:

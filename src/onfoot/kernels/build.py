@@ -22,7 +22,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import cpu_target
 
-from onfoot.kernels import PAIRS, SINGLES, cpu
+from onfoot.kernels import FILES, cpu
 from onfoot.kernels.jit import ALL, OPTIONS, Kernel, arrayobj, cgutils, types
 from onfoot.kernels.library import ALIGNED, C_CONTIGUOUS, DATA, DTYPE, DTYPE_NUMBER, FLAGS, NDIM, SHAPE, STRIDES
 from onfoot.kernels.private import write_own
@@ -236,7 +236,7 @@ def main() -> None:
     settings: Any = numba.config
     settings.CPU_NAME, settings.CPU_FEATURES = cpu.NAME, cpu.FEATURES
     assert cpu_target.target_context.codegen().magic_tuple()[1:] == (cpu.NAME, cpu.FEATURES)
-    for file in sorted({*PAIRS, *SINGLES}):
+    for file in FILES:
         import_module(f"onfoot.kernels.{file}")
     binding.add_symbol(SYMBOL, ANYWHERE)
     tasks: dict[str, Callable[[], bytes]] = {"pool": pool_code}

@@ -196,4 +196,7 @@ def address(name: str, symbol: str) -> int:
     library = load()
     if name in library.errors:
         raise ImportError(library.errors[name])
-    return int(library.engine.get_function_address(symbol))
+    found = int(library.engine.get_function_address(symbol))
+    if not found:
+        raise ImportError(f"no machine code for {symbol}")
+    return found

@@ -220,15 +220,15 @@ def along(table: Table, rng: np.random.Generator, name: str, args: tuple[Any, ..
     up, up_dot = normal(rng, *truth.shape), normal(rng, *truth.shape)
     y_dot, saved_dot = table[f"{name}_tangent"](*dots, saved)
     right, s_right = getattr(formulas, f"{name}_tangent")(*map(exact, dots), s_truth)
-    yield f"{name}: tangent of y", y_dot, right
+    yield f"{name}_tangent: y", y_dot, right
     ours = table[f"{name}_backward_tangent"](up, up_dot, saved, saved_dot)
     right = getattr(formulas, f"{name}_backward_tangent")(exact(up), exact(up_dot), s_truth, s_right)
     for i, (a, b) in enumerate(zip(*((x if isinstance(x, tuple) else (x,)) for x in (ours, right)), strict=True)):
         if b is not None:
-            yield f"{name}: tangent of gradient {i}", a, b
+            yield f"{name}_backward_tangent: gradient {i}", a, b
 
 
-def tangents(table: Table, rng: np.random.Generator) -> Found:
+def tangents_linear(table: Table, rng: np.random.Generator) -> Found:
     x, w, b = normal(rng, 3, 19, 40), normal(rng, 40, 56), normal(rng, 56)
     yield from along(table, rng, "linear", (x, w, b), "0 1 2")
     yield from along(table, rng, "linear", (x, normal(rng, 56, 40).T, None), "0 1 2")
@@ -237,27 +237,37 @@ def tangents(table: Table, rng: np.random.Generator) -> Found:
     for keep in (None, pattern(rng, 3, 19, 40)):
         lora = x, w, b, normal(rng, 40, 3), normal(rng, 3, 56), 0.5, keep
         yield from along(table, rng, "lora_linear", lora, "0 - - 3 4")
-    yield from along(table, rng, "layer_norm", (x, normal(rng, 40), normal(rng, 40), 1e-5), "0 1 2")
-    yield from along(table, rng, "layer_norm", (x, normal(rng, 40), normal(rng, 40), 1e-5), "0 - -")
-    yield from along(table, rng, "rms_norm", (x, normal(rng, 40), 1e-5), "0 1")
-    for name in ("gelu_tanh", "gelu_erf", "relu"):
-        yield from along(table, rng, name, (2 * x,), "0")
-    yield from along(table, rng, "swiglu", (2 * x, normal(rng, 3, 19, 40)), "0 1")
     yield from along(table, rng, "dropout", (x, pattern(rng, 3, 19, 40)), "0")
     turns = [f(rng.uniform(0, 6, (19, 4))).astype(np.float32) for f in (np.cos, np.sin)]
     yield from along(table, rng, "rope", (normal(rng, 2, 3, 19, 8), *turns), "0")
     yield from along(table, rng, "embedding", (np.array([[3, 1, 3]]), normal(rng, 7, 40)), "1")
+
+
+def tangents_norm(table: Table, rng: np.random.Generator) -> Found:
+    x, w, b = normal(rng, 3, 19, 40), normal(rng, 40), normal(rng, 40)
+    yield from along(table, rng, "layer_norm", (x, w, b, 1e-5), "0 1 2")
+    yield from along(table, rng, "layer_norm", (x, w, b, 1e-5), "0 - -")
+    yield from along(table, rng, "rms_norm", (x, w, 1e-5), "0 1")
+    yield from along(table, rng, "rms_norm", (x, w, 1e-5), "0 -")
+
+
+def tangents_activation(table: Table, rng: np.random.Generator) -> Found:
+    for name in ("gelu_tanh", "gelu_erf", "relu"):
+        yield from along(table, rng, name, (2 * normal(rng, 5, 203),), "0")
+    yield from along(table, rng, "swiglu", (2 * normal(rng, 5, 203), normal(rng, 5, 203)), "0 1")
+
+
+def tangents_attention(table: Table, rng: np.random.Generator) -> Found:
     for n, causal, packed in ((1, True, False), (131, True, False), (37, False, False), (131, True, True)):
         q, k, v = normal(rng, 2, 3, n, 19), normal(rng, 2, 3, n + 11, 19), normal(rng, 2, 3, n + 11, 23)
         start = rng.integers(0, np.arange(n) + 1, (2, 1, n)) if packed else None
-        yield from along(table, rng, "attention", (q, k, v, causal, start), "0 1 2")
+        for keep in (None, pattern(rng, 2, 3, n, n + 11)):
+            yield from along(table, rng, "attention", (q, k, v, causal, start, keep), "0 1 2")
     q, k, v = normal(rng, 2, 6, 37, 19), normal(rng, 2, 2, 37, 19), normal(rng, 2, 2, 37, 23)
     yield from along(table, rng, "grouped_query", (q, k, v), "0 1 2")
-    yield "zeros_like: y", table["zeros_like"](x), np.zeros_like(x)
-    yield from logits_loss_tangents(table, rng)
 
 
-def logits_loss_tangents(table: Table, rng: np.random.Generator) -> Found:
+def tangents_loss(table: Table, rng: np.random.Generator) -> Found:
     x, w, b = ([normal(rng, *shape) for _ in range(2)] for shape in ((37, 40), (90, 40), (90,)))
     targets = np.where(rng.random(37) < 0.2, IGNORE, rng.integers(0, 90, 37))
     head, s_head = ops.linear_forward(exact(x[0]), exact(w[0]).T, exact(b[0]))
@@ -267,8 +277,8 @@ def logits_loss_tangents(table: Table, rng: np.random.Generator) -> Found:
     d_dot = formulas.cross_entropy_backward_tangent(1.0, 0.0, s_loss, head_dot)
     ours = table["logits_loss_tangents"](x, w, b, targets, 7.0, True, "hessian")
     half = table["logits_loss_tangents"](x, w, b, targets, 7.0, True, "gauss-newton")
-    yield "logits_loss_tangents: loss", ours.loss, loss
-    yield "logits_loss_tangents: tokens", ours.dots, formulas.token_tangents(head_dot, s_loss)
+    yield "logits_loss_tangents: loss", ours[0], loss
+    yield "logits_loss_tangents: tokens", ours[1], formulas.token_tangents(head_dot, s_loss)
     truths = ops.linear_backward(d, s_head), formulas.linear_backward_tangent(d, d_dot, s_head, s_head_dot)
     for i, (grad, dot, first_order) in enumerate(zip(*truths, ops.linear_backward(d_dot, s_head), strict=True)):
         grad, dot, first_order = (array.T for array in (grad, dot, first_order)) if i == 1 else (grad, dot, first_order)
@@ -292,7 +302,11 @@ COMPARISONS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # 
     "rms_norm": rms_norm,
     "rope": rope,
     "swiglu": swiglu,
-    "tangents": tangents,
+    "tangents_activation": tangents_activation,
+    "tangents_attention": tangents_attention,
+    "tangents_linear": tangents_linear,
+    "tangents_loss": tangents_loss,
+    "tangents_norm": tangents_norm,
     "update": update,
 }
 

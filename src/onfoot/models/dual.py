@@ -14,8 +14,9 @@ import numpy as np
 
 from onfoot import ops
 from onfoot.arrays import Array, namespace, rows
-from onfoot.engine import Engine
+from onfoot.engine import OPS, Engine
 from onfoot.ops import tangents
+from onfoot.recording.recorded_array import active
 
 # pair -> which arguments of its forward function have a tangent
 DIFFERENTIABLE = {
@@ -130,12 +131,14 @@ class DualEngine(Engine):
             "sum_first": lambda x: _each(base.sum_first, x),
         }
 
-    def _along(self, name: str) -> Callable[..., Any]:
-        """A tangent: the engine's own, or the formula."""
-        return self.base.table.get(name) or getattr(tangents, name)
+    def _functions(self, pair: str, half: str, along: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """A half of a pair and its tangent: both the engine's own, or both the formulas."""
+        if f"{pair}_tangent" in self.base.table:
+            return self.base.table[f"{pair}_{half}"], self.base.table[f"{pair}_{along}"]
+        return OPS[f"{pair}_{half}"], getattr(tangents, f"{pair}_{along}")
 
     def _forward(self, pair: str, where: tuple[int, ...]) -> Callable[..., Any]:
-        forward, along = self.base.table[f"{pair}_forward"], self._along(f"{pair}_tangent")
+        forward, along = self._functions(pair, "forward", "tangent")
 
         def dual_forward(*args: Any) -> tuple[Any, Any]:
             y, saved = forward(*map(value, args))
@@ -150,7 +153,7 @@ class DualEngine(Engine):
         return dual_forward
 
     def _backward(self, pair: str) -> Callable[..., Any]:
-        backward, along = self.base.table[f"{pair}_backward"], self._along(f"{pair}_backward_tangent")
+        backward, along = self._functions(pair, "backward", "backward_tangent")
         if self.kind == "gauss-newton" and pair == "cross_entropy":
             return lambda dloss, saved: along(dloss, None, *saved)
         if self.kind == "gauss-newton":
@@ -166,7 +169,14 @@ class DualEngine(Engine):
         return dual_backward
 
     def _zeros(self, x: Array) -> Array:
-        return self.base.table["zeros_like"](x) if "zeros_like" in self.base.table else namespace(x).zeros_like(x)
+        if active.recorder is None:
+            return namespace(x).zeros_like(x)
+        from onfoot.kernels.buffers import empty
+        from onfoot.kernels.shapes import filled
+
+        made = empty(x.shape)
+        filled(made, 0.0)
+        return made
 
     def _frozen_linear_forward(self, x: Dual, weight: Dual, bias: Dual | None = None) -> tuple[Dual, DualSaved]:
         """Without a backward pass, the model calls this for layers whose weights move, too."""
@@ -182,10 +192,10 @@ class DualEngine(Engine):
         """The fused head and loss, part by part: no T × V tangent is kept. Returns the loss and the gradients."""
         both = [(value(a), tangent(a)) for a in (x, weight, bias)]
         if "logits_loss_tangents" in self.base.table and all(a.dtype == np.float32 for a in both[0]):
-            made = self.base.logits_loss_tangents(*both, targets, divisor, trains, self.kind)
-            self.token_dots.append(made.dots)
-            return made.loss, tuple(self._gradient(*grad) for grad in made[2:])
-        loss: Any = 0.0
+            loss, dots, *made = self.base.logits_loss_tangents(*both, targets, divisor, trains, self.kind)
+            self.token_dots.append(dots)
+            return loss, tuple(self._gradient(*grad) for grad in made)
+        loss = 0.0
         grads: list[Any] = []
         flat, target = _each(rows, x), targets.reshape(-1)
         size = max(1, PART // weight.shape[0])

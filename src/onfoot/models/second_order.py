@@ -84,6 +84,9 @@ def check_direction(model: Model, direction: Mapping[str, Any]) -> dict[str, Arr
             expected = tuple(model.params[name].shape)
             raise ValueError(f"the direction of {name} has shape {tuple(u.shape)}, expected {expected}")
         made[name] = u
+    if model.active_adapter is not None:  # the tangents of a LoRA layer need both of its factors
+        missing = model.trainable - made.keys()
+        made |= {name: model.engine.floats(np.zeros(model.params[name].shape), model.dtype) for name in missing}
     return made
 
 
