@@ -95,7 +95,7 @@ def measure(run: Path, lines: list[dict[str, str]], n_sets: int, share: float) -
     replay, last, n = opened.replay, opened.last, len(opened.examples)
     queries = [encode_query(opened.trainer, line) for line in lines]
     replay.put_params(replay.at(last).params)
-    gradients = [query.loss_and_gradient(replay.model)[1] for query in queries]
+    gradients = [replay.layout.flat(query.gradient(replay.model)) for query in queries]
     retrained_losses(replay, 2, queries, [])  # recorded once, outside the measurement
     begin = time.monotonic()
     before = retrained_losses(replay, last, queries, [])
@@ -144,28 +144,31 @@ def main() -> None:
         path = Path(folder)
         (path / "facts.txt").write_text("\n".join(sentences(900)) + "\n")
         (path / "moved.jsonl").write_text("".join(json.dumps(line) + "\n" for line in moved(120)))
-        train = TrainOptions(
-            texts=[str(path / "facts.txt")], tokenizer="char", steps=300, n_layer=2, n_head=2, n_embd=32, context=32,
-            batch_size=16, lr=1e-3, warmup=100, keep_trajectory=50, **LOOP,
-        )  # fmt: skip
-        pretrain.start(path / "base", train).train()
         queries = [
             {"prompt": "Anna lives in", "completion": " London."},
             {"prompt": "Victor likes", "completion": " apples."},
             {"prompt": "Rosa has a", "completion": " rabbit."},
         ]
+        sizes: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 32, "batch_size": 16, "warmup": 100}
+        text: dict[str, Any] = {"texts": [str(path / "facts.txt")], "tokenizer": "char", **sizes, **LOOP}
         results: dict[str, Any] = {
             "machine": {"cpu": platform.processor() or platform.machine(), "threads": arguments.threads},
             "onfoot": onfoot.__version__,
-            "train": measure(path / "base", queries, arguments.sets, 0.05),
         }
-        tune = FinetuneOptions(
-            model=str(path / "base" / "last"), data=[str(path / "moved.jsonl")], epochs=6.0, batch_size=4, lr=2e-3, r=4,
-            warmup=10, keep_trajectory=20, **LOOP,
-        )  # fmt: skip
-        finetune.start(path / "lora", tune).train()
+        for lr in (3e-4, 1e-3):
+            run = path / f"train-{lr:g}"
+            pretrain.start(run, TrainOptions(steps=300, context=32, lr=lr, keep_trajectory=50, **text)).train()
+            results[f"train, lr {lr:g}"] = measure(run, queries, arguments.sets, 0.05)
+        pretrain.start(path / "base", TrainOptions(steps=600, context=64, lr=3e-3, **text)).train()
         queries = [{"prompt": f"{name} lives in", "completion": " Rome."} for name in ("Anna", "Victor", "Rosa")]
-        results["lora"] = measure(path / "lora", queries, arguments.sets, 0.1)
+        for lr in (5e-4, 2e-3):
+            tune = FinetuneOptions(
+                model=str(path / "base" / "last"), data=[str(path / "moved.jsonl")], epochs=6.0, batch_size=4, lr=lr,
+                r=4, warmup=10, keep_trajectory=20, **LOOP,
+            )  # fmt: skip
+            run = path / f"lora-{lr:g}"
+            finetune.start(run, tune).train()
+            results[f"lora, lr {lr:g}"] = measure(run, queries, arguments.sets, 0.1)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -67,7 +67,7 @@ def scores_of(run: Path, memory: int | None = None) -> tuple[OpenRun, Scores, fl
     replay = opened.replay
     query = encode_query(opened.trainer, QUERY)
     replay.put_params(replay.at(opened.last).params)
-    loss, gradient = query.loss_and_gradient(opened.trainer.model)
+    loss, gradient = query.loss(replay.model), replay.layout.flat(query.gradient(replay.model))
     steps = replay.backwards(replay.plan(opened.last))
     (scores,) = replay_backwards(replay, steps, [gradient], len(opened.examples))
     return opened, scores, loss, query

@@ -22,14 +22,14 @@ from oracles import assert_close
 
 def compare(run: Path, logits: Callable[[OpenRun], Logits], zero: Any = lambda name, g: g) -> None:
     opened, scores, loss, query = scores_of(run)
-    start = opened.replay.initial.params
+    start = opened.replay.layout.views(opened.replay.initial.params)
     example = (query.ids[:-1], query.targets)
     expected, their_loss, params, clipped = weight_derivatives(
         logits(opened), start, labelled_steps(opened), example, len(opened.examples), opened.trainer.options, zero
     )
     assert 0 < clipped < opened.last  # both kinds of steps
     assert loss == pytest.approx(their_loss, rel=1e-10)
-    final = opened.replay.at(opened.last).params
+    final = opened.replay.layout.views(opened.replay.at(opened.last).params)
     for name, value in params.items():
         assert_close(final[name], value, 1e-8, name)
     assert np.abs(scores.totals).max() > 1e-3

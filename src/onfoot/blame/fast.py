@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from onfoot.arrays import Array
 from onfoot.blame.query import Query
 from onfoot.blame.replay import Replay
 from onfoot.blame.scores import Scores
@@ -34,7 +35,7 @@ def tracin(
     scores = [Scores.zeros(n_examples) for _ in queries]
     for begin, end in segments(replay, last):
         replay.put_params(replay.at(end).params)
-        directions = [query.loss_and_gradient(replay.model)[1] for query in queries]
+        directions = [query.gradient(replay.model) for query in queries]
         for step in range(begin, end):
             for direction, score in zip(directions, scores, strict=True):
                 _add(replay, step, direction, score)
@@ -42,7 +43,7 @@ def tracin(
     return scores
 
 
-def _add(replay: Replay, step: int, direction: dict[str, np.ndarray], scores: Scores) -> None:
+def _add(replay: Replay, step: int, direction: dict[str, Array], scores: Scores) -> None:
     """Adds the dot products of one step's examples with a direction, times the learning rate."""
     lr, batches = replay.trainer.options.learning_rate(step), replay.microbatches(step)
     divisor = sum(int((batch.targets != IGNORE).sum()) for batch in batches)

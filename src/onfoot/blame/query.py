@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.arrays import to_numpy
-from onfoot.blame.adjoint import Arrays
+from onfoot.arrays import Array
 from onfoot.data.corpus import find_texts, json_lines
 from onfoot.data.sft_examples import encode, form_of, read_parts
 from onfoot.formats.chat import check_text
@@ -49,9 +48,8 @@ class Query:
     def loss(self, model: Model) -> float:
         return model.loss(self.ids[None, :-1], self.targets[None], divisor=1.0)
 
-    def loss_and_gradient(self, model: Model) -> tuple[float, Arrays]:
-        loss, grads = model.loss_and_grads(self.ids[None, :-1], self.targets[None], divisor=1.0)
-        return loss, {name: to_numpy(g) for name, g in grads.items()}
+    def gradient(self, model: Model) -> dict[str, Array]:
+        return model.loss_and_grads(self.ids[None, :-1], self.targets[None], divisor=1.0)[1]
 
 
 def read_queries(path: Path) -> list[Line]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.arrays import Array, to_numpy
-from onfoot.blame.adjoint import Arrays, UpdateSettings
+from onfoot.blame.adjoint import UpdateSettings
 from onfoot.formats.peft import restore_adapter
 from onfoot.formats.run_folder import MOMENTS
 from onfoot.formats.tensors import TensorFile
@@ -29,28 +29,45 @@ from onfoot.train.step import Microbatch
 
 
 class State(NamedTuple):
-    """The trained parameters and their moments before a step."""
+    """The trained parameters and their moments before a step, (P,) each."""
 
-    params: Arrays
-    m: Arrays
-    v: Arrays
+    params: np.ndarray
+    m: np.ndarray
+    v: np.ndarray
 
 
 class Step(NamedTuple):
-    """One step of the run: what its adjoint needs."""
+    """One step of the run: what its adjoint needs, arrays of (P,)."""
 
     number: int  # 0, 1, ...
-    params: Arrays  # before the step
-    m: Arrays  # after the step
-    v: Arrays  # after the step
-    grads: Arrays  # before clipping
+    params: np.ndarray  # before the step
+    m: np.ndarray  # after the step
+    v: np.ndarray  # after the step
+    gradient: np.ndarray  # before clipping
     settings: UpdateSettings
+
+
+class FlatLayout:
+    """Arrays by name as one vector, and back."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = dict(sorted(shapes.items()))
+        self.ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+
+    def flat(self, arrays: Mapping[str, Array]) -> np.ndarray:
+        """A copy of the arrays as one vector, (P,)."""
+        return np.concatenate([to_numpy(arrays[name]).reshape(-1) for name in self.shapes])
+
+    def views(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The parts of a vector by name, in their shapes."""
+        parts = np.split(vector, self.ends[:-1])
+        return {name: part.reshape(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
 class KeepingAdamW(AdamW):
     """AdamW that keeps a copy of the gradients of its last step."""
 
-    grads: Arrays
+    grads: dict[str, np.ndarray]
     scale: float
 
     @contextmanager
@@ -76,30 +93,31 @@ class Replay:
         old = trainer.optimizer
         settings: dict[str, Any] = {"lr": old.lr, "betas": old.betas, "eps": old.eps, "weight_decay": old.weight_decay}
         self.optimizer = trainer.optimizer = KeepingAdamW(self.model, **settings)
-        self.names = sorted(self.optimizer.m)
+        self.layout = FlatLayout({name: tuple(m.shape) for name, m in self.optimizer.m.items()})
         self.initial = self.state()
-        matrices = {name for name in self.names if self.initial.params[name].ndim > 1}
-        self.decays = {name: old.weight_decay if name in matrices else 0.0 for name in self.names}
+        self.decay = np.zeros(len(self.initial.params))  # (P,): matrices decay, biases and norms do not
+        for name, view in self.layout.views(self.decay).items():
+            view[...] = old.weight_decay if self.model.params[name].ndim > 1 else 0.0
 
     @property
     def state_bytes(self) -> int:
         """The bytes of the trained parameters, or of one of their moments."""
-        return sum(x.nbytes for x in self.initial.params.values())
+        return self.initial.params.nbytes
 
     def state(self) -> State:
         """A copy of the present state."""
-        return State(*(_copies(x, self.names) for x in (self.model.params, self.optimizer.m, self.optimizer.v)))
+        return State(*map(self.layout.flat, (self.model.params, self.optimizer.m, self.optimizer.v)))
 
-    def put_params(self, params: Arrays) -> None:
+    def put_params(self, params: np.ndarray) -> None:
         """Writes the parameters into the model, in place."""
-        for name in self.names:
-            self.model.params[name][...] = self.model.engine.floats(params[name], self.model.dtype)
+        for name, values in self.layout.views(params).items():
+            self.model.params[name][...] = self.model.engine.floats(values, self.model.dtype)
 
     def put(self, step: int, state: State) -> None:
         """Goes to the state before a step."""
         self.put_params(state.params)
-        moments = {f"m.{name}": x for name, x in state.m.items()} | {f"v.{name}": x for name, x in state.v.items()}
-        self.optimizer.restore(moments, step)
+        m, v = self.layout.views(state.m), self.layout.views(state.v)
+        self.optimizer.restore({f"m.{k}": x for k, x in m.items()} | {f"v.{k}": x for k, x in v.items()}, step)
         self.trainer.state.step = step
 
     def at(self, step: int) -> State:
@@ -109,17 +127,17 @@ class Replay:
             return self.initial
         folder = self.checkpoints[step]
         moments = TensorFile(folder / MOMENTS)
-        m, v = ({name: moments[f"{kind}.{name}"] for name in self.names} for kind in "mv")
+        m, v = (self.layout.flat({name: moments[f"{kind}.{name}"] for name in self.layout.shapes}) for kind in "mv")
         return State(self._params_of(folder), m, v)
 
-    def _params_of(self, folder: Path) -> Arrays:
+    def _params_of(self, folder: Path) -> np.ndarray:
         """The trained parameters in a checkpoint."""
         model = self.model
         if model.active_adapter is None:
-            return _copies(load(folder, model.dtype, "numpy").params, self.names)
-        held = {name: model.params[name] for name in self.names}
+            return self.layout.flat(load(folder, model.dtype, "numpy").params)
+        held = {name: model.params[name] for name in self.layout.shapes}
         restore_adapter(model, folder)
-        found = _copies(model.params, self.names)
+        found = self.layout.flat(model.params)
         model.params.update(held)
         return found
 
@@ -132,13 +150,13 @@ class Replay:
     def forward(self) -> Step:
         """Repeats the step at the present state."""
         number, options = self.trainer.state.step, self.trainer.options
-        params, lr = _copies(self.model.params, self.names), options.learning_rate(number)
+        params, lr = self.layout.flat(self.model.params), options.learning_rate(number)
         norm = self.trainer.step(lr)[1]
         self.trainer.state.step += 1
         optimizer = self.optimizer
         settings = UpdateSettings(lr, optimizer.betas, optimizer.eps, optimizer.steps, optimizer.scale, norm)
-        m, v = (_copies(x, self.names) for x in (optimizer.m, optimizer.v))
-        return Step(number, params, m, v, optimizer.grads, settings)
+        m, v, gradient = map(self.layout.flat, (optimizer.m, optimizer.v, optimizer.grads))
+        return Step(number, params, m, v, gradient, settings)
 
     def plan(self, last: int) -> Plan:
         """What the replay of steps 0 ... last − 1 needs."""
@@ -181,14 +199,12 @@ class Replay:
         if step not in self.checkpoints:
             return
         for now, kept in zip(self.state(), self.at(step), strict=True):
-            for name in self.names:
-                if not np.array_equal(now[name], kept[name]):
-                    difference = np.abs(now[name] - kept[name]).max()
-                    raise ValueError(
-                        f"replaying the run does not give its checkpoint of step {step}: {name} differs by up to "
-                        f"{difference:.1e}. A replay needs the machine, software versions, engine and number of "
-                        f"threads of the training (see made_with in run.json)"
-                    )
+            if not np.array_equal(now, kept):
+                raise ValueError(
+                    f"replaying the run does not give its checkpoint of step {step}: the states differ by up to "
+                    f"{np.abs(now - kept).max():.1e}. A replay needs the machine, software versions, engine and number "
+                    f"of threads of the training (see made_with in run.json)"
+                )
 
 
 @dataclass(frozen=True)
@@ -223,35 +239,22 @@ class Spool:
         if self.folder is None:
             return value
         self._count += 1
-        return type(value)(*(self._write(i, x) if isinstance(x, dict) else x for i, x in enumerate(value)))
+        return type(value)(*(self._write(i, x) if isinstance(x, np.ndarray) else x for i, x in enumerate(value)))
 
     def take(self, kept: Any) -> Any:
         """The value; its files are removed."""
         if self.folder is None:
             return kept
-        return type(kept)(*(_read(x) if isinstance(x, _Files) else x for x in kept))
+        return type(kept)(*(_read(x) if isinstance(x, Path) else x for x in kept))
 
-    def _write(self, part: int, arrays: Arrays) -> _Files:
+    def _write(self, part: int, vector: np.ndarray) -> Path:
         assert self.folder is not None
         path = self.folder / f"{self._count}-{part}.npy"
-        np.save(path, np.concatenate([x.reshape(-1) for x in arrays.values()]))
-        return _Files(path, {name: x.shape for name, x in arrays.items()})
+        np.save(path, vector)
+        return path
 
 
-class _Files(NamedTuple):
-    path: Path
-    shapes: dict[str, tuple[int, ...]]
-
-
-def _read(files: _Files) -> Arrays:
-    flat = np.load(files.path, allow_pickle=False)
-    files.path.unlink()
-    arrays, begin = {}, 0
-    for name, shape in files.shapes.items():
-        end = begin + math.prod(shape)
-        arrays[name], begin = flat[begin:end].reshape(shape), end
-    return arrays
-
-
-def _copies(arrays: Mapping[str, Array], names: list[str]) -> Arrays:
-    return {name: to_numpy(arrays[name]).copy() for name in names}
+def _read(path: Path) -> np.ndarray:
+    vector: np.ndarray = np.load(path, allow_pickle=False)
+    path.unlink()
+    return vector

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onfoot.arrays import to_numpy
-from onfoot.blame.adjoint import Adjoints, Arrays, update_backward
+from onfoot.blame.adjoint import Adjoints, update_backward
 from onfoot.blame.replay import Replay, Step
 from onfoot.data.batches import NO_EXAMPLE
 from onfoot.models.second_order import tangent_pass
@@ -62,7 +61,7 @@ class Scores:
 def replay_backwards(
     replay: Replay,
     steps: Iterable[Step],
-    gradients: Sequence[Arrays],
+    gradients: Sequence[np.ndarray],
     n_examples: int,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> list[Scores]:
@@ -80,13 +79,13 @@ def replay_backwards(
 
 def step_backwards(replay: Replay, step: Step, adjoints: Adjoints, scores: Scores) -> None:
     """Adds a step's scores; the adjoints after the step become those before it."""
-    model = replay.model
-    dg = update_backward(adjoints, step.m, step.v, step.grads, replay.decays, step.settings)
-    size = max(float(np.abs(x).max()) for x in dg.values())
+    model, layout = replay.model, replay.layout
+    dg = update_backward(adjoints, step.m, step.v, step.gradient, replay.decay, step.settings)
+    size = float(np.abs(dg).max())
     if size == 0.0:  # the query does not depend on this step
         return
     replay.put_params(step.params)
-    direction = {name: model.engine.floats(x / size, model.dtype) for name, x in dg.items()}  # any scale fits float32
+    direction = layout.views((dg / size).astype(model.dtype))  # any scale fits float32
     batches = replay.microbatches(step.number)
     divisor = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
     dots = []
@@ -100,8 +99,7 @@ def step_backwards(replay: Replay, step: Step, adjoints: Adjoints, scores: Score
             segments=batch.segments,
             dropout_seed=batch.dropout_seed,
         )
-        for name, product in tangent.hvp.items():
-            adjoints.params[name] += size * to_numpy(product).astype(np.float64)  # eq BL.7
+        adjoints.params += size * layout.flat(tangent.hvp).astype(np.float64)  # eq BL.7
         dots.append(size * np.asarray(tangent.token_dots, dtype=np.float64))
     mean = sum(float(d.sum()) for d in dots) / divisor
     for batch, numbers, d in zip(batches, replay.trainer.source.example_numbers(step.number), dots, strict=True):

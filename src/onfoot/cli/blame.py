@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from onfoot.cli.console import Sheet, show_sheet, show_text
@@ -139,9 +140,9 @@ def _exact(opened: OpenRun, asked: list[Query], retrainings: int, merge: bool) -
     replay = opened.replay
     plan = replay.plan(opened.last)
     replay.put_params(replay.at(opened.last).params)
-    gradients = [query.loss_and_gradient(replay.model)[1] for query in asked]
+    gradients = [replay.layout.flat(query.gradient(replay.model)) for query in asked]
     if merge:
-        gradients = [{name: sum(g[name] for g in gradients) for name in gradients[0]}]  # type: ignore[misc]
+        gradients = [np.sum(gradients, axis=0)]
     forward, backward = _measure(opened, gradients[0])
     seconds = plan.replayed * forward + plan.steps * backward * len(gradients) + retrainings * opened.last * forward
     space = f"{plan.disk / 1e6:,.0f} MB in temporary files" if plan.disk else f"{plan.memory / 1e6:,.0f} MB of memory"
@@ -153,7 +154,7 @@ def _exact(opened: OpenRun, asked: list[Query], retrainings: int, merge: bool) -
         return replay_backwards(replay, replay.backwards(plan), gradients, len(opened.examples), lambda step: done())
 
 
-def _measure(opened: OpenRun, gradient: dict[str, Any]) -> tuple[float, float]:
+def _measure(opened: OpenRun, gradient: np.ndarray) -> tuple[float, float]:
     """Seconds of one training step, and of one step backwards."""
     from onfoot.blame.adjoint import Adjoints
     from onfoot.blame.scores import Scores, step_backwards
