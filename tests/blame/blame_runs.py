@@ -61,14 +61,14 @@ def llama_base(path: Path) -> Path:
     return path / "base"
 
 
-def scores_of(run: Path, memory: int | None = None) -> tuple[OpenRun, Scores, float, Any]:
+def scores_of(run: Path, memory: int | None = None, since: int = 0) -> tuple[OpenRun, Scores, float, Any]:
     """The run, the scores of its examples, the query's loss at its end, and the query."""
     opened = open_run(run, "last", memory=memory)
     replay = opened.replay
     query = encode_query(opened.trainer, QUERY)
     replay.put_params(replay.at(opened.last).params)
     loss, gradient = query.loss(replay.model), replay.layout.flat(query.gradient(replay.model))
-    steps = replay.backwards(replay.plan(opened.last))
+    steps = replay.backwards(replay.plan(opened.last, since))
     (scores,) = replay_backwards(replay, steps, [gradient], len(opened.examples))
     return opened, scores, loss, query
 

@@ -160,3 +160,16 @@ def test_a_replay_that_differs_from_a_checkpoint_is_an_error(tmp_path: Path) -> 
         ValueError, match=r"does not give its checkpoint of step 7: the states differ by up to .*threads"
     ):
         list(replay.backwards(replay.plan(7)))
+
+
+def test_scores_since_a_step_leave_out_those_of_the_steps_before(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", options(tmp_path, keep_trajectory=3))
+    opened, scores, _, _ = scores_of(run)
+    replay = opened.replay
+    assert replay.plan(7, 4).segments == [(3, 6), (6, 7)] and replay.plan(7, 4).steps == 3
+    assert replay.plan(7, 3).segments == [(3, 6), (6, 7)] and replay.plan(7, 2).segments[0] == (0, 3)
+    assert [step.number for step in replay.backwards(replay.plan(7, 4))] == [6, 5, 4]
+    late = np.zeros(len(opened.examples))
+    for example, seen in scores.by_step.items():
+        late[example] = sum(score for step, score in seen if step >= 4)
+    assert_close(scores_of(run, since=4)[1].totals, late, 1e-12)

@@ -164,6 +164,7 @@ def test_fast_scores_are_gradient_dot_products_at_the_kept_checkpoints(folder: P
         (["RUN", "--prompt", "a" * 20, "--completion", "b"], "20 tokens, more than n_positions=16 of the model"),
         (["RUN", *ASK, "--checkpoint", "5"], "choose best, last, or the step of one: 0, 2, 4, 6"),
         (["RUN", *ASK, "--checkpoint", "0"], "step 0 is the initial state: no example has been trained on yet"),
+        (["RUN", *ASK, "--since", "6"], "--since must be below the checkpoint's step, 6; got 6"),
         (["RUN", *ASK, "--json", "none/s.json"], "none/s.json cannot be written: none does not exist"),
     ],
 )  # fmt: skip
@@ -226,3 +227,13 @@ def test_a_damaged_checkpoint_is_reported_and_not_used(folder: Path, tmp_path: P
     assert "step-0000004 cannot be used: model.safetensors is corrupted (its checksum differs)" in said
     assert "from 2 known states" in said  # 0 and 2
     assert names(tmp_path) == before
+
+
+def test_scores_since_a_step_are_those_of_later_steps_only(folder: Path, tmp_path: Path) -> None:
+    for more in ([], ["--fast"]):
+        said = run(
+            "blame", folder / "run", *ASK, "--since", 4, "--checkpoint", 6, "--json", tmp_path / "late.json", *more
+        )
+        assert "step 2/2" in said
+        steps = {step for e in json.loads((tmp_path / "late.json").read_text()) for step in e["steps"]}
+        assert steps == {5, 6}

@@ -30,13 +30,14 @@ def tracin(
     queries: Sequence[Query],
     n_examples: int,
     on_step: Callable[[int], None] = lambda step: None,
+    first: int = 0,
 ) -> list[Scores]:
     """Σ over the steps of lr ⟨∇query, ∇ℓ_e⟩ / D, with the gradients at the first kept checkpoint after each step."""
     scores = [Scores.zeros(n_examples) for _ in queries]
     for begin, end in segments(replay, last):
         replay.put_params(replay.at(end).params)
         directions = [query.gradient(replay.model) for query in queries]
-        for step in range(begin, end):
+        for step in range(max(begin, first), end):
             for direction, score in zip(directions, scores, strict=True):
                 _add(replay, step, direction, score)
             on_step(step)

@@ -15,12 +15,14 @@ from onfoot.train.loop import Source
 
 
 class WithoutExamples:
-    """A source of the same batches, in which the targets of some examples are ignored and do not count."""
+    """A source of the same batches; from step `first` on, the targets of some examples are ignored and do not count."""
 
-    def __init__(self, source: Source, left_out: Collection[int]) -> None:
-        self.source, self.left_out = source, np.array(sorted(left_out), dtype=np.int64)
+    def __init__(self, source: Source, left_out: Collection[int], first: int) -> None:
+        self.source, self.left_out, self.first = source, np.array(sorted(left_out), dtype=np.int64), first
 
     def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
+        if step < self.first:
+            return self.source.microbatches(step)
         pairs = zip(self.source.microbatches(step), self.source.example_numbers(step), strict=True)
         return [
             batch._replace(targets=np.where(np.isin(numbers, self.left_out), IGNORE, batch.targets))
@@ -37,10 +39,11 @@ def retrained_losses(
     queries: Sequence[Query],
     left_out: Collection[int],
     on_step: Callable[[], None] = lambda: None,
+    first: int = 0,
 ) -> list[float]:
-    """The losses of the queries after steps 0 ... last − 1 without the examples `left_out`."""
+    """The losses of the queries after steps 0 ... last − 1, without the examples `left_out` from step `first` on."""
     trainer, source = replay.trainer, replay.trainer.source
-    trainer.source = WithoutExamples(source, left_out)
+    trainer.source = WithoutExamples(source, left_out, first)
     try:
         replay.put(0, replay.initial)
         while trainer.state.step < last:

@@ -158,24 +158,27 @@ class Replay:
         m, v, gradient = map(self.layout.flat, (optimizer.m, optimizer.v, optimizer.grads))
         return Step(number, params, m, v, gradient, settings)
 
-    def plan(self, last: int) -> Plan:
-        """What the replay of steps 0 ... last − 1 needs."""
+    def plan(self, last: int, first: int = 0) -> Plan:
+        """What the replay of steps first ... last − 1 needs."""
         starts = sorted({0, *(step for step in self.checkpoints if step < last)})
+        starts = starts[sum(start <= first for start in starts) - 1 :]
         segments = list(zip(starts, [*starts[1:], last], strict=True))
         longest = max(end - start for start, end in segments)
         whole = longest * 4 * self.state_bytes
         if whole <= self.memory:
-            return Plan(segments, longest, whole, 0)
+            return Plan(segments, first, longest, whole, 0)
         stride = math.ceil(math.sqrt(0.75 * longest))  # 3 arrays per snapshot, 4 per step: the smallest sum
         size = (stride * 4 + (-(-longest // stride) - 1) * 3) * self.state_bytes
-        return Plan(segments, stride, size if size <= self.memory else 0, size if size > self.memory else 0)
+        return Plan(segments, first, stride, size if size <= self.memory else 0, size if size > self.memory else 0)
 
     def backwards(self, plan: Plan) -> Iterator[Step]:
         """The steps, last first."""
         with tempfile.TemporaryDirectory(prefix="onfoot-blame-") as folder:
             spool = Spool(Path(folder) if plan.disk else None)
             for start, end in reversed(plan.segments):
-                yield from self._segment(start, end, plan.stride, spool)
+                for step in self._segment(start, end, plan.stride, spool):
+                    if step.number >= plan.first:
+                        yield step
 
     def _segment(self, start: int, end: int, stride: int, spool: Spool) -> Iterator[Step]:
         """The steps between two known states: replayed once to keep every `stride`-th state, then from each of them."""
@@ -212,6 +215,7 @@ class Plan:
     """The segments of a replay, the steps that are kept at a time, and the memory or disk space for them in bytes."""
 
     segments: list[tuple[int, int]]
+    first: int
     stride: int
     memory: int
     disk: int
@@ -219,13 +223,13 @@ class Plan:
     @property
     def steps(self) -> int:
         """The steps to differentiate."""
-        return self.segments[-1][1]
+        return self.segments[-1][1] - self.first
 
     @property
     def replayed(self) -> int:
         """The forward steps in all, with those that are replayed twice."""
         twice = (max(0, (-(-(end - start) // self.stride) - 1)) * self.stride for start, end in self.segments)
-        return self.steps + sum(twice)
+        return self.segments[-1][1] - self.segments[0][0] + sum(twice)
 
 
 class Spool:

@@ -49,6 +49,9 @@ def blame(
     verify: Annotated[
         int, typer.Option(help="Retrain without each of the N highest and the N lowest, and compare.", min=0)
     ] = 0,
+    since: Annotated[
+        int, typer.Option(help="Consider only what was learned after this step; 0: in the whole training.", min=0)
+    ] = 0,
     checkpoint: Annotated[
         str, typer.Option(help="The checkpoint to explain: best, last, or the step of a kept one.")
     ] = "best",
@@ -85,20 +88,22 @@ def blame(
     opened = open_run(run, checkpoint, threads, None if memory is None else memory << 20)
     for warning in opened.warnings:
         show_text(warning, "yellow")
+    if since >= opened.last:
+        raise ValueError(f"--since must be below the checkpoint's step, {opened.last:,}; got {since:,}")
     asked = [encode_query(opened.trainer, line) for line in lines]
     losses = _losses(opened, asked)
     _say_query(opened, asked, losses)
     if fast:
-        scores = _fast(opened, asked)
+        scores = _fast(opened, asked, since)
     else:
-        scores = _exact(opened, asked, verify * 2 * (len(asked) if each else 1), merge=not each)
+        scores = _exact(opened, asked, since, verify * 2 * (len(asked) if each else 1), merge=not each)
     if each or len(asked) == 1 or fast:
         reports = [Report([q], loss, s) for q, loss, s in zip(asked, losses, scores, strict=True)]
         reports = reports if each else [added(reports)]
     else:
         reports = [Report(asked, sum(losses), scores[0])]
     for report in reports:
-        _verify(opened, report, verify)
+        _verify(opened, report, verify, since)
     for i, report in enumerate(reports, start=1):
         _show(report, opened, top, f"query {i}: " if each else "", exact=not fast)
     if json_file is not None:
@@ -132,13 +137,13 @@ def _say_query(opened: OpenRun, asked: list[Query], losses: list[float]) -> None
     show_text(f"{what}\nloss {loss:.4f} nats over {n_targets} tokens ({mean}) at step {opened.last:,}")
 
 
-def _exact(opened: OpenRun, asked: list[Query], retrainings: int, merge: bool) -> list[Scores]:
+def _exact(opened: OpenRun, asked: list[Query], since: int, retrainings: int, merge: bool) -> list[Scores]:
     """The scores of each query, or with `merge` those of the sum of all."""
     from onfoot.blame.scores import replay_backwards
     from onfoot.train.progress import duration
 
     replay = opened.replay
-    plan = replay.plan(opened.last)
+    plan = replay.plan(opened.last, since)
     replay.put_params(replay.at(opened.last).params)
     gradients = [replay.layout.flat(query.gradient(replay.model)) for query in asked]
     if merge:
@@ -169,12 +174,12 @@ def _measure(opened: OpenRun, gradient: np.ndarray) -> tuple[float, float]:
     return middle - begin, time.monotonic() - middle
 
 
-def _fast(opened: OpenRun, asked: list[Query]) -> list[Scores]:
+def _fast(opened: OpenRun, asked: list[Query], since: int) -> list[Scores]:
     from onfoot.blame.fast import segments, tracin
 
     show_text(f"gradient dot products at {len(segments(opened.replay, opened.last)):,} kept checkpoints (TracIn)")
-    with _progress(opened.last) as done:
-        return tracin(opened.replay, opened.last, asked, len(opened.examples), lambda step: done())
+    with _progress(opened.last - since) as done:
+        return tracin(opened.replay, opened.last, asked, len(opened.examples), lambda step: done(), since)
 
 
 @contextmanager
@@ -193,7 +198,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
         yield done
 
 
-def _verify(opened: OpenRun, report: Report, n: int) -> None:
+def _verify(opened: OpenRun, report: Report, n: int, since: int) -> None:
     """Retrains without each of the examples with the n highest and n lowest scores."""
     from onfoot.blame.leave_out import retrained_losses
 
@@ -202,7 +207,7 @@ def _verify(opened: OpenRun, report: Report, n: int) -> None:
     numbers = [*report.helped(n), *report.hurt(n)]
     with _progress(len(numbers) * opened.last) as done:
         for number in numbers:
-            losses = retrained_losses(opened.replay, opened.last, report.queries, [number], done)
+            losses = retrained_losses(opened.replay, opened.last, report.queries, [number], done, since)
             report.retrained[number] = sum(losses) - report.loss
 
 
@@ -221,7 +226,7 @@ def _show(report: Report, opened: OpenRun, top: int, prefix: str, exact: bool) -
     if exact and report.out_of_range:
         show_text(
             "\nthe largest score exceeds the loss itself: this training is too unstable for a first-order prediction; "
-            "try --verify, or train with a lower --lr and a longer --warmup",
+            "try --since, --verify, or a training with a lower --lr",
             "yellow",
         )
 
