@@ -7,6 +7,8 @@ update, in reverse order (docs/equations/blame.md). All trained parameters form 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +32,7 @@ class UpdateSettings(NamedTuple):
 
 @dataclass
 class Adjoints:
-    """The adjoints of the parameters and of both moments, (P,) each, in float64."""
+    """The adjoints of the parameters and of both moments, (P,) each."""
 
     params: np.ndarray
     m: np.ndarray
@@ -39,7 +41,7 @@ class Adjoints:
     @classmethod
     def of_query(cls, gradient: np.ndarray) -> Adjoints:
         """The adjoints after the last step: the gradient of the query's loss, and 0 for the moments."""
-        return cls(gradient.astype(np.float64), np.zeros(gradient.shape), np.zeros(gradient.shape))
+        return cls(gradient.copy(), np.zeros_like(gradient), np.zeros_like(gradient))
 
 
 def update_backward(
@@ -50,13 +52,21 @@ def update_backward(
     `decay` is the weight decay of each element. `adjoints` becomes those before the step, except that of the
     parameters, which lacks the term H ḡ: the gradient depends on the parameters too.
     """
-    dg = np.empty(g.shape)
-    for begin in range(0, len(g), CHUNK):
-        part = slice(begin, begin + CHUNK)
+    dg, dot = np.empty_like(g), 0.0  # dot: g · ḡ_c
+    for part in chunks(g):
         du = adjoints.params[part], adjoints.m[part], adjoints.v[part]
         dg[part] = moments_backward(*du, m[part], v[part], g[part], at)
         adjoints.params[part] *= 1 - at.lr * decay[part]  # eq BL.7
-    return clip_backward(dg, g, at.scale, at.norm)
+        dot += float(np.dot(g[part], dg[part]))
+    if at.scale != 1.0:
+        for part in chunks(g):
+            dg[part] = at.scale * (dg[part] - (dot / at.norm**2) * g[part])  # eq BL.5
+    return dg
+
+
+def chunks(x: np.ndarray) -> Iterator[slice]:
+    """The parts of a vector, of CHUNK elements each."""
+    return (slice(begin, begin + CHUNK) for begin in range(0, len(x), CHUNK))
 
 
 def moments_backward(
@@ -65,18 +75,13 @@ def moments_backward(
     """The adjoint of the clipped gradient; those of the moments, dm and dv, become those before the step."""
     beta1, beta2 = at.betas
     correction1, correction2 = correction(beta1, at.steps), correction(beta2, at.steps)
-    root = np.sqrt(v / correction2, dtype=np.float64)  # √v̂
+    root = np.sqrt(v) * (1 / math.sqrt(correction2))  # √v̂
     spread = root + at.eps
-    u = -at.lr * dp / spread  # eq BL.1
-    dm += u / correction1  # eq BL.2
-    slope = np.divide(m / correction1, 2 * correction2 * root * spread, out=np.zeros_like(root), where=root > 0)
-    dv -= u * slope  # eq BL.3
+    u = dp / spread * -at.lr  # eq BL.1
+    dm += u * (1 / correction1)  # eq BL.2
+    slope = np.divide(m, root * spread, out=np.zeros_like(root), where=root > 0)
+    dv -= u * slope * (1 / (2 * correction1 * correction2))  # eq BL.3
     dg = (1 - beta1) * dm + (2 * (1 - beta2) * at.scale) * g * dv  # eq BL.4
     dm *= beta1  # eq BL.8
     dv *= beta2
     return dg
-
-
-def clip_backward(dg: np.ndarray, g: np.ndarray, scale: float, norm: float) -> np.ndarray:
-    """The adjoint of the gradient from that of the clipped gradient: its part along the gradient is lost."""
-    return dg if scale == 1.0 else scale * (dg - g * (np.vdot(g, dg) / norm**2))  # eq BL.5

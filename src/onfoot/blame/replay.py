@@ -65,19 +65,25 @@ class FlatLayout:
 
 
 class KeepingAdamW(AdamW):
-    """AdamW that keeps a copy of the gradients of its last step."""
+    """AdamW that keeps a copy of the gradients of its last step, and the factor by which they were clipped."""
 
-    grads: dict[str, np.ndarray]
+    layout: FlatLayout
+    gradient: np.ndarray  # (P,)
     scale: float
+
+    def make_moments(self) -> None:
+        super().make_moments()
+        self.layout = FlatLayout({name: tuple(m.shape) for name, m in self.m.items()})
 
     @contextmanager
     def one_step(self, lr: float | None = None, scale: float = 1.0) -> Iterator[None]:
-        self.grads, self.scale = {}, scale
+        self.gradient, self.scale = np.zeros(self.layout.ends[-1], self.model.dtype), scale
+        self._views = self.layout.views(self.gradient)
         with super().one_step(lr, scale):
             yield
 
     def update(self, name: str, g: Array) -> None:
-        self.grads[name] = to_numpy(g).copy()
+        self._views[name][...] = to_numpy(g)
         super().update(name, g)
 
 
@@ -93,9 +99,9 @@ class Replay:
         old = trainer.optimizer
         settings: dict[str, Any] = {"lr": old.lr, "betas": old.betas, "eps": old.eps, "weight_decay": old.weight_decay}
         self.optimizer = trainer.optimizer = KeepingAdamW(self.model, **settings)
-        self.layout = FlatLayout({name: tuple(m.shape) for name, m in self.optimizer.m.items()})
+        self.layout = self.optimizer.layout
         self.initial = self.state()
-        self.decay = np.zeros(len(self.initial.params))  # (P,): matrices decay, biases and norms do not
+        self.decay = np.zeros_like(self.initial.params)  # (P,): matrices decay, biases and norms do not
         for name, view in self.layout.views(self.decay).items():
             view[...] = old.weight_decay if self.model.params[name].ndim > 1 else 0.0
 
@@ -155,8 +161,8 @@ class Replay:
         self.trainer.state.step += 1
         optimizer = self.optimizer
         settings = UpdateSettings(lr, optimizer.betas, optimizer.eps, optimizer.steps, optimizer.scale, norm)
-        m, v, gradient = map(self.layout.flat, (optimizer.m, optimizer.v, optimizer.grads))
-        return Step(number, params, m, v, gradient, settings)
+        m, v = map(self.layout.flat, (optimizer.m, optimizer.v))
+        return Step(number, params, m, v, optimizer.gradient, settings)
 
     def plan(self, last: int, first: int = 0) -> Plan:
         """What the replay of steps first ... last − 1 needs."""

@@ -81,11 +81,11 @@ def step_backwards(replay: Replay, step: Step, adjoints: Adjoints, scores: Score
     """Adds a step's scores; the adjoints after the step become those before it."""
     model, layout = replay.model, replay.layout
     dg = update_backward(adjoints, step.m, step.v, step.gradient, replay.decay, step.settings)
-    size = float(np.abs(dg).max())
+    size = float(max(dg.max(), -dg.min()))
     if size == 0.0:  # the query does not depend on this step
         return
     replay.put_params(step.params)
-    direction = layout.views((dg / size).astype(model.dtype))  # any scale fits float32
+    direction = layout.views(dg / size)  # any scale fits float32
     batches = replay.microbatches(step.number)
     divisor = sum(int((batch.targets != IGNORE).sum()) for batch in batches)
     dots = []
@@ -99,7 +99,9 @@ def step_backwards(replay: Replay, step: Step, adjoints: Adjoints, scores: Score
             segments=batch.segments,
             dropout_seed=batch.dropout_seed,
         )
-        adjoints.params += size * layout.flat(tangent.hvp).astype(np.float64)  # eq BL.7
+        product = layout.flat(tangent.hvp)
+        product *= size
+        adjoints.params += product  # eq BL.7
         dots.append(size * np.asarray(tangent.token_dots, dtype=np.float64))
     mean = sum(float(d.sum()) for d in dots) / divisor
     for batch, numbers, d in zip(batches, replay.trainer.source.example_numbers(step.number), dots, strict=True):
