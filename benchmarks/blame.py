@@ -96,11 +96,7 @@ def measure(run: Path, lines: list[dict[str, str]], n_sets: int, share: float) -
     queries = [encode_query(opened.trainer, line) for line in lines]
     replay.put_params(replay.at(last).params)
     gradients = [replay.layout.flat(query.gradient(replay.model)) for query in queries]
-    retrained_losses(replay, 2, queries, [])  # recorded once, outside the measurement
-    begin = time.monotonic()
     before = retrained_losses(replay, last, queries, [])
-    training = time.monotonic() - begin
-    seconds = time_one_query(opened, gradients[0])
     exact = replay_backwards(replay, replay.backwards(replay.plan(last)), gradients, n)
     fast = tracin(replay, last, queries, n)
     rng = np.random.default_rng(0)
@@ -109,11 +105,7 @@ def measure(run: Path, lines: list[dict[str, str]], n_sets: int, share: float) -
         "single examples": [[int(i)] for i in rng.choice(seen, n_sets, replace=False)],
         f"groups of {share:.0%}": [rng.choice(seen, round(share * len(seen)), False).tolist() for _ in range(n_sets)],
     }
-    results: dict[str, Any] = {
-        "steps": last, "parameters": replay.model.n_trainable, "examples": n, "queries": lines,
-        "training_seconds": round(training, 2), "blame_seconds": round(seconds, 2),
-        "blame_over_training": round(seconds / training, 2),
-    }  # fmt: skip
+    results: dict[str, Any] = {"examples": n, "queries": lines, "cost": cost(run, lines[0])}
     for name, chosen in sets.items():
         actual = np.array([retrained_losses(replay, last, queries, one) for one in chosen]) - before
         totals = {"exact": exact, "tracin": fast}
@@ -125,12 +117,32 @@ def measure(run: Path, lines: list[dict[str, str]], n_sets: int, share: float) -
     return results
 
 
-def time_one_query(opened: OpenRun, gradient: Any) -> float:
+def time_one_query(opened: OpenRun, gradient: np.ndarray) -> float:
     """Seconds of one query, all steps."""
     replay = opened.replay
     begin = time.monotonic()
     replay_backwards(replay, replay.backwards(replay.plan(opened.last)), [gradient], len(opened.examples))
     return time.monotonic() - begin
+
+
+def cost(run: Path, line: dict[str, str]) -> dict[str, Any]:
+    """Seconds of the training steps and of one query; the best of three."""
+    opened = open_run(run, "last")
+    replay, last = opened.replay, opened.last
+    query = encode_query(opened.trainer, line)
+    replay.put_params(replay.at(last).params)
+    gradient = replay.layout.flat(query.gradient(replay.model))
+    training, blame = [], []
+    for _ in range(4):  # the first one is recorded
+        begin = time.monotonic()
+        retrained_losses(replay, last, [query], [])
+        training.append(time.monotonic() - begin)
+        blame.append(time_one_query(opened, gradient))
+    best = min(training[1:]), min(blame[1:])
+    return {
+        "steps": last, "parameters": replay.model.n_trainable, "training_seconds": round(best[0], 3),
+        "blame_seconds": round(best[1], 3), "blame_over_training": round(best[1] / best[0], 2),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -155,6 +167,10 @@ def main() -> None:
             "machine": {"cpu": platform.processor() or platform.machine(), "threads": arguments.threads},
             "onfoot": onfoot.__version__,
         }
+        default = TrainOptions(steps=30, keep_trajectory=10, **LOOP)
+        pretrain.start(path / "default", default).train()
+        line = {"prompt": "The import", "completion": " statement"}
+        results["default sizes of onfoot train"] = {"cost": cost(path / "default", line)}
         for lr in (3e-4, 1e-3):
             run = path / f"train-{lr:g}"
             pretrain.start(run, TrainOptions(steps=300, context=32, lr=lr, keep_trajectory=50, **text)).train()

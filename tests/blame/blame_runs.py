@@ -40,9 +40,9 @@ def lines(path: Path) -> Path:
     return path / "data.jsonl"
 
 
-def gpt2_base(path: Path) -> Path:
+def gpt2_base(path: Path, n_embd: int = 6) -> Path:
     tokenizer = byte_tokenizer()
-    config = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=12, n_embd=6, n_layer=2, n_head=2)
+    config = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=12, n_embd=n_embd, n_layer=2, n_head=2)
     model = onfoot.Model(config, scrambled(onfoot.create(config).params, 2, 0.2), "float64", "numpy")
     model.tokenizer = tokenizer
     model.save(path / "base")
@@ -61,16 +61,18 @@ def llama_base(path: Path) -> Path:
     return path / "base"
 
 
-def scores_of(run: Path, memory: int | None = None, since: int = 0) -> tuple[OpenRun, Scores, float, Any]:
+def scores_of(
+    run: Path, memory: int | None = None, since: int = 0, query: dict[str, str] = QUERY
+) -> tuple[OpenRun, Scores, float, Any]:
     """The run, the scores of its examples, the query's loss at its end, and the query."""
     opened = open_run(run, "last", memory=memory)
     replay = opened.replay
-    query = encode_query(opened.trainer, QUERY)
+    asked = encode_query(opened.trainer, query)
     replay.put_params(replay.at(opened.last).params)
-    loss, gradient = query.loss(replay.model), replay.layout.flat(query.gradient(replay.model))
+    loss, gradient = asked.loss(replay.model), replay.layout.flat(asked.gradient(replay.model))
     steps = replay.backwards(replay.plan(opened.last, since))
     (scores,) = replay_backwards(replay, steps, [gradient], len(opened.examples))
-    return opened, scores, loss, query
+    return opened, scores, loss, asked
 
 
 def labelled_steps(opened: OpenRun) -> list[list[tuple[int, np.ndarray, np.ndarray]]]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from blame_runs import LOOP, gpt2_base, labelled_steps, lines, lora_options, scores_of, text
 
+import onfoot
 from onfoot.blame.leave_out import retrained_losses
 from onfoot.blame.replay import Replay
 from onfoot.blame.run import OpenRun, open_run
@@ -173,3 +174,46 @@ def test_scores_since_a_step_leave_out_those_of_the_steps_before(tmp_path: Path)
     for example, seen in scores.by_step.items():
         late[example] = sum(score for step, score in seen if step >= 4)
     assert_close(scores_of(run, since=4)[1].totals, late, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"engine": "torch"}, {"recompute": "block"}, {"clip": 0.0, "accumulate": 1, "batch_size": 4}]
+)
+def test_engines_recomputation_and_fused_steps_give_the_same_scores(tmp_path: Path, changes: dict[str, Any]) -> None:
+    plain = {name: LOOP[name] for name in changes if name in LOOP} | ({"clip": 1e9} if "clip" in changes else {})
+    expected = scores_of(train(tmp_path / "plain", options(tmp_path, **plain)))[1].totals
+    found = scores_of(train(tmp_path / "other", options(tmp_path, **changes)))[1].totals
+    assert np.abs(expected).max() > 1e-3
+    assert_close(found, expected, 1e-7)
+
+
+def test_a_quantized_base_has_the_scores_of_the_same_weights_as_floats(tmp_path: Path) -> None:
+    base, data = gpt2_base(tmp_path, n_embd=32), lines(tmp_path)
+    rounded = onfoot.load(base, quantized=True)
+    floats = onfoot.Model(rounded.config, {name: np.asarray(p) for name, p in rounded.params.items()})
+    floats.tokenizer = rounded.tokenizer
+    floats.save(tmp_path / "floats")
+    settings = {"dtype": "float32", "engine": "auto", "steps": 5, "lr": 1e-3}
+    finetune.start(tmp_path / "a", lora_options(base, data, quantized=True, **settings)).train()
+    finetune.start(tmp_path / "b", lora_options(tmp_path / "floats", data, **settings)).train()
+    blocks, plain = (scores_of(tmp_path / name)[1].totals for name in "ab")
+    assert_close(blocks, plain, 1e-2)
+
+
+@pytest.mark.slow
+def test_predictions_correlate_with_retrained_losses(tmp_path: Path) -> None:
+    facts = "".join(f"{a} has {b}.\n" for a in ("ann", "bob", "cid", "dan", "eve") for b in ("a cat", "a dog", "bees"))
+    (tmp_path / "facts.txt").write_text("".join(np.random.default_rng(0).permutation(facts.splitlines(True) * 12)))
+    settings = TrainOptions(
+        texts=[str(tmp_path / "facts.txt")], tokenizer="char", n_layer=1, n_head=2, n_embd=32, context=24, steps=200,
+        batch_size=12, lr=3e-4, warmup=50, keep_trajectory=50, eval_every=1000, sample_tokens=0,
+    )  # fmt: skip
+    opened, scores, loss, query = scores_of(
+        train(tmp_path / "run", settings), query={"prompt": "ann has", "completion": " bees."}
+    )
+    rng = np.random.default_rng(1)
+    seen = sorted(scores.by_step)
+    groups = [rng.choice(seen, size, replace=False).tolist() for size in (1, 5) for _ in range(15)]
+    predicted = [scores.totals[group].sum() for group in groups]
+    actual = [retrained_losses(opened.replay, opened.last, [query], group)[0] - loss for group in groups]
+    assert np.corrcoef(predicted, actual)[0, 1] > 0.95

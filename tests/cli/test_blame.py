@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 import onfoot
+from onfoot.blame.page import pieces
 from onfoot.cli import app
 from onfoot.formats.run_folder import checkpoint_folder
 from onfoot.formats.tokenizer import byte_tokenizer
+from onfoot.train.lock import take_lock
 
 SMALL = [
     "--steps", "6", "--batch-size", "2", "--eval-every", "3", "--save-every", "3", "--eval-windows", "4",
@@ -237,3 +241,39 @@ def test_scores_since_a_step_are_those_of_later_steps_only(folder: Path, tmp_pat
         assert "step 2/2" in said
         steps = {step for e in json.loads((tmp_path / "late.json").read_text()) for step in e["steps"]}
         assert steps == {5, 6}
+
+
+def test_a_run_that_is_being_trained_and_several_ranks_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    lock = take_lock(tmp_path / "run")
+    said = run("blame", tmp_path / "run", *ASK, status=2)
+    assert "run is being trained by another process; wait for it, or stop it first" in said
+    lock.release()
+    run("blame", tmp_path / "run", *ASK)
+    monkeypatch.setattr("onfoot.blame.run.world", lambda: SimpleNamespace(size=2))
+    assert "onfoot blame runs on one rank; start it without mpiexec" in run("blame", tmp_path / "run", *ASK, status=2)
+
+
+def test_every_character_of_the_page_belongs_to_one_token() -> None:
+    tokenizer = byte_tokenizer()
+    text = "aé€😀b"
+    found = pieces(tokenizer, np.array(tokenizer.encode(text)))
+    assert "".join(found) == text and found == ["a", "", "é", "", "", "€", "", "", "", "😀", "b"]
+
+
+@pytest.mark.slow
+def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "blame.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1], {})  # type: ignore[index]
+    typed = [line for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL) for line in block.split("\n")]
+    commands = [shlex.split(line)[1:] for line in typed if line.strip()]
+    said = [run(*command) for command in commands]
+    assert len(said) == 5 and said[2].startswith("Rosa lives in Oslo.")
+    highest = json.loads((tmp_path / "why.json").read_text())[:4]
+    assert [e["text"] for e in highest] == ["Rosa lives in Oslo."] * 4
+    assert {e["line"] for e in highest} == {20, 23, 50, 55}
+    assert [e["retrained"] > 0 for e in highest[:2]] == [True, True]
+    assert "exceeds the loss" not in said[4] and "Rosa lives in London" in said[4]

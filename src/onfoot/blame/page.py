@@ -51,7 +51,8 @@ def _report(report: Report, examples: Examples, steps: int, top: int, unit: str)
     )
     parts = [
         f"<h2>loss {report.loss:.4f} nats over {report.n_targets} tokens</h2>{quotes}",
-        _timeline(_per_step(report, steps), f"sum of scores by step 1 … {steps}"),
+        _timeline(_per_step(report, steps), "sum of absolute scores by step"),
+        f'<p class="note">How much each step matters: step 1 to {steps:,} from left to right.</p>',
     ]
     for heading, numbers in (("Helped most", report.helped(top)), ("Hurt most", report.hurt(top))):
         parts.append(f"<h3>{heading}</h3>" + ("" if numbers else '<p class="note">none</p>'))
