@@ -750,7 +750,7 @@ TRAIN = [
         ("if name not in model.trainable:", "if False:"),
     ),
     *of(
-        "models/recorded_tangents.py", "kernels/test_tangents.py",
+        "models/recorded_tangents.py", "kernels/test_tangent_kernels.py",
         ("replay.moves[name][...] = u", "pass"),
         ("fill(replay, model, batch, batch, 0)", "pass"),
         ('key = "tangents", kind, names', 'key = "tangents", names'),
@@ -778,12 +778,12 @@ TRAIN = [
         ("flat_dot - (predicted * flat_dot).sum(axis=-1, keepdims=True)", "flat_dot"),
     ),
     *of(
-        "kernels/tangents_norm.py", "kernels/test_tangents.py",
+        "kernels/tangents_norm.py", "kernels/test_tangent_kernels.py",
         ("r_dot = -r * r * side", "r_dot = -r * side"),
         ("out[j] += up[j] * weight_dot[j]", "out[j] += F(0)"),
     ),
     *of(
-        "kernels/tangents_attention.py", "kernels/test_tangents.py",
+        "kernels/tangents_attention.py", "kernels/test_tangent_kernels.py",
         ("+ inside * weights_dot[j]", "+ F(0) * weights_dot[j]"),
         ("high = min(max(i + n_k - n_q + 1, 0), n_k) if causal else n_k", "high = n_k"),
     ),
