@@ -207,7 +207,7 @@ def dot(x: Array, y: Array) -> float:
 
 def sums(engine: Engine, spans: Spans, x: Array) -> Formed:
     """Σ over the rows of each example, (E, C): the gradient of a bias, or of a norm's weight."""
-    return Formed(engine, namespace(x).stack([x[rows].sum(axis=0) for rows in spans]))  # eq EX.3
+    return Formed(engine, namespace(x).stack([engine.sum_first(x[rows]) for rows in spans]))  # eq EX.3
 
 
 def scaled(engine: Engine, spans: Spans, x: Array, weights: np.ndarray) -> Array:
