@@ -126,6 +126,21 @@ def by_autograd(
     return {k: v.grad.numpy() if v.grad is not None else np.zeros(v.shape) for k, v in leaves.items()}
 
 
+@pytest.mark.parametrize(("rows", "long"), [(13, 0), (30, 64)], ids=["one by one", "a few"])
+@pytest.mark.parametrize("kind", ["gpt2 tied", "gpt2 wide", "llama untied", "gpt2 LoRA"])
+@pytest.mark.parametrize(("engine", "dtype"), ENGINES)
+def test_groups_of_any_size_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, rows: int, long: int, kind: str, engine: str, dtype: str
+) -> None:
+    model = MODELS[kind](engine=engine, dtype=dtype)
+    batch, segments = a_batch(model, 5), some_segments(6)
+    divisor = float((batch[1] != -100).sum())
+    expected = one_by_one(model, pieces(*batch, segments), divisor)
+    monkeypatch.setattr(examples, "ROWS", rows)
+    monkeypatch.setattr(examples, "LONG", long)
+    agree(model, expected, batch, segments, ROUNDED[dtype])
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("width", [15, 36])
@@ -245,25 +260,29 @@ def test_recomputed_blocks_give_the_same_norms() -> None:
     assert_close(model.example_norms(*batch), norms, EXACT)
 
 
-def _no_cross(self: examples.Tied, head: slice, rows: slice) -> float:
-    return 0.0
+def _no_cross(self: examples.Tied, head: examples.Group, rows: examples.Group) -> np.ndarray:
+    return np.zeros(len(rows.rows))
 
 
-def _no_repeats(self: examples.Rows, ids: Any, dy: Any) -> float:
-    return float((dy**2).sum())
+def _no_repeats(self: examples.Rows, group: examples.Group) -> np.ndarray:
+    return (group.take(self.dy) ** 2).sum(axis=(1, 2))
 
 
-def _norms_of_rows(self: examples.Product, x: Any, dy: Any) -> float:
-    return float(((x**2).sum(axis=1) * (dy**2).sum(axis=1)).sum())
+def _norms_of_rows(self: examples.Product, x: Any, dy: Any) -> np.ndarray:
+    return ((x**2).sum(axis=2) * (dy**2).sum(axis=2)).sum(axis=1)
 
 
 def _half_the_cross(self: examples.Tied) -> np.ndarray:
-    cross = [self._cross(a, b) for a, b in zip(self.head.spans, self.rows.spans, strict=True)]
-    return self.head.squares() + self.rows.squares() + np.array(cross)
+    groups = zip(self.head.spans.groups, self.rows.spans.groups, strict=True)
+    return self.head.squares() + self.rows.squares() + np.concatenate([self._cross(*pair) for pair in groups])
 
 
 def _mean_of_rows(engine: Any, spans: examples.Spans, x: Any) -> examples.Formed:
-    return examples.Formed(engine, np.stack([x[rows].mean(axis=0) for rows in spans]))
+    return examples.Formed(engine, np.concatenate([group.take(x).mean(axis=1) for group in spans.groups]))
+
+
+def _no_padding(self: examples.Group, x: Any) -> Any:
+    return x[self.rows]
 
 
 @pytest.mark.parametrize(
@@ -271,20 +290,29 @@ def _mean_of_rows(engine: Any, spans: examples.Spans, x: Any) -> examples.Formed
     [
         (examples.Tied, "_cross", _no_cross),
         (examples.Tied, "squares", _half_the_cross),
-        (examples.Rows, "_square", _no_repeats),
-        (examples.Product, "_square", _norms_of_rows),
+        (examples.Rows, "_squares", _no_repeats),
+        (examples.Product, "_squares", _norms_of_rows),
         ("onfoot.models.example_engine", "sums", _mean_of_rows),
+        (examples.Group, "take", _no_padding),
     ],
-    ids=["tied without the cross term", "cross term once", "no repeated tokens", "norms of rows", "means, not sums"],
+    ids=[
+        "no cross term",
+        "cross term once",
+        "no repeated tokens",
+        "norms of rows",
+        "means, not sums",
+        "padding counts",
+    ],
 )
 def test_planted_bugs_are_caught(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, wrong: Any) -> None:
     model = gpt2(True, n_embd=36, n_inner=40, vocab_size=97)
-    batch = a_batch(model, 95)
-    expected = [norm(g) for g in one_by_one(model, pieces(*batch, None), float((batch[1] != -100).sum()))]
-    assert_close(model.example_norms(*batch), expected, EXACT)
+    batch, segments = a_batch(model, 95), some_segments(96)
+    expected = [norm(g) for g in one_by_one(model, pieces(*batch, segments), float((batch[1] != -100).sum()))]
+    assert_close(model.example_norms(*batch, segments=segments), expected, EXACT)
     target = (f"{owner}.{name}",) if isinstance(owner, str) else (owner, name)
     monkeypatch.setattr(*target, wrong)
-    assert np.abs(model.example_norms(*batch) / np.maximum(expected, 1e-30) - 1)[0] > 1e-6
+    wrong_by = np.abs(model.example_norms(*batch, segments=segments) - expected)
+    assert wrong_by.max() > 1e-6 * max(expected)
 
 
 def test_gradients_that_do_not_fit_are_refused_with_their_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,6 +314,11 @@ def test_an_epsilon_that_cannot_be_reached_is_refused() -> None:
         noise_for(1e-9, 1e-12, 1.0, 1000)
 
 
+def test_the_accountant_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert Accountant(0.2, 1.0, 1e-4).epsilon(100) > 0  # some of its orders do not converge
+    assert capfd.readouterr() == ("", "")
+
+
 def test_without_the_package_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ValueError, match=r'needs dp-accounting: pip install "onfoot\[dp\]"'):

@@ -9,44 +9,91 @@ squared norm, its gradient, and a weighted sum over the examples.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from onfoot.arrays import Array, Shape, is_torch, namespace, scatter_add, zeros_like_shape
+from onfoot.arrays import Array, Shape, is_torch, namespace, scatter_add, to_numpy, zeros_like_shape
 from onfoot.engine import Engine
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.recording.pool import threads
+from onfoot.threads import one_blas_thread
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
     from onfoot.models.step import Batch
 
 
+ROWS = 2048  # rows of short examples whose products are computed together
+SMALL = 1 << 16  # elements of an array that is not worth several threads
+LONG = 128  # tokens: longer examples are computed one at a time, each product on all threads
+
+
+class Group(NamedTuple):
+    """Consecutive examples, as blocks of rows of the same length: shorter examples are padded with zeros."""
+
+    examples: slice
+    rows: Array  # (G, T), indices
+    padding: Array | None  # (G, T), True for rows that belong to no example; None: all do
+
+    def take(self, x: Array) -> Array:
+        """The rows of x (N, C), (G, T, C)."""
+        g, t = self.rows.shape
+        if self.padding is None:
+            return x[int(self.rows[0, 0]) :][: g * t].reshape(g, t, x.shape[-1])
+        out = x[self.rows]
+        out[self.padding] = 0
+        return out
+
+    def columns(self, x: Array, ids: Array) -> Array:
+        """x[t, ids[s]] for the rows t of an example and its tokens s, (N, V) (G, S) -> (G, T, S); 0 in padding."""
+        out = x[self.rows[:, :, None], ids[:, None, :]]
+        if self.padding is not None:
+            out[self.padding] = 0
+        return out
+
+
 @dataclass(frozen=True)
 class Spans:
-    """The rows of each example, among the N rows of an array: begin[e], ..., end[e] − 1."""
+    """The rows of each example, among the N rows of an array: begin[e], ..., end[e] − 1, one example after another."""
 
     begin: np.ndarray  # (E,)
     end: np.ndarray  # (E,)
-
-    def __iter__(self) -> Iterator[slice]:
-        return (slice(int(a), int(e)) for a, e in zip(self.begin, self.end, strict=True))
+    together: int  # examples per group
 
     @property
     def count(self) -> int:
         return self.begin.size
 
-    @property
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        return self.end - self.begin
+
+    @cached_property
     def longest(self) -> int:
-        return int((self.end - self.begin).max())
+        return int(self.lengths.max())
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The examples in groups: few large products instead of many small ones."""
+        starts = range(0, self.count, self.together)
+        return [self._group(slice(a, min(a + self.together, self.count))) for a in starts]
+
+    def _group(self, examples: slice) -> Group:
+        begin, lengths = self.begin[examples, None], self.lengths[examples, None]  # (G, 1)
+        offsets = np.arange(max(1, lengths.max()))  # at least one row, of padding
+        padding = offsets >= lengths  # (G, T)
+        return Group(examples, np.where(padding, 0, begin + offsets), padding if padding.any() else None)
 
     def spread(self, weights: np.ndarray, n: int) -> np.ndarray:
-        """Each row's weight: that of its example, 0 for rows of no example, (N,)."""
+        """Each row's weight: that of its example, 0 for rows behind the last example, (N,)."""
         out = np.zeros(n)
-        for rows, weight in zip(self, weights, strict=True):
-            out[rows] = weight
+        out[: self.end[-1]] = np.repeat(weights, self.lengths)
         return out
 
 
@@ -70,7 +117,7 @@ class Formed:
         self.engine, self.grads = engine, grads
 
     def squares(self) -> np.ndarray:
-        return np.array([self.engine.sum_of_squares(g) for g in self.grads])
+        return squares(self.engine, self.grads)
 
     def each(self) -> Array:
         return self.grads
@@ -99,21 +146,18 @@ class Product:
         return self.left.shape[1], self.right.shape[1]
 
     def squares(self) -> np.ndarray:
-        return np.array([self._square(self.left[rows], self.right[rows]) for rows in self.spans])
+        return np.concatenate([self._squares(g.take(self.left), g.take(self.right)) for g in self.spans.groups])
 
-    def _square(self, x: Array, dy: Array) -> float:
-        t, (p, q) = x.shape[0], self.shape
-        if t == 0:
-            return 0.0
+    def _squares(self, x: Array, dy: Array) -> np.ndarray:
+        t, (p, q) = x.shape[1], self.shape
         if t * (p + q) < p * q:
-            return max(0.0, dot(gram(self.engine, x), gram(self.engine, dy)))  # eq EX.1  (X Xᵗ) · (Δ Δᵗ)
-        return self.engine.sum_of_squares(self.engine.weight_gradient(x, dy))  # eq EX.2  ‖Xᵗ Δ‖²
+            return np.maximum(0.0, dots(gram(self.engine, x), gram(self.engine, dy)))  # eq EX.1  (X Xᵗ) · (Δ Δᵗ)
+        return squares(self.engine, products(self.engine, x, dy))  # eq EX.2  ‖Xᵗ Δ‖²
 
     def each(self) -> Array:
         out = zeros_like_shape((self.spans.count, *self.shape), self.left)
-        for grad, rows in zip(out, self.spans, strict=True):
-            if rows.stop > rows.start:
-                grad[...] = self.engine.weight_gradient(self.left[rows], self.right[rows])  # eq EX.2
+        for group in self.spans.groups:
+            out[group.examples] = products(self.engine, group.take(self.left), group.take(self.right))  # eq EX.2
         return out
 
     def weighted(self, weights: np.ndarray) -> Array:
@@ -137,14 +181,18 @@ class Rows:
         self.engine, self.spans, self.ids, self.dy, self.n_rows = engine, spans, ids, dy, n_rows  # (N,), (N, C)
 
     def squares(self) -> np.ndarray:
-        return np.array([self._square(self.ids[rows], self.dy[rows]) for rows in self.spans])
+        return np.concatenate([self._squares(group) for group in self.spans.groups])
 
-    def _square(self, ids: Array, dy: Array) -> float:
-        same = ids[:, None] == ids[None, :]  # (T, T): pairs of the same token
-        return max(0.0, dot(gram(self.engine, dy), same))  # eq EX.4
+    def _squares(self, group: Group) -> np.ndarray:
+        ids = group.take(self.ids[:, None])  # (G, T, 1)
+        same = ids == ids.swapaxes(1, 2)  # (G, T, T): pairs of the same token
+        return np.maximum(0.0, dots(gram(self.engine, group.take(self.dy)), same))  # eq EX.4
 
     def each(self) -> Array:
-        parts = [scatter_add(self.n_rows, self.ids[rows], self.dy[rows]) for rows in self.spans]  # eq 3
+        parts = [
+            scatter_add(self.n_rows, self.ids[a:e], self.dy[a:e])
+            for a, e in zip(self.spans.begin, self.spans.end, strict=True)
+        ]  # eq 3
         return namespace(self.dy).stack(parts)
 
     def weighted(self, weights: np.ndarray) -> Array:
@@ -161,16 +209,14 @@ class Tied:
         self.head, self.rows = head, rows  # head: D (N, V) and h (N, C)
 
     def squares(self) -> np.ndarray:
-        pairs = zip(self.head.spans, self.rows.spans, strict=True)
-        cross = np.array([self._cross(head, rows) for head, rows in pairs])
+        pairs = zip(self.head.spans.groups, self.rows.spans.groups, strict=True)
+        cross = np.concatenate([self._cross(head, rows) for head, rows in pairs])
         return np.maximum(0.0, self.head.squares() + self.rows.squares() + 2 * cross)  # eq EX.5
 
-    def _cross(self, head: slice, rows: slice) -> float:
-        if head.stop == head.start:
-            return 0.0
-        at_tokens = self.head.left[head][:, self.rows.ids[rows]]  # D[t, token s], (T', T)
-        products = matmul(self.rows.engine, self.head.right[head], self.rows.dy[rows].T)  # h_t · δ_s, (T', T)
-        return dot(at_tokens, products)  # eq EX.6
+    def _cross(self, head: Group, rows: Group) -> np.ndarray:
+        h, dy = head.take(self.head.right), rows.take(self.rows.dy)  # (G, T', C), (G, T, C)
+        at_tokens = head.columns(self.head.left, rows.take(self.rows.ids[:, None])[..., 0])  # D[t, k_s], (G, T', T)
+        return dots(at_tokens, pairwise(self.rows.engine, h, dy))  # eq EX.6
 
     def each(self) -> Array:
         return self.head.each() + self.rows.each()  # eq TIE.1
@@ -193,21 +239,43 @@ def matmul(engine: Engine, x: Array, y: Array) -> Array:
     return engine.frozen_linear_forward(x, y)[0]
 
 
+def products(engine: Engine, x: Array, dy: Array) -> Array:
+    """xᵗ dy per example, (G, T, P) (G, T, Q) -> (G, P, Q)."""
+    return engine.weight_gradient(x[0], dy[0])[None] if x.shape[0] == 1 else x.swapaxes(1, 2) @ dy
+
+
+def pairwise(engine: Engine, x: Array, y: Array) -> Array:
+    """x yᵗ per example: the dot products of all pairs of rows, (G, S, C) (G, T, C) -> (G, S, T)."""
+    return matmul(engine, x[0], y[0].T)[None] if x.shape[0] == 1 else x @ y.swapaxes(1, 2)
+
+
 def gram(engine: Engine, x: Array) -> Array:
-    """x xᵗ: the dot products of all pairs of rows, (T, T)."""
-    return matmul(engine, x, x.T)
+    """x xᵗ per example, (G, T, T)."""
+    return pairwise(engine, x, x)
 
 
-def dot(x: Array, y: Array) -> float:
-    """Σ x ∘ y, in float64."""
+def dots(x: Array, y: Array) -> np.ndarray:
+    """Σ x ∘ y per example, (G,), in float64."""
     if is_torch(x):
-        return float((x.double() * y).sum())
-    return float(np.einsum("ij,ij->", x, y, dtype=np.float64))
+        return to_numpy((x.double() * y).sum((1, 2)))
+    return np.einsum("gij,gij->g", x, y, dtype=np.float64)
+
+
+def squares(engine: Engine, x: Array) -> np.ndarray:
+    """Σ x² per example, (E,), in float64."""
+    if is_torch(x) or x[0].size > SMALL:
+        return np.array([engine.sum_of_squares(one) for one in x])
+    flat = x.reshape(x.shape[0], -1)
+    return np.einsum("ei,ei->e", flat, flat, dtype=np.float64)
 
 
 def sums(engine: Engine, spans: Spans, x: Array) -> Formed:
     """Σ over the rows of each example, (E, C): the gradient of a bias, or of a norm's weight."""
-    return Formed(engine, namespace(x).stack([engine.sum_first(x[rows]) for rows in spans]))  # eq EX.3
+    if spans.together == 1:
+        parts = [engine.sum_first(g.take(x)[0])[None] for g in spans.groups]
+    else:
+        parts = [g.take(x).sum(axis=1) for g in spans.groups]
+    return Formed(engine, namespace(x).concatenate(parts))  # eq EX.3
 
 
 def scaled(engine: Engine, spans: Spans, x: Array, weights: np.ndarray) -> Array:
@@ -222,27 +290,34 @@ class Examples(NamedTuple):
     loss: float
     n_targets: np.ndarray  # (E,), each example's targets
     factors: dict[str, PerExample]
+    threads: int  # parameters whose norms are computed at the same time
 
     def norms(self) -> np.ndarray:
         """The norm of each example's gradient over all trainable parameters, (E,), in float64."""
-        total = np.zeros(self.n_targets.size)
-        for factor in self.factors.values():
-            total += factor.squares()
-        return np.sqrt(total)
+        if self.threads == 1:
+            squares = [factor.squares() for factor in self.factors.values()]
+        else:
+            with one_blas_thread(), ThreadPoolExecutor(self.threads) as pool:
+                squares = list(pool.map(lambda factor: factor.squares(), self.factors.values()))
+        return np.sqrt(np.sum(squares, axis=0) if squares else np.zeros(self.n_targets.size))
 
     def weighted(self, weights: np.ndarray, on_gradient: Callable[[str, Array], None]) -> None:
         """Calls `on_gradient` with Σ weights[e] G_e of every parameter. Factors are dropped as they are used."""
-        for name in list(self.factors):
-            on_gradient(name, self.factors.pop(name).weighted(weights))
+        with nullcontext() if self.threads == 1 else one_blas_thread():
+            for name in list(self.factors):
+                on_gradient(name, self.factors.pop(name).weighted(weights))
 
 
 def spans_of(batch: Batch) -> tuple[Spans, Spans, np.ndarray]:
     """Each example's rows among all tokens and among those that the head computes, and its number of targets."""
     (b, t), positions = batch.tokens.shape, batch.layout.positions
     begin = np.arange(b) * t if positions.ndim == 1 else np.flatnonzero(positions.reshape(-1) == 0)
-    every = Spans(begin, np.append(begin[1:], b * t))
+    end = np.append(begin[1:], b * t)
+    longest = int((end - begin).max())
+    together = 1 if longest > LONG else ROWS // longest
     targets = np.flatnonzero(batch.targets.ids.reshape(-1) != IGNORE)
-    with_target = Spans(np.searchsorted(targets, every.begin), np.searchsorted(targets, every.end))
+    every = Spans(begin, end, together)
+    with_target = Spans(np.searchsorted(targets, begin), np.searchsorted(targets, end), together)
     n_targets = with_target.end - with_target.begin
     return every, every if batch.targets.rows is None else with_target, n_targets
 
@@ -253,8 +328,10 @@ def example_pass(model: Model, batch: Batch) -> Examples:
 
     every, of_head, n_targets = spans_of(batch)
     run, factors = example_run(model, batch.dropout_seed, every, of_head)
-    loss = model._unrecorded(run, batch)
-    return Examples(loss, n_targets, factors)
+    many_small = model.engine.records and every.together > 1  # products by NumPy, the others by kernels
+    with one_blas_thread() if many_small else nullcontext():
+        loss = model._unrecorded(run, batch)
+    return Examples(loss, n_targets, factors, threads() if many_small else 1)
 
 
 def example_norms(model: Model, batch: Batch) -> np.ndarray:

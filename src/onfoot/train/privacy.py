@@ -7,8 +7,11 @@ every example with the same probability and adds Gaussian noise (`private_step`)
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -76,7 +79,8 @@ class Accountant:
         dp, self._rdp = _library()
         accountant = self._rdp.RdpAccountant()
         gaussian = dp.GaussianDpEvent(noise)
-        accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian))
+        with _no_warnings():  # orders whose series does not converge are left out: ε is then larger, never smaller
+            accountant.compose(gaussian if rate == 1 else dp.PoissonSampledDpEvent(rate, gaussian))
         self.delta, self._orders, self._one_step = delta, accountant.orders, accountant.rdp
 
     def epsilon(self, steps: int) -> float:
@@ -132,6 +136,18 @@ def plan(options: LoopOptions, n_examples: int, ranks: int) -> Privacy:
 
 def _power_below(x: float) -> float:
     return 10.0 ** math.floor(math.log10(x))
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Hides the warnings of dp-accounting, which logs with absl."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _library() -> tuple[Any, Any]:
