@@ -21,7 +21,6 @@ import numpy as np
 from onfoot.arrays import Array, Shape, is_torch, namespace, scatter_add, to_numpy, zeros_like_shape
 from onfoot.engine import Engine
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.recording.pool import threads
 from onfoot.threads import one_blas_thread
 
 if TYPE_CHECKING:
@@ -331,7 +330,16 @@ def example_pass(model: Model, batch: Batch) -> Examples:
     many_small = model.engine.records and every.together > 1  # products by NumPy, the others by kernels
     with one_blas_thread() if many_small else nullcontext():
         loss = model._unrecorded(run, batch)
-    return Examples(loss, n_targets, factors, threads() if many_small else 1)
+    return Examples(loss, n_targets, factors, compute_threads(model.engine) if many_small else 1)
+
+
+def compute_threads(engine: Engine) -> int:
+    """The number of threads beside the engine's: as many as its kernels run on; 1 if it has none."""
+    if not engine.records:
+        return 1
+    from onfoot.recording.pool import threads  # needs what loads the kernels
+
+    return threads()
 
 
 def example_norms(model: Model, batch: Batch) -> np.ndarray:

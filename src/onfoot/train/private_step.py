@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from onfoot.arrays import Array, to_numpy, zeros_like_shape
-from onfoot.models.examples import example_pass
+from onfoot.models.examples import compute_threads, example_pass
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.recording.pool import threads
 from onfoot.train.buckets import GradientAccumulator
 from onfoot.train.optimizer import AdamW
 from onfoot.train.step import Diverged, Microbatch, accumulated_step
@@ -119,6 +118,6 @@ def add_noise(model: Model, grads: dict[str, Array], deviation: float, seed: int
         drawn *= part.dtype.type(deviation)
         part += drawn
 
-    with ThreadPoolExecutor(threads()) as pool:
+    with ThreadPoolExecutor(compute_threads(model.engine)) as pool:
         for done in [pool.submit(add, *one) for one in work]:
             done.result()
