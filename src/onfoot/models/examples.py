@@ -123,8 +123,8 @@ class Formed:
 
     def weighted(self, weights: np.ndarray) -> Array:
         flat = self.grads.reshape(len(weights), -1)
-        scale = self.engine.floats(weights[None], str(flat.dtype).removeprefix("torch."))  # (1, E)
-        return (scale @ flat).reshape(tuple(self.grads.shape[1:]))
+        scale = self.engine.floats(weights, str(flat.dtype).removeprefix("torch."))  # (E,)
+        return namespace(flat).einsum("e,ei->i", scale, flat).reshape(tuple(self.grads.shape[1:]))  # eq EX.7
 
     def __setitem__(self, columns: slice, value: float) -> None:
         self.grads[..., columns] = value
