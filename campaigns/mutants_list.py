@@ -684,7 +684,7 @@ TRAIN = [
         ("key=lambda i: -lengths[i]", "key=lambda i: lengths[i]"),
         ("segments[b, end:] = len(row)", "segments[b, end:] = 0"),
         ("np.full(shape, IGNORE, dtype=np.int64)", "np.zeros(shape, dtype=np.int64)"),
-        ("if max(lengths) > max_length:", "if max(lengths) > max_length + 1:"),
+        ("if longest > max_length:", "if longest > max_length + 1:"),
     ),
     *of(
         "data/sft_examples.py", "train/test_step_details.py train/test_sft_data.py",
@@ -700,7 +700,7 @@ TRAIN = [
     *of(
         "data/sft.py", "train/test_step_details.py train/test_sft_data.py",
         ("self.train.sample(step * n + p.start, len(p))", "self.train.sample(step + p.start, len(p))"),
-        ("math.ceil(round(epochs * self.rows", "math.floor(round(epochs * self.rows"),
+        ("math.ceil(round(epochs * count", "math.floor(round(epochs * count"),
         ("self.held_out.order(0)[: self.eval_rows]", "np.arange(len(self.held_out))[: self.eval_rows]"),
         ("example.ids.tobytes() + example.learn.tobytes()", "example.ids.tobytes()"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,21 +41,25 @@ class Windows:
         targets[: len(piece) - 1] = piece[1:]
         return tokens, targets
 
+    def batch(self, indices: Iterable[int]) -> Batch:
+        """Tokens and targets of several windows, (B, context) each."""
+        tokens, targets = zip(*(self.window(int(i)) for i in indices), strict=True)
+        return np.stack(tokens), np.stack(targets)
+
     def order(self, epoch: int) -> np.ndarray:
         """The permutation of the windows in an epoch, determined by the seed and the epoch."""
         return np.random.default_rng([self.seed, epoch]).permutation(len(self))
 
     def sample(self, first: int, count: int) -> Batch:
         """Windows first, ..., first + count − 1 of the endless shuffled sequence, (count, context)."""
-        pairs = []
+        indices = []
         order, order_epoch = np.empty(0), -1
         for number in range(first, first + count):
             epoch, position = divmod(number, len(self))
             if epoch != order_epoch:
                 order, order_epoch = self._order(epoch), epoch
-            pairs.append(self.window(int(order[position])))
-        tokens, targets = zip(*pairs, strict=True)
-        return np.stack(tokens), np.stack(targets)
+            indices.append(int(order[position]))
+        return self.batch(indices)
 
     def _order(self, epoch: int) -> np.ndarray:
         cache: dict[int, np.ndarray] = self.__dict__.setdefault("_orders", {})  # of one epoch only
