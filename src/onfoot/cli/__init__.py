@@ -9,7 +9,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onfoot.cli import attribute, bench, check, curvature, explore, finetune, generate, info, merge, table, train, walk
+from onfoot.cli import (
+    attribute,
+    bench,
+    blame,
+    check,
+    curvature,
+    explore,
+    finetune,
+    generate,
+    info,
+    merge,
+    table,
+    train,
+    walk,
+)
 from onfoot.terminal import printable
 
 
@@ -44,6 +58,7 @@ app.command("curvature")(curvature.curvature)
 app.command("explore")(explore.explore)
 app.command("train")(train.train)
 app.command("finetune")(finetune.finetune)
+app.command("blame")(blame.blame)
 app.command("merge")(merge.merge)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)

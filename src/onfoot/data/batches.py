@@ -13,6 +13,9 @@ class Batch(NamedTuple):
     segments: np.ndarray | None = None  # (B, T)
 
 
+NO_EXAMPLE = -1  # the number of padding
+
+
 class Share(NamedTuple):
     """One rank's share of rows."""
 

@@ -138,29 +138,42 @@ def all_pieces(texts: Iterable[Text]) -> Iterator[str]:
 
 def encoded(texts: Sequence[Text], tokenizer: Tokenizer) -> Iterator[list[int]]:
     """The token ids of the texts, piece by piece. The EOS token ends each document if there may be several."""
-    several = len(texts) > 1 or any(t.path is not None and _suffix(t.path) == ".jsonl" for t in texts)
+    several = _several(texts)
     for text in texts:
-        for document in documents(text):
-            for piece in document:
-                yield tokenizer.encode(piece)
-            if several and tokenizer.eos_id is not None:
-                yield [tokenizer.eos_id]
+        yield from _encoded_text(text, tokenizer, several)
+
+
+def _several(texts: Sequence[Text]) -> bool:
+    """Whether there may be several documents."""
+    return len(texts) > 1 or any(t.path is not None and _suffix(t.path) == ".jsonl" for t in texts)
+
+
+def _encoded_text(text: Text, tokenizer: Tokenizer, several: bool) -> Iterator[list[int]]:
+    for document in documents(text):
+        for piece in document:
+            yield tokenizer.encode(piece)
+        if several and tokenizer.eos_id is not None:
+            yield [tokenizer.eos_id]
 
 
 def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> np.ndarray:
     """Tokenizes into folder/tokens.bin and returns it memory-mapped. The EOS token separates documents."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype(DTYPES[tokenizer.size > 1 << 16])
-    count, digest = 0, hashlib.sha256()
+    count, digest, several = 0, hashlib.sha256(), _several(texts)
+    starts: list[int] = []  # the position of each text's first token
     partial = folder / "tokens.bin.partial"
     with partial.open("wb") as file:
-        for piece in encoded(texts, tokenizer):
-            ids = np.asarray(piece, dtype=dtype)
-            file.write(ids.tobytes())
-            digest.update(ids.tobytes())
-            count += ids.size
+        for text in texts:
+            starts.append(count)
+            for piece in _encoded_text(text, tokenizer, several):
+                ids = np.asarray(piece, dtype=dtype)
+                file.write(ids.tobytes())
+                digest.update(ids.tobytes())
+                count += ids.size
     meta = {
         "tokens": count, "dtype": dtype.name, "sha256": digest.hexdigest(), "sources": [t.name for t in texts],
+        "starts": starts,
     }  # fmt: skip
     write_json(folder / "tokens.json", meta)
     partial.replace(folder / "tokens.bin")

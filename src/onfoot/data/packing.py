@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onfoot.data.batches import Batch
+from onfoot.data.batches import NO_EXAMPLE, Batch
 from onfoot.data.sft_examples import Example
 from onfoot.data.windows import Windows
 from onfoot.ops.cross_entropy import IGNORE
@@ -69,7 +69,16 @@ class Rows:
 
     def sample(self, first: int, count: int) -> Batch:
         """Rows first, ..., first + count − 1 of the endless shuffled sequence."""
-        return self.batch(self._numbers.sample(first, count)[0][:, 0])
+        return self.batch(self._numbers.indices(first, count))
+
+    def example_numbers(self, first: int, count: int) -> np.ndarray:
+        """For each token of the batch that `sample` gives, the index of its example in `examples`; padding has −1."""
+        rows = [self.plan[number] for number in self._numbers.indices(first, count)]
+        out = np.full((len(rows), max(sum(len(self.examples[i]) for i in row) for row in rows)), NO_EXAMPLE)  # (B, T)
+        for b, row in enumerate(rows):
+            each = np.repeat(row, [len(self.examples[i]) for i in row])
+            out[b, : len(each)] = each
+        return out
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
         """The rows of these numbers as a batch."""

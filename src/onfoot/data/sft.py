@@ -47,6 +47,11 @@ class SftSource:
         plan = self.train.pack_rows(examples.tolist())
         return [self.train.batch_of(plan[p.start : p.stop]) for p in ALL.pieces(len(plan), self.batch_size)]
 
+    def example_numbers(self, step: int) -> list[np.ndarray]:
+        """For each microbatch of a step, the index in `train.examples` of each token's example, (B, T); padding: −1."""
+        n = self.batch_size * self.accumulate
+        return [self.train.example_numbers(step * n + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
+
     def validation(self, share: Share = ALL) -> Iterable[Batch]:
         numbers = self.held_out.order(0)[: self.eval_rows]  # shuffled: the first packed rows are the longest
         numbers = numbers[share.of(len(numbers))]

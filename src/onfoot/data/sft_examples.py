@@ -107,7 +107,7 @@ def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTem
 
 def read_parts(value: Any, template: ChatTemplate) -> list[Part]:
     """The texts of one example, alternating prompts and completions; the last is a completion."""
-    form = _form(value)
+    form = form_of(value)
     if form == "messages":
         return _chat_parts(value["messages"], template)
     texts = {name: check_text(value[name], f'"{name}"') for name in (*FORMS[form], *OPTIONAL[form]) if name in value}
@@ -195,7 +195,7 @@ def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> t
     return [examples[i] for i in sorted(order[n:])], [examples[i] for i in order[:n]]
 
 
-def _form(value: Any) -> str:
+def form_of(value: Any) -> str:
     """The form of an example, a key of FORMS; additional fields are allowed."""
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object; expected {ACCEPTED}")

@@ -52,14 +52,12 @@ class Windows:
 
     def sample(self, first: int, count: int) -> Batch:
         """Windows first, ..., first + count − 1 of the endless shuffled sequence, (count, context)."""
-        indices = []
-        order, order_epoch = np.empty(0), -1
-        for number in range(first, first + count):
-            epoch, position = divmod(number, len(self))
-            if epoch != order_epoch:
-                order, order_epoch = self._order(epoch), epoch
-            indices.append(int(order[position]))
-        return self.batch(indices)
+        return self.batch(self.indices(first, count))
+
+    def indices(self, first: int, count: int) -> list[int]:
+        """The windows at places first, ..., first + count − 1 of the endless shuffled sequence."""
+        places = (divmod(number, len(self)) for number in range(first, first + count))
+        return [int(self._order(epoch)[position]) for epoch, position in places]
 
     def _order(self, epoch: int) -> np.ndarray:
         cache: dict[int, np.ndarray] = self.__dict__.setdefault("_orders", {})  # of one epoch only

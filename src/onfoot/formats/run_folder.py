@@ -25,6 +25,11 @@ def checkpoint_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:07d}"
 
 
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint, from its folder's name."""
+    return int(folder.name.removeprefix("step-"))
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """The saved state of a run: step counts and best loss."""
     state = read_json(folder / STATE)
@@ -87,9 +92,7 @@ def validate_once(folder: Path) -> str | None:
 def checkpoints(run: Path) -> list[Path]:
     """The run's complete checkpoints, oldest first. Unfinished ones have other folder names."""
     folder = run / "checkpoints"
-    return sorted(
-        (p for p in folder.glob("step-*") if NAME.fullmatch(p.name)), key=lambda p: int(p.name.removeprefix("step-"))
-    )
+    return sorted((p for p in folder.glob("step-*") if NAME.fullmatch(p.name)), key=step_of)
 
 
 def newest_valid(run: Path) -> tuple[Path | None, list[str]]:

@@ -27,6 +27,7 @@ from onfoot.formats.run_folder import (
     manifest_of,
     read_state,
     stamp,
+    step_of,
     validate_once,
 )
 from onfoot.formats.tensors import TensorFile, write_tensors
@@ -37,11 +38,12 @@ if TYPE_CHECKING:
 
 
 def save_checkpoint(
-    run: Path, write: Callable[[Path], None], optimizer: AdamW, state: dict[str, Any], keep: int
+    run: Path, write: Callable[[Path], None], optimizer: AdamW, state: dict[str, Any], keep: int, keep_every: int = 0
 ) -> list[str]:
     """Writes the checkpoint of state["step"]: the files of `write` and the trainer's state.
 
-    Then removes old checkpoints, except the newest `keep`. Returns a warning for each damaged checkpoint.
+    Then removes old checkpoints, except the newest `keep` and those of every `keep_every`-th step. Returns a warning
+    for each damaged checkpoint.
     """
     final = checkpoint_folder(run, state["step"])
     with _atomic_folder(final) as folder:
@@ -53,7 +55,7 @@ def save_checkpoint(
     known_valid[final] = stamp(final)
     warnings = set_aside([(folder, wrong) for folder in checkpoints(run) if (wrong := validate_once(folder))])
     update_symlinks(run, final)
-    prune(run, keep, final)
+    prune(run, keep, final, keep_every)
     return warnings
 
 
@@ -92,11 +94,11 @@ def set_aside(damaged: list[tuple[Path, str]]) -> list[str]:
     return warnings
 
 
-def prune(run: Path, keep: int, newest: Path) -> None:
-    """Removes all but the newest `keep` checkpoints and the best one."""
+def prune(run: Path, keep: int, newest: Path, keep_every: int = 0) -> None:
+    """Removes all but the newest `keep` checkpoints, the best one, and those of every `keep_every`-th step."""
     best = best_of(run, newest)
     for folder in checkpoints(run)[:-keep]:
-        if folder not in (newest, best):
+        if folder not in (newest, best) and not (keep_every and step_of(folder) % keep_every == 0):
             _remove(folder)
     remove_leftovers(run)
 

@@ -29,6 +29,13 @@ def resume(run: Path) -> tuple[Trainer, list[str]]:
 
 def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run, restored from a checkpoint, or at step 0."""
+    trainer = make_trainer(run, options, checkpoint)
+    trainer.restore(checkpoint)
+    return trainer
+
+
+def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
+    """The trainer of a run with the weights of a checkpoint, or of step 0; its state and log are not restored."""
     base = checkpoint if checkpoint is not None and options.full else options.model
     model = load(base, options.dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
@@ -68,9 +75,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
         model.save(folder)
         template.save(folder)  # the saved model must format conversations as in training
 
-    trainer = Trainer(run, options, model, source, write)
-    trainer.restore(checkpoint)
-    return trainer
+    return Trainer(run, options, model, source, write)
 
 
 def add_lora_layers(model: Model, options: FinetuneOptions) -> None:

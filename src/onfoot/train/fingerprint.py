@@ -16,6 +16,7 @@ from onfoot.formats.files import read_json
 from onfoot.formats.write import write_json
 from onfoot.models.model import Model
 from onfoot.quantized import QuantizedWeight, Transposed
+from onfoot.recording.pool import threads
 from onfoot.train.parallel import world
 
 
@@ -65,6 +66,7 @@ def made_with(model: Model) -> dict[str, str | None]:
         "numpy": np.__version__,
         "numba": _version("numba"),
         "engine": model.engine.name,
+        "threads": str(threads()),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -10,6 +11,13 @@ from onfoot.formats.write import refuse_link
 
 LOCK = ".lock"
 FILES = ("run.json", "log.jsonl", "loss.png", "data.json", "base.json")  # the files that a run writes into its folder
+
+
+def refuse_while_training(run: Path) -> None:
+    """Raises ValueError if another process is training the run. Writes nothing."""
+    with suppress(OSError):  # a folder that cannot be written to is not being trained by this user
+        if (run / LOCK).is_file():
+            take_lock(run).release()
 
 
 def take_lock(run: Path) -> FileLock:

@@ -34,7 +34,6 @@ from onfoot.train.parallel import World, world
 from onfoot.train.privacy import plan
 from onfoot.train.private_step import PrivateResult, Settings, private_step
 from onfoot.train.progress import Reporter, duration
-from onfoot.train.schedule import learning_rate
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
 from onfoot.train.vector import BucketLayout
@@ -47,6 +46,9 @@ class Source(Protocol):
     """
 
     def microbatches(self, step: int, share: Share = ALL) -> list[Batch]: ...
+
+    def example_numbers(self, step: int) -> list[np.ndarray]:
+        """For each microbatch of a step (of one rank), the number of each token's example, (B, T); padding has −1."""
 
     def validation(self, share: Share = ALL) -> Iterable[Batch]: ...
 
@@ -147,8 +149,10 @@ class Trainer:
         started = time.monotonic() - state.seconds
         with stop_requested() as interrupted, Reporter(options.steps, state.step) as report:
             speed, stopped = 0.0, False
+            if options.keep_trajectory and self.saved is None:
+                self.save()  # the initial state
             while state.step < options.steps and not (stopped := self.world.any(interrupted())):
-                lr = learning_rate(state.step, options.steps, options.lr, options.warmup, options.schedule)
+                lr = options.learning_rate(state.step)
                 tick = time.monotonic()
                 loss, norm, n_tokens, private = self._step(lr)
                 seconds = time.monotonic() - tick
@@ -172,7 +176,7 @@ class Trainer:
                 improved = False
                 if last or state.step % options.eval_every == 0:
                     improved = self.evaluate(report, show_sample=not last)
-                if last or improved or state.step % options.save_every == 0:
+                if last or improved or self._save_due():
                     self.save()
             if stopped and self.saved != state.step:
                 self.save()
@@ -198,6 +202,11 @@ class Trainer:
         settings = Settings(privacy.clip, privacy.noise, privacy.expected, privacy.seed, step)
         result = private_step(self.model, self.optimizer, microbatches, lr, settings, self._diverged)
         return result, sum(b.tokens.size for b in batches)
+
+    def _save_due(self) -> bool:
+        """Whether a checkpoint of this step is due, for resuming or for the trajectory."""
+        every = (self.options.save_every, self.options.keep_trajectory)
+        return any(n and self.state.step % n == 0 for n in every)
 
     def step(self, lr: float) -> tuple[float, float, int]:
         """One optimizer step; returns the mean loss, the gradient norm before clipping, and the number of tokens."""
@@ -275,7 +284,8 @@ class Trainer:
         self.world.compare(replicated_state(self.optimizer), f"step {self.state.step}")
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
         if self.world.writes:
-            for line in save_checkpoint(self.run, self.write, self.optimizer, values, self.options.keep):
+            kept = self.options.keep, self.options.keep_trajectory
+            for line in save_checkpoint(self.run, self.write, self.optimizer, values, *kept):
                 print(line, file=sys.stderr)
         elif isinstance(self.optimizer, ShardedAdamW):
             self.optimizer.send_moments()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_type_hints
 from onfoot.config import LARGEST_FLOAT
 from onfoot.engine import DTYPES, ENGINES
 from onfoot.formats.files import naming, read_json, shown
-from onfoot.train.schedule import SCHEDULES
+from onfoot.train.schedule import SCHEDULES, learning_rate
 
 RECOMPUTE = ("none", "block")
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -41,6 +41,9 @@ class LoopOptions:
     eval_windows: int = option(192, "Maximum number of validation sequences per evaluation.")
     save_every: int = option(100, "Steps between checkpoints; a new best validation loss is always saved.")
     keep: int = option(2, "Number of newest checkpoints to keep, in addition to the best one.")
+    keep_trajectory: int = option(
+        0, "Keep a checkpoint every N steps, and the initial state, for onfoot blame; 0: --keep decides."
+    )
     sample_tokens: int = option(160, "Tokens of the sample text at each evaluation; 0 disables samples.")
     shard: bool = option(False, "Under mpiexec: shard AdamW's moments across the ranks to save memory.")
     bucket_mb: float = option(8.0, "Under mpiexec: size of the gradient buckets that are summed over the ranks, in MB.")
@@ -64,7 +67,7 @@ class LoopOptions:
         self.check_types()
         self.check_at_least(
             steps=self.min_steps, batch_size=1, accumulate=1, lr=0, warmup=0, weight_decay=0, clip=0, eval_every=1,
-            eval_windows=1, save_every=1, keep=1, sample_tokens=0, seed=0,
+            eval_windows=1, save_every=1, keep=1, keep_trajectory=0, sample_tokens=0, seed=0,
         )  # fmt: skip
         if not self.bucket_mb > 0:
             raise ValueError(f"bucket_mb must be > 0, got {self.bucket_mb}")
@@ -102,6 +105,10 @@ class LoopOptions:
             raise ValueError(f"dp_delta must be in (0, 1), got {self.dp_delta}")
         if self.shard:
             raise ValueError("--dp-clip works in one process, --shard under mpiexec: choose one")
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step 0, 1, ..., steps − 1."""
+        return learning_rate(step, self.steps, self.lr, self.warmup, self.schedule)
 
     def check_types(self) -> None:
         """Raises ValueError for a value that is not of its field's type, and for a number out of range."""

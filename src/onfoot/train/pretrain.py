@@ -11,13 +11,14 @@ import numpy as np
 
 from onfoot.config import GPT2Config
 from onfoot.data import corpus
-from onfoot.data.batches import ALL, Batch, Share
+from onfoot.data.batches import ALL, NO_EXAMPLE, Batch, Share
 from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import differs, manifest_of
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.formats.write import flush, write_json
 from onfoot.models.model import Model, create, load
+from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train import runs
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
@@ -55,6 +56,15 @@ class TextSource:
         """The windows of these numbers."""
         parts = [examples[p.start : p.stop] for p in ALL.pieces(len(examples), self.batch_size)]
         return [Batch(*self.train.batch(part)) for part in parts]
+
+    def example_numbers(self, step: int) -> list[np.ndarray]:
+        """For each microbatch of a step, the window of each token, (B, T); padding has −1."""
+        n = self.batch_size * self.accumulate
+        pieces = [(step * n + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
+        return [
+            np.where(self.train.sample(*piece)[1] == IGNORE, NO_EXAMPLE, np.array(self.train.indices(*piece))[:, None])
+            for piece in pieces
+        ]
 
     def validation(self, share: Share = ALL) -> Iterable[Batch]:
         rows = share.of(min(len(self.held_out), self.eval_windows))
@@ -173,6 +183,13 @@ def resume(run: Path) -> tuple[Trainer, list[str]]:
 
 def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run, restored from a checkpoint, or at step 0."""
+    trainer = make_trainer(run, options, checkpoint)
+    trainer.restore(checkpoint)
+    return trainer
+
+
+def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
+    """The trainer of a run with the weights of a checkpoint, or of step 0; its state and log are not restored."""
     ranks = world()
     tokenizer, tokens = ranks.rank0_first(
         lambda: prepare_data(run, options, checkpoint is not None), lambda: find_data(run, ranks)
@@ -190,6 +207,4 @@ def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
         options.eval_windows,
     )
     bigram = corpus.bigram_entropy(tokens, model.config.vocab_size) if ranks.writes else None
-    trainer = Trainer(run, options, model, source, model.save, bigram)
-    trainer.restore(checkpoint)
-    return trainer
+    return Trainer(run, options, model, source, model.save, bigram)

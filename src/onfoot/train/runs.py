@@ -107,7 +107,7 @@ def resume(run: Path, kind: type[Options], build: Build[Options]) -> tuple[Train
     with ranks.guard(run, kind.command):
         lock = ranks.run_all_or_raise(lambda: _lock(run) if ranks.writes else None)
         try:
-            options, versions_before = ranks.run_all_or_raise(lambda: _options(run, kind))
+            options, versions_before = ranks.run_all_or_raise(lambda: read_options(run, kind))
             found = ranks.run_all_or_raise(
                 lambda: _newest(run) if ranks.writes else None
             )  # only rank 0 reads and hashes the checkpoints
@@ -138,7 +138,7 @@ def _record(run: Path, options: LoopOptions, versions: dict[str, Any]) -> None:
     write_json(run / RUN_FILE, {**values, "sha256": _hash(values)})
 
 
-def _options(run: Path, kind: type[Options]) -> tuple[Options, dict[str, Any]]:
+def read_options(run: Path, kind: type[Options]) -> tuple[Options, dict[str, Any]]:
     """The options and the software versions in run.json."""
     path = run / RUN_FILE
     values = read_json(path)

@@ -1,0 +1,1 @@
+"""Which training examples made a model say this? The run's own training, differentiated by replaying it backwards."""
