@@ -684,7 +684,7 @@ TRAIN = [
         ("key=lambda i: -lengths[i]", "key=lambda i: lengths[i]"),
         ("segments[b, end:] = len(row)", "segments[b, end:] = 0"),
         ("np.full(shape, IGNORE, dtype=np.int64)", "np.zeros(shape, dtype=np.int64)"),
-        ("if max(lengths) > max_length:", "if max(lengths) > max_length + 1:"),
+        ("if longest > max_length:", "if longest > max_length + 1:"),
     ),
     *of(
         "data/sft_examples.py", "train/test_step_details.py train/test_sft_data.py",
@@ -700,7 +700,7 @@ TRAIN = [
     *of(
         "data/sft.py", "train/test_step_details.py train/test_sft_data.py",
         ("self.train.sample(step * n + p.start, len(p))", "self.train.sample(step + p.start, len(p))"),
-        ("math.ceil(round(epochs * self.rows", "math.floor(round(epochs * self.rows"),
+        ("math.ceil(round(epochs * count", "math.floor(round(epochs * count"),
         ("self.held_out.order(0)[: self.eval_rows]", "np.arange(len(self.held_out))[: self.eval_rows]"),
         ("example.ids.tobytes() + example.learn.tobytes()", "example.ids.tobytes()"),
     ),
@@ -750,7 +750,7 @@ TRAIN = [
         ("if name not in model.trainable:", "if False:"),
     ),
     *of(
-        "models/recorded_tangents.py", "kernels/test_tangents.py",
+        "models/recorded_tangents.py", "kernels/test_tangent_kernels.py",
         ("replay.moves[name][...] = u", "pass"),
         ("fill(replay, model, batch, batch, 0)", "pass"),
         ('key = "tangents", kind, names', 'key = "tangents", names'),
@@ -778,12 +778,12 @@ TRAIN = [
         ("flat_dot - (predicted * flat_dot).sum(axis=-1, keepdims=True)", "flat_dot"),
     ),
     *of(
-        "kernels/tangents_norm.py", "kernels/test_tangents.py",
+        "kernels/tangents_norm.py", "kernels/test_tangent_kernels.py",
         ("r_dot = -r * r * side", "r_dot = -r * side"),
         ("out[j] += up[j] * weight_dot[j]", "out[j] += F(0)"),
     ),
     *of(
-        "kernels/tangents_attention.py", "kernels/test_tangents.py",
+        "kernels/tangents_attention.py", "kernels/test_tangent_kernels.py",
         ("+ inside * weights_dot[j]", "+ F(0) * weights_dot[j]"),
         ("high = min(max(i + n_k - n_q + 1, 0), n_k) if causal else n_k", "high = n_k"),
     ),

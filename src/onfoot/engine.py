@@ -27,6 +27,7 @@ UPDATES: Mapping[str, Callable[..., Any]] = {
     "add": ops.add,
     "sum_first": ops.sum_first,
     "sum_of_squares": ops.sum_of_squares,
+    "weight_gradient": ops.weight_gradient,
 }
 
 

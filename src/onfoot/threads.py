@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import AbstractContextManager
+from functools import lru_cache
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -36,6 +38,16 @@ def set_threads(n: int) -> None:
         sys.modules["onfoot.recording.pool"].set_threads(n)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(n)
+
+
+def one_blas_thread() -> AbstractContextManager[object]:
+    """A context in which NumPy's BLAS has one thread: for many small products, waiting for others costs more."""
+    return _controller().limit(limits=1, user_api="blas")
+
+
+@lru_cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def limit(n: int) -> int:

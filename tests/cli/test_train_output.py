@@ -50,7 +50,7 @@ class Ended:
         self.model = onfoot.create(onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1))
         self.options, self.run = SimpleNamespace(command="train", steps=7), Path("runs/x")
         self.source = SimpleNamespace(report=lambda: "the data", prompt=lambda: None)
-        self.state, self.bigram = SimpleNamespace(step=7), bigram
+        self.state, self.bigram, self.privacy = SimpleNamespace(step=7), bigram, None
         self.outcome = SimpleNamespace(interrupted=interrupted, validation_loss=loss, state=self.state)
 
     def train(self) -> Any:

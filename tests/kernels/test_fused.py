@@ -72,9 +72,11 @@ def test_head_and_loss_in_parts_equal_the_two_pairs(
         value = TABLE["logits_loss_value"](x, weight, bias, targets, 7.0)
     finally:
         logits_loss.PART = before
+    apart, dx_1, dlogits = TABLE["logits_loss_gradients"](x, weight, bias, targets, 7.0)
     truth, dx, dweight, dbias = composed_loss(x, weight, bias, targets, 7.0, dloss)
     of_loss, of_dx, of_dweight, of_dbias = sizes_of_terms(x, weight, bias, targets, 7.0, dloss)
-    assert all(close(v, truth, of_loss) for v in (loss, frozen_loss, value))
+    assert all(close(v, truth, of_loss) for v in (loss, frozen_loss, value, apart))
+    assert close(dloss * dx_1, dx, of_dx) and close(dloss * dlogits.T @ x.reshape(-1, width), dweight, of_dweight)
     ours = TABLE["logits_loss_backward"](dloss, saved)
     assert close(ours[0], dx, of_dx) and close(ours[1], dweight, of_dweight)
     assert dbias is None if ours[2] is None else close(ours[2], dbias, of_dbias)

@@ -9,7 +9,7 @@ import typer
 
 from onfoot.cli.fields import options_from, reject_with
 from onfoot.cli.options import Threads
-from onfoot.cli.train import next_run_folder, resume_run, train_and_report
+from onfoot.cli.train import next_run_folder, private_values, resume_run, train_and_report
 from onfoot.train.options import FinetuneOptions
 
 LORA_OPTIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora")
@@ -57,6 +57,7 @@ def finetune(
         reject_with(context_, "--steps", ("epochs",), "both set the length of the run")
     if validation_data:
         reject_with(context_, "--validation-data", ("validation",), "both choose the validation data")
+    private_values(context_, values)
     options = FinetuneOptions(
         model=model,
         data=[str(p) for p in data or []],

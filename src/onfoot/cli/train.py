@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -49,9 +50,19 @@ def train(
     if values["tokenizer"] != "bpe":
         reason = "it sets the vocabulary size of a new BPE tokenizer (--tokenizer bpe)"
         reject_with(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), reason)
+    private_values(context_, values)
     options = TrainOptions(texts=[str(p) for p in texts or []], **values)
     trainer = pretrain.start(out or next_run_folder(Path("runs"), "train"), options)
     train_and_report(trainer)
+
+
+def private_values(context: typer.Context, values: dict[str, Any]) -> None:
+    """For private training: no other clipping, and a secret seed unless one is given."""
+    if values["dp_clip"] is None:
+        return
+    reject_with(context, "--dp-clip", ("clip",), "it clips the gradient of every example instead of their sum")
+    if "seed" not in explicit_options(context):
+        values["seed"] = secrets.randbits(62)  # whoever knows the seed can subtract the noise
 
 
 def next_run_folder(parent: Path, name: str) -> Path:
@@ -83,11 +94,14 @@ def train_and_report(trainer: Trainer) -> None:
         f"{model.n_trainable:,} of {model.n_params:,} parameters are trainable; {model.dtype}, engine "
         f"{model.engine.name}; run folder {run}"
     )
+    if trainer.privacy is not None:
+        show_text(trainer.privacy.report())
     outcome = trainer.train()
     if outcome.interrupted:
         show_text(
             f"\nstopped and saved at step {outcome.state.step}; resume with: onfoot {options.command} --resume {run}"
         )
+        show_spent(trainer, outcome.state.step)
         raise typer.Exit(130)
     loss = outcome.validation_loss
     assert loss is not None  # the last step is always evaluated
@@ -96,6 +110,7 @@ def train_and_report(trainer: Trainer) -> None:
         below = trainer.bigram - loss
         word = f"{below:.2f} below" if below > 0 else f"{-below:.2f} above"
         show_text(f"the bigram entropy of this text is {trainer.bigram:.4f}: the model is {word} it")
+    show_spent(trainer, outcome.state.step)
     sample = trainer.sample()
     if sample is not None:
         show_text("\nsample:\n  " + sample.replace("\n", "\n  "))
@@ -107,6 +122,12 @@ def train_and_report(trainer: Trainer) -> None:
     )
     if adapter:
         show_text(f"        onfoot merge {shlex.quote(str(run))} --out {shlex.quote(str(run / 'merged'))}")
+
+
+def show_spent(trainer: Trainer, steps: int) -> None:
+    """Prints the ε that a private run has spent."""
+    if trainer.privacy is not None:
+        show_text(f"{trainer.privacy.guarantee(steps)}: for the weights, and for each {trainer.source.unit}")
 
 
 def _prompt(trainer: Trainer) -> str:

@@ -42,11 +42,18 @@ class Rows:
         if not examples:
             raise ValueError("need at least 1 example, got 0")
         self.examples, self.max_length, self.pack = examples, max_length, pack
-        lengths = [len(e) for e in examples]
-        if max(lengths) > max_length:
-            raise ValueError(f"an example of {max(lengths)} tokens does not fit into rows of {max_length}")
-        self.plan = first_fit_decreasing(lengths, max_length) if pack else [[i] for i in range(len(examples))]
+        longest = max(len(e) for e in examples)
+        if longest > max_length:
+            raise ValueError(f"an example of {longest} tokens does not fit into rows of {max_length}")
+        self.plan = self.pack_rows(range(len(examples)))
         self._numbers = Windows(np.arange(len(self.plan) + 1), 1, seed)  # windows of one token, the row number
+
+    def pack_rows(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Rows of the examples of these numbers: several per row with `pack`, otherwise one."""
+        if not self.pack:
+            return [[i] for i in numbers]
+        plan = first_fit_decreasing([len(self.examples[i]) for i in numbers], self.max_length)
+        return [[numbers[k] for k in row] for row in plan]
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -74,8 +81,12 @@ class Rows:
         return out
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Batch:
-        """The rows of these numbers as a batch, (B, T) with T the length of the longest."""
-        rows = [[self.examples[i] for i in self.plan[number]] for number in numbers]
+        """The rows of these numbers as a batch."""
+        return self.batch_of([self.plan[number] for number in numbers])
+
+    def batch_of(self, plan: Sequence[Sequence[int]]) -> Batch:
+        """Rows of the examples of these numbers as a batch, (B, T) with T the length of the longest."""
+        rows = [[self.examples[i] for i in row] for row in plan]
         shape = len(rows), max(sum(map(len, row)) for row in rows)
         tokens = np.zeros(shape, dtype=np.int64)
         targets = np.full(shape, IGNORE, dtype=np.int64)

@@ -32,6 +32,21 @@ class SftSource:
         n = self.batch_size * self.accumulate
         return [self.train.sample(step * n + p.start, len(p)) for p in share.pieces(n, self.batch_size)]
 
+    @property
+    def unit(self) -> str:
+        """What private training protects, one by one."""
+        return "training example"
+
+    @property
+    def n_examples(self) -> int:
+        """The number of training examples."""
+        return len(self.train.examples)
+
+    def batches_of(self, examples: np.ndarray) -> list[Batch]:
+        """The training examples of these numbers, packed anew."""
+        plan = self.train.pack_rows(examples.tolist())
+        return [self.train.batch_of(plan[p.start : p.stop]) for p in ALL.pieces(len(plan), self.batch_size)]
+
     def example_numbers(self, step: int) -> list[np.ndarray]:
         """For each microbatch of a step, the index in `train.examples` of each token's example, (B, T); padding: −1."""
         n = self.batch_size * self.accumulate
@@ -58,11 +73,12 @@ class SftSource:
         """Targets per epoch."""
         return sum(e.n_targets for e in self.train.examples)
 
-    def steps_for(self, epochs: float) -> int:
-        """The number of steps of `epochs` passes over the rows, rounded up."""
+    def steps_for(self, epochs: float, private: bool = False) -> int:
+        """The number of steps of `epochs` passes over the rows, or, in private training, over the examples."""
         if not epochs > 0:
             raise ValueError(f"epochs must be > 0, got {epochs}")
-        return math.ceil(round(epochs * self.rows / (self.batch_size * self.accumulate), 9))  # 1.1 · 10 is 11
+        count = self.n_examples if private else self.rows
+        return math.ceil(round(epochs * count / (self.batch_size * self.accumulate), 9))  # 1.1 · 10 is 11
 
     def fingerprint(self) -> str:
         """A hash of all token ids and target masks, so that a resumed run can detect changed data."""

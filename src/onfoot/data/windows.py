@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,14 +41,18 @@ class Windows:
         targets[: len(piece) - 1] = piece[1:]
         return tokens, targets
 
+    def batch(self, indices: Iterable[int]) -> Batch:
+        """Tokens and targets of several windows, (B, context) each."""
+        tokens, targets = zip(*(self.window(int(i)) for i in indices), strict=True)
+        return np.stack(tokens), np.stack(targets)
+
     def order(self, epoch: int) -> np.ndarray:
         """The permutation of the windows in an epoch, determined by the seed and the epoch."""
         return np.random.default_rng([self.seed, epoch]).permutation(len(self))
 
     def sample(self, first: int, count: int) -> Batch:
         """Windows first, ..., first + count − 1 of the endless shuffled sequence, (count, context)."""
-        tokens, targets = zip(*map(self.window, self.indices(first, count)), strict=True)
-        return np.stack(tokens), np.stack(targets)
+        return self.batch(self.indices(first, count))
 
     def indices(self, first: int, count: int) -> list[int]:
         """The windows at places first, ..., first + count − 1 of the endless shuffled sequence."""

@@ -35,7 +35,7 @@ C_CONTIGUOUS, ALIGNED = 1, 0x100
 SMAPS = Path("/proc/self/smaps")  # Linux: the memory mappings of this process
 PACKAGE = Path(__file__).parents[1]
 COMPILED_IN = "__init__", "native_loop", "recorded_array", "pool"  # files of `recording` that are compiled in
-SOURCES = "kernels/*.py", "ops/*.py", *(f"recording/{name}.py" for name in COMPILED_IN), "arrays.py", "quantized.py"
+SOURCES = "kernels/*.py", "ops/**/*.py", *(f"recording/{name}.py" for name in COMPILED_IN), "arrays.py", "quantized.py"
 
 
 class Library(NamedTuple):

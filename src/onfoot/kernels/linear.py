@@ -167,6 +167,13 @@ def linear_backward(dy: np.ndarray, saved: Any) -> tuple[np.ndarray, np.ndarray,
     return dx, both[: left.shape[1]], both[-1] if has_bias else None
 
 
+def weight_gradient(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """The gradient of weight alone, summed over all rows."""
+    if not is_float32(x, dy) or x.shape[:-1] != dy.shape[:-1]:
+        return fall_back_to_formula(ops.weight_gradient, x, dy)
+    return product(as_rows(x).T, as_rows(dy))  # eq FC.3
+
+
 def frozen_linear_forward(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
     """`linear_forward` with frozen weights: x need not be kept."""
     if not shapes_match(x, weight, bias):

@@ -169,6 +169,21 @@ def frozen_logits_loss_backward(dloss: float, saved: Any) -> np.ndarray:
     return saved.dx if dloss == 1 else saved.dx * np.float32(dloss)
 
 
+def logits_loss_gradients(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The loss, and the gradients of x and of the logits, (N, V): for those who need the rows of each example."""
+    if not is_float32(weight) or not _shapes_match(x, weight, bias, targets):
+        loss, saved = _composed(linear.frozen_linear_forward(x, weight.T, bias), targets, divisor)
+        dlogits = cross_entropy.cross_entropy_backward(1.0, saved.loss)
+        return loss, linear.frozen_linear_backward(dlogits, saved.head), dlogits.reshape(-1, dlogits.shape[-1])
+    rows, weight = as_rows(x), contiguous(weight)
+    over, losses = as_array(divisor), empty(rows.shape[:1], np.float64)
+    logits = affine(rows, weight.T, bias)
+    _losses(logits, checked_targets(targets, weight.shape[0]), over, losses, True)
+    return total(losses, over), input_gradient(logits, weight.T).reshape(x.shape), logits  # eq FC.2
+
+
 def logits_loss_value(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, targets: np.ndarray, divisor: float
 ) -> np.float32:

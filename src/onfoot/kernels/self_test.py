@@ -134,6 +134,7 @@ def linear(table: Table, rng: np.random.Generator) -> Found:
             yield from pair(table, rng, "linear", (x, w, bias), "dx dweight dbias")
             yield from pair(table, rng, "frozen_linear", (x, w, bias), "dx")
         skip = normal(rng, n, columns)
+        yield "weight_gradient: dweight", table["weight_gradient"](x, skip), ops.weight_gradient(exact(x), exact(skip))
         right = exact(skip) + ops.linear_forward(exact(x), exact(weight), exact(bias))[0]
         for name in ("linear_skip", "frozen_linear_skip"):
             yield f"{name}: y", table[name](x, weight, bias, skip)[0], right
@@ -168,6 +169,11 @@ def logits_loss(table: Table, rng: np.random.Generator) -> Found:
     yield "logits_loss: loss", ours, loss
     yield "frozen_logits_loss: loss", frozen, loss
     yield "logits_loss_value: loss", table["logits_loss_value"](*args), loss
+    dlogits = ops.cross_entropy_backward(1.0, s_loss).reshape(-1, 203)
+    for name, a, b in zip(
+        ("loss", "dx", "dlogits"), table["logits_loss_gradients"](*args), (loss, dx / 0.3, dlogits), strict=True
+    ):
+        yield f"logits_loss_gradients: {name}", a, b
     grads = table["logits_loss_backward"](0.3, saved)
     for name, a, b in zip(("dx", "dweight", "dbias"), grads, (dx, dweight.T, dbias), strict=True):
         yield f"logits_loss: {name}", a, b

@@ -12,7 +12,7 @@ import numpy as np
 from onfoot.arrays import Array
 from onfoot.config import Config, GPT2Config
 from onfoot.engine import Engine, check_dtype, get_engine
-from onfoot.models import adapters, inputs
+from onfoot.models import adapters, examples, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
 from onfoot.models.gradients import OnGradient
@@ -253,6 +253,32 @@ class Model:
         settings = {"divisor": divisor, "segments": segments, "dropout_seed": dropout_seed}
         done = tangent_pass(self, tokens, targets, direction or {}, backward=False, **settings)
         return example_dots(done.token_dots, segments)
+
+    def example_norms(
+        self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None
+    ) -> np.ndarray:
+        """The norm of each example's gradient over all trainable parameters, (E,), in one pass.
+
+        An example is a row of the batch; with `segments`, each segment of a row, row by row (padding that has a number
+        of its own counts, with norm 0). Its loss is the sum of its tokens' losses over `divisor`, by default the number
+        of targets of the batch, so that the gradients of the examples sum to the gradient of `loss_and_grads`.
+        """
+        return examples.example_norms(self, self._checked(tokens, targets, divisor, segments))
+
+    def example_grads(
+        self,
+        tokens: Any,
+        targets: Any = None,
+        names: Sequence[str] | None = None,
+        *,
+        divisor: float | None = None,
+        segments: Any = None,
+    ) -> dict[str, Array]:
+        """Each example's gradient of the named parameters, (E, *shape) by name; by default, of all that train.
+
+        Examples and their losses are those of `example_norms`, which needs less memory if only norms are wanted.
+        """
+        return examples.example_grads(self, self._checked(tokens, targets, divisor, segments), names)
 
     def trace(
         self,

@@ -32,6 +32,7 @@ from onfoot.ops.linear import (
     frozen_linear_forward,
     linear_backward,
     linear_forward,
+    weight_gradient,
 )
 from onfoot.ops.lora import lora_backward, lora_forward, lora_linear_backward, lora_linear_forward
 from onfoot.ops.rms_norm import rms_norm_backward, rms_norm_forward
@@ -83,4 +84,5 @@ __all__ = [
     "sum_of_squares",
     "swiglu_backward",
     "swiglu_forward",
+    "weight_gradient",
 ]

@@ -25,9 +25,14 @@ def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, Array, Array 
     """Gradients of x, weight and bias (None where there is no bias)."""
     x, weight, has_bias = saved
     dx = input_gradient(dy, weight)
-    dweight = rows(x).T @ rows(dy)  # eq FC.3  (in, out)
+    dweight = weight_gradient(x, dy)
     dbias = rows(dy).sum(axis=0) if has_bias else None  # eq FC.4  (out,)
     return dx, dweight, dbias
+
+
+def weight_gradient(x: Array, dy: Array) -> Array:
+    """The gradient of weight alone, summed over all rows."""
+    return rows(x).T @ rows(dy)  # eq FC.3  (in, out)
 
 
 class FrozenLinearSaved(NamedTuple):

@@ -62,7 +62,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
     )
     record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.steps == 0:
-        options = replace(options, steps=source.steps_for(options.epochs))
+        options = replace(options, steps=source.steps_for(options.epochs, options.dp_clip is not None))
     if not options.full:
         add_lora_layers(model, options)
         if checkpoint is not None:

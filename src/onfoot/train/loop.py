@@ -31,6 +31,8 @@ from onfoot.train.log import Log, draw_losses
 from onfoot.train.optimizer import AdamW
 from onfoot.train.options import LoopOptions
 from onfoot.train.parallel import World, world
+from onfoot.train.privacy import plan
+from onfoot.train.private_step import PrivateResult, Settings, private_step
 from onfoot.train.progress import Reporter, duration
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
@@ -49,6 +51,17 @@ class Source(Protocol):
         """For each microbatch of a step (of one rank), the number of each token's example, (B, T); padding has −1."""
 
     def validation(self, share: Share = ALL) -> Iterable[Batch]: ...
+
+    @property
+    def unit(self) -> str:
+        """What private training protects, one by one."""
+
+    @property
+    def n_examples(self) -> int:
+        """The number of these units."""
+
+    def batches_of(self, examples: np.ndarray) -> list[Batch]:
+        """Microbatches of the training examples of these numbers; each is a row, or a segment of one."""
 
     def prompt(self) -> np.ndarray | None:
         """The prompt of the sample at each evaluation, (T,), or None."""
@@ -95,6 +108,7 @@ class Trainer:
         self.world = world()
         self.share_args = () if self.world.size == 1 else (self.world.share,)  # arguments of the source's methods
         self.accumulator, self.optimizer = make_update(self.world, model, options)
+        self.privacy = None if options.dp_clip is None else plan(options, source.n_examples, self.world.size)
         self.state = State()
         self.saved: int | None = None  # the step of the last checkpoint
         self.log = Log(run / "log.jsonl", self.world.writes)
@@ -140,7 +154,7 @@ class Trainer:
             while state.step < options.steps and not (stopped := self.world.any(interrupted())):
                 lr = options.learning_rate(state.step)
                 tick = time.monotonic()
-                loss, norm, n_tokens = self.step(lr)
+                loss, norm, n_tokens, private = self._step(lr)
                 seconds = time.monotonic() - tick
                 rate = n_tokens / seconds
                 waited = {"waiting": round(self.accumulator.times.waiting / seconds, 4)} if self.world.size > 1 else {}
@@ -148,13 +162,16 @@ class Trainer:
                 state.step += 1
                 state.seconds = time.monotonic() - started
                 last = state.step == options.steps
-                self.log.append(step=state.step, loss=loss, lr=lr, grad_norm=norm, tokens_per_s=round(rate), **waited)
+                known = {"loss": loss if math.isfinite(loss) else None, "lr": lr, "grad_norm": norm}
+                self.log.append(step=state.step, **known, tokens_per_s=round(rate), **waited, **private)
                 figures = {"loss": f"{loss:.4f}"}
                 if self.validation_loss is not None:
                     figures["val"] = f"{self.validation_loss:.4f}"
                 figures |= {"lr": f"{lr:.2e}", "norm": f"{norm:.2f}", "tokens/s": f"{speed:,.0f}"}
                 if waited:
                     figures["waiting"] = f"{waited['waiting']:.0%}"
+                if self.privacy is not None:
+                    figures |= {"clipped": f"{private['clipped']:.0%}", "ε": f"{self.privacy.epsilon(state.step):.3g}"}
                 report.update(state.step, figures)
                 improved = False
                 if last or state.step % options.eval_every == 0:
@@ -166,6 +183,25 @@ class Trainer:
         if self.world.writes:
             draw_losses(self.log.read(), self.run / "loss.png", self.bigram)
         return Outcome(state, checkpoint_folder(self.run, state.step), self.validation_loss, state.step < options.steps)
+
+    def _step(self, lr: float) -> tuple[float, float, int, dict[str, Any]]:
+        """One step, private or not, with what the log records about a private one."""
+        if self.privacy is None:
+            return *self.step(lr), {}
+        result, n_tokens = self.private_step(lr)
+        epsilon = self.privacy.epsilon(self.state.step + 1)
+        private = {"clipped": round(result.clipped, 4), "epsilon": epsilon if math.isfinite(epsilon) else None}
+        return result.loss, result.norm, n_tokens, private
+
+    def private_step(self, lr: float) -> tuple[PrivateResult, int]:
+        """One step of private training on a random sample of the examples, and its number of tokens."""
+        assert self.privacy is not None
+        privacy, step = self.privacy, self.state.step
+        batches = self.source.batches_of(privacy.sample(step))
+        microbatches = [Microbatch(*batch, self.dropout_seed(i)) for i, batch in enumerate(batches)]
+        settings = Settings(privacy.clip, privacy.noise, privacy.expected, privacy.seed, step)
+        result = private_step(self.model, self.optimizer, microbatches, lr, settings, self._diverged)
+        return result, sum(b.tokens.size for b in batches)
 
     def _save_due(self) -> bool:
         """Whether a checkpoint of this step is due, for resuming or for the trajectory."""

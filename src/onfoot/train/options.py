@@ -50,6 +50,14 @@ class LoopOptions:
     recompute: str = option(
         "none", "Activations to recompute in the backward pass: none, or block (less memory, more time)."
     )
+    dp_clip: float | None = option(
+        None, "Private training: clip every example's own gradient to this norm. Replaces --clip; docs/private.md."
+    )
+    dp_epsilon: float | None = option(None, "With --dp-clip: the ε of the whole run; the noise is computed from it.")
+    dp_delta: float | None = option(None, "With --dp-clip: the δ of the guarantee, below 1 / number of examples.")
+    dp_noise: float | None = option(
+        None, "With --dp-clip, instead of --dp-epsilon: noise as a multiple of --dp-clip; 0 only clips (ε = ∞)."
+    )
     watch: bool = option(False, "Measure the mathematical invariants at each evaluation.")
     seed: int = option(0, "Random seed of the initial weights, the data order, dropout and samples.")
     dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
@@ -73,6 +81,30 @@ class LoopOptions:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {shown(getattr(self, name))}; choose from {', '.join(known)}")
+        self.check_privacy()
+
+    def check_privacy(self) -> None:
+        """Raises ValueError for options of private training that do not go together."""
+        if self.dp_clip is None:
+            given = [name for name in ("dp_epsilon", "dp_delta", "dp_noise") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"{given[0]} needs --dp-clip, the norm to which every example's gradient is clipped")
+            return
+        if not self.dp_clip > 0:
+            raise ValueError(f"dp_clip must be > 0, got {self.dp_clip}")
+        if (self.dp_epsilon is None) == (self.dp_noise is None):
+            which = "neither" if self.dp_noise is None else "both"
+            raise ValueError(f"dp_clip needs either --dp-epsilon or --dp-noise, got {which}; --dp-noise 0 only clips")
+        if self.dp_epsilon is not None and not self.dp_epsilon > 0:
+            raise ValueError(f"dp_epsilon must be > 0, got {self.dp_epsilon}; useful values are 1 to 10")
+        if self.dp_noise is not None and not self.dp_noise >= 0:
+            raise ValueError(f"dp_noise must be >= 0, got {self.dp_noise}")
+        if self.dp_delta is None and self.dp_noise != 0:
+            raise ValueError("private training needs --dp-delta, for example 1e-5: well below 1 / number of examples")
+        if self.dp_delta is not None and not 0 < self.dp_delta < 1:
+            raise ValueError(f"dp_delta must be in (0, 1), got {self.dp_delta}")
+        if self.shard:
+            raise ValueError("--dp-clip works in one process, --shard under mpiexec: choose one")
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ..., steps − 1."""
@@ -82,14 +114,14 @@ class LoopOptions:
         """Raises ValueError for a value that is not of its field's type, and for a number out of range."""
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if name in ("command", "min_steps") or (value is None and hint == str | None):
+            if name in ("command", "min_steps") or (value is None and hint in (str | None, float | None)):
                 continue
             items = value if hint in (list[str], tuple[float, float]) else [value]
             if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
                 raise ValueError(f"{name} must be two numbers, got {shown(value)}")
             if hint == list[str] and not isinstance(value, list):
                 raise ValueError(f"{name} must be a list of strings, got {shown(value)}")
-            kind = {list[str]: str, str | None: str, tuple[float, float]: float}.get(hint, hint)
+            kind = {list[str]: str, str | None: str, float | None: float, tuple[float, float]: float}.get(hint, hint)
             for item in items:
                 if type(item) is not kind and not (kind is float and type(item) is int):
                     raise ValueError(f"{name} must be {TYPE_NAMES[kind]}, got {shown(item)}")
@@ -141,6 +173,11 @@ class TrainOptions(LoopOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least(vocab_size=257, n_layer=1, n_head=1, n_embd=1, context=1)
+        if self.dp_clip is not None and self.init is None and self.tokenizer in ("bpe", "char"):
+            raise ValueError(
+                f"--dp-clip cannot be used with --tokenizer {self.tokenizer}, which is made from the private text and "
+                f"not covered by the guarantee; use byte, or a tokenizer file made from other text"
+            )
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must be in (0, 1), got {self.validation}")
 

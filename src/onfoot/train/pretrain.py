@@ -42,6 +42,21 @@ class TextSource:
         n = self.batch_size * self.accumulate
         return [Batch(*self.train.sample(step * n + p.start, len(p))) for p in share.pieces(n, self.batch_size)]
 
+    @property
+    def unit(self) -> str:
+        """What private training protects, one by one."""
+        return f"window of {self.train.context} tokens"
+
+    @property
+    def n_examples(self) -> int:
+        """The number of windows."""
+        return len(self.train)
+
+    def batches_of(self, examples: np.ndarray) -> list[Batch]:
+        """The windows of these numbers."""
+        parts = [examples[p.start : p.stop] for p in ALL.pieces(len(examples), self.batch_size)]
+        return [Batch(*self.train.batch(part)) for part in parts]
+
     def example_numbers(self, step: int) -> list[np.ndarray]:
         """For each microbatch of a step, the window of each token, (B, T); padding has −1."""
         n = self.batch_size * self.accumulate
@@ -54,8 +69,7 @@ class TextSource:
     def validation(self, share: Share = ALL) -> Iterable[Batch]:
         rows = share.of(min(len(self.held_out), self.eval_windows))
         for begin in range(0, len(rows), self.batch_size):
-            pairs = [self.held_out.window(i) for i in rows[begin : begin + self.batch_size]]
-            yield Batch(np.stack([p[0] for p in pairs]), np.stack([p[1] for p in pairs]))
+            yield Batch(*self.held_out.batch(rows[begin : begin + self.batch_size]))
 
     def report(self) -> str:
         epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
