@@ -256,6 +256,12 @@ def test_a_run_that_is_being_trained_and_several_ranks_are_refused(
     assert "onfoot blame runs on one rank; start it without mpiexec" in run("blame", tmp_path / "run", *ASK, status=2)
 
 
+def test_a_private_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    run("train", folder / "a.txt", "--out", tmp_path / "run", *SMALL, *SIZES, "--dp-clip", 1.0, "--dp-noise", 0)
+    said = run("blame", tmp_path / "run", *ASK, status=2)
+    assert "was trained with --dp-clip: steps that clip each example cannot be replayed backwards" in said
+
+
 def test_every_character_of_the_page_belongs_to_one_token() -> None:
     tokenizer = byte_tokenizer()
     text = "aé€😀b"

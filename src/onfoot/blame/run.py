@@ -82,8 +82,8 @@ def _refuse(run: Path, options: LoopOptions) -> None:
         raise ValueError("onfoot blame runs on one rank; start it without mpiexec")
     if any("waiting" in record for record in Log(run / "log.jsonl").read()):
         raise ValueError(f"{run} was trained on several ranks, whose sums cannot be repeated here; train on one rank")
-    if any(getattr(options, name, None) for name in ("dp_epsilon", "dp_clip")):
-        raise ValueError(f"{run} was trained with differential privacy, which hides the effect of each example")
+    if options.dp_clip is not None:
+        raise ValueError(f"{run} was trained with --dp-clip: steps that clip each example cannot be replayed backwards")
     needed = [run / "data.json"]
     if isinstance(options, TrainOptions):
         needed += [run / "data" / name for name in ("tokens.bin", "tokens.json", MANIFEST)]
