@@ -139,6 +139,8 @@ def test_recorded_passes_equal_the_formulas_and_repeat_their_bits(config: Any, l
             expected = tangent_pass(exact, tokens, targets, u, kind=kind, **more)
             assert got.loss == again.loss and got.loss == pytest.approx(expected.loss, rel=1e-5)
             assert (got.token_dots == again.token_dots).all()
+            only = fast.hvp(tokens, targets, u, kind=kind, **more)  # without the gradients themselves
+            assert all((only[name] == x).all() for name, x in got.hvp.items())
             assert_close(got.token_dots, expected.token_dots, 1e-4)
             assert set(got.hvp) == set(expected.hvp) == fast.trainable and set(got.grads) == set(expected.grads)
             scale = np.sqrt(sum((x**2).sum() for x in expected.hvp.values()))
@@ -147,7 +149,7 @@ def test_recorded_passes_equal_the_formulas_and_repeat_their_bits(config: Any, l
                 assert np.linalg.norm(got.hvp[name] - x) <= 1e-4 * scale, name
             dots = fast.example_dots(tokens, targets, u, **more)
             assert_close(dots, exact.example_dots(tokens, targets, u, **more), 1e-4)
-    assert len(fast._steps) == before + 3  # type: ignore[arg-type]  # Hessian, Gauss–Newton, dots: all recorded
+    assert len(fast._steps) == before + 5  # type: ignore[arg-type]  # Hessian, Gauss–Newton, both without gradients, dots
 
 
 def test_one_thread_gives_the_bits_of_the_pass_without_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,4 +191,4 @@ def test_without_the_kernels_of_tangents_the_formulas_are_used() -> None:
     expected = exact.hvp(tokens, None, u)
     for name, got in made.hvp(tokens, None, u).items():
         assert_close(got, expected[name], 1e-4, name)
-    assert recorded_tangents.recorded_tangents(exact, None, {}, "hessian", True) is None  # type: ignore[arg-type]
+    assert recorded_tangents.recorded_tangents(exact, None, {}, "hessian", True, True) is None  # type: ignore[arg-type]

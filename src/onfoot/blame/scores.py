@@ -98,6 +98,7 @@ def step_backwards(replay: Replay, step: Step, adjoints: Adjoints, scores: Score
             divisor=divisor,
             segments=batch.segments,
             dropout_seed=batch.dropout_seed,
+            gradients=False,
         )
         product = layout.flat(tangent.hvp)
         product *= size

@@ -65,12 +65,14 @@ def logits_loss_tangents(
     divisor: Any,
     trains: bool,
     kind: str,
+    gradients: bool = True,
 ) -> tuple[Any, Any, Any, Any, Any]:
     """The fused head and loss, some tokens at a time; each argument is (array, tangent), the weight (V, C).
 
     Returns the loss, each token's derivative (N,), and the gradients of x, weight and bias with their tangents.
 
-    For "gauss-newton", the tangents are the ordinary gradients of the head for the tangent of the logits' gradient.
+    Without `gradients`, that of the weight is not computed. For "gauss-newton", the tangents are the ordinary gradients
+    of the head for the tangent of the logits' gradient.
     """
     left, left_dot = (as_rows(a) for a in x)
     w, w_dot = weight
@@ -80,7 +82,7 @@ def logits_loss_tangents(
     losses, dots = empty((n,), np.float64), empty((n,), np.float64)
     dx: Any = empty((n, width)) if curved else None
     dx_dot = empty((n, width))
-    dweight = empty(w.shape) if trains and curved else None
+    dweight = empty(w.shape) if trains and curved and gradients else None
     dweight_dot = empty(w.shape) if trains else None
     dbias: Any = None
     dbias_dot: Any = None
@@ -105,6 +107,7 @@ def logits_loss_tangents(
         product(d_dot.T, rows, out=dweight_dot, accumulate=a > 0)
         if curved:
             product(d.T, rows_dot, out=dweight_dot, accumulate=True)
+        if dweight is not None:
             product(d.T, rows, out=dweight, accumulate=a > 0)
         if bias[0] is not None:
             one, one_dot = sum_rows(d), sum_rows(d_dot)

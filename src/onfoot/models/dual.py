@@ -16,6 +16,7 @@ from onfoot import ops
 from onfoot.arrays import Array, namespace, rows
 from onfoot.engine import OPS, Engine
 from onfoot.ops import tangents
+from onfoot.ops.linear import LinearSaved, input_gradient
 from onfoot.recording.recorded_array import active
 
 # pair -> which arguments of its forward function have a tangent
@@ -107,21 +108,23 @@ def tangent(x: Any) -> Any:
 class DualEngine(Engine):
     """The pairs of an engine on duals. `token_dots` collects the tangents of the tokens' losses.
 
-    With "gauss-newton", the backward functions pass the tangent of the logits' gradient through the network as it is:
+    Without `gradients`, those of large weights are not computed, only their tangents, which are then plain arrays. With
+    "gauss-newton", the backward functions pass the tangent of the logits' gradient through the network as it is:
     terms in second derivatives of the network are left out.
     """
 
-    def __init__(self, base: Engine, kind: str) -> None:
+    def __init__(self, base: Engine, kind: str, gradients: bool = True) -> None:
         super().__init__(f"{base.name}, dual", {}, base._asarray)
-        self.base, self.kind = base, kind
+        self.base, self.kind, self.gradients = base, kind, gradients
         self.token_dots: list[Array] = []
         for pair, where in DIFFERENTIABLE.items():
             self.table[f"{pair}_forward"] = self._forward(pair, where)
             self.table[f"{pair}_backward"] = self._backward(pair)
         self.table |= {
-            "add": lambda a, b: _each(base.add, a, b),
+            "add": self._add,
             "cross_entropy_forward": self._cross_entropy_forward,
             "frozen_linear_forward": self._frozen_linear_forward,
+            "linear_backward": self._linear_backward(),
             "frozen_logits_loss_backward": lambda dloss, saved: saved[0],
             "frozen_logits_loss_forward": lambda *args: self._logits_loss(False, *args),
             "logits_loss_backward": lambda dloss, saved: saved,
@@ -168,6 +171,29 @@ class DualEngine(Engine):
 
         return dual_backward
 
+    def _linear_backward(self) -> Callable[..., Any]:
+        if self.gradients or self.kind == "gauss-newton":
+            return self._backward("linear")
+        _, along = self._functions("linear", "backward", "backward_tangent")
+
+        def tangents_only(dy: Dual, saved: DualSaved) -> tuple[Dual, Array, Array | None]:
+            dx_dot, dweight_dot, dbias_dot = along(dy.value, dy.tangent, saved.saved, saved.tangent)
+            return Dual(self._input_gradient(dy.value, saved.saved), dx_dot), dweight_dot, dbias_dot
+
+        return tangents_only
+
+    def _input_gradient(self, dy: Array, saved: Any) -> Array:
+        if isinstance(saved, LinearSaved):
+            return input_gradient(dy, saved.weight)
+        from onfoot.kernels import linear
+
+        return linear.input_gradient(dy, saved.weight)
+
+    def _add(self, a: Any, b: Any) -> Any:
+        if isinstance(a, Dual) and isinstance(b, Dual):
+            return _each(self.base.add, a, b)
+        return self.base.add(*(x.tangent if isinstance(x, Dual) else x for x in (a, b)))  # one is a tangent alone
+
     def _zeros(self, x: Array) -> Array:
         if active.recorder is None:
             return namespace(x).zeros_like(x)
@@ -192,7 +218,9 @@ class DualEngine(Engine):
         """The fused head and loss, part by part: no T × V tangent is kept. Returns the loss and the gradients."""
         both = [(value(a), tangent(a)) for a in (x, weight, bias)]
         if "logits_loss_tangents" in self.base.table and all(a.dtype == np.float32 for a in both[0]):
-            loss, dots, *made = self.base.logits_loss_tangents(*both, targets, divisor, trains, self.kind)
+            loss, dots, *made = self.base.logits_loss_tangents(
+                *both, targets, divisor, trains, self.kind, self.gradients
+            )
             self.token_dots.append(dots)
             return loss, tuple(self._gradient(*grad) for grad in made)
         loss = 0.0
@@ -211,7 +239,7 @@ class DualEngine(Engine):
     def _gradient(self, grad: Any, dot: Any) -> Any:
         if dot is None:
             return None
-        return Dual(grad, dot) if self.kind == "hessian" else dot
+        return dot if grad is None else Dual(grad, dot)
 
     def _plus(self, a: Any, b: Any) -> Any:
         return None if a is None else self.add(a, b)

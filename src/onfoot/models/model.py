@@ -231,7 +231,7 @@ class Model:
         from onfoot.models.second_order import tangent_pass
 
         settings = {"divisor": divisor, "segments": segments, "dropout_seed": dropout_seed}
-        return tangent_pass(self, tokens, targets, direction or {}, kind=kind, **settings).hvp
+        return tangent_pass(self, tokens, targets, direction or {}, kind=kind, gradients=False, **settings).hvp
 
     def example_dots(
         self,

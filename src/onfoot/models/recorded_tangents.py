@@ -38,15 +38,15 @@ class TangentReplay(Replay):
 
 
 def recorded_tangents(
-    model: Model, batch: Batch, moves: Mapping[str, Array], kind: str, backward: bool
+    model: Model, batch: Batch, moves: Mapping[str, Array], kind: str, backward: bool, gradients: bool
 ) -> Results | None:
     """The pass with tangents; None if it cannot be recorded."""
     if model._steps is None:
         return None
     names, threads = tuple(sorted(moves)), pool.threads()
-    policy = backward, frozenset(model.trainable), model.active_adapter, model.recompute, threads
+    policy = backward, gradients, frozenset(model.trainable), model.active_adapter, model.recompute, threads
     key = "tangents", kind, names, batch.shape, policy
-    entry = model._steps.kept(key, model, lambda: _record(model, batch, names, kind, backward, threads))
+    entry = model._steps.kept(key, model, lambda: _record(model, batch, names, kind, backward, gradients))
     if entry is None:
         return None
     (replay,) = entry.replays
@@ -54,14 +54,14 @@ def recorded_tangents(
         return _run(model, replay, batch, moves) if free else None
 
 
-def _record(model: Model, batch: Batch, names: tuple[str, ...], kind: str, backward: bool, threads: int) -> Entry:
+def _record(model: Model, batch: Batch, names: tuple[str, ...], kind: str, backward: bool, gradients: bool) -> Entry:
     moves = {name: np.empty(model.params[name].shape, np.float32) for name in names}
-    recorder, engine = Recorder(threads), DualEngine(model.engine, kind)
+    recorder, engine = Recorder(pool.threads()), DualEngine(model.engine, kind, gradients)
 
     def on_gradient(name: str, grad: Any) -> None:
-        if isinstance(grad, Dual):
+        if isinstance(grad, Dual) and gradients:
             recorder.event(f"value {name}", grad.value)
-            grad = grad.tangent
+        grad = grad.tangent if isinstance(grad, Dual) else grad
         recorder.event(f"tangent {name}", grad)
 
     try:

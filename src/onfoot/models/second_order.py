@@ -25,7 +25,7 @@ class TangentPass(NamedTuple):
 
     loss: float
     token_dots: np.ndarray  # (B, T): of each token's loss / divisor; 0 for a token without a target
-    grads: dict[str, Array]  # empty for Gauss–Newton, which does not compute them
+    grads: dict[str, Array]  # empty for Gauss–Newton, which does not compute them, and without `gradients`
     hvp: dict[str, Array]  # H u, or G u
 
 
@@ -40,16 +40,20 @@ def tangent_pass(
     segments: Any = None,
     dropout_seed: int | None = None,
     backward: bool = True,
+    gradients: bool = True,
 ) -> TangentPass:
-    """One forward pass with tangents, and one backward pass with tangents unless `backward` is False."""
+    """One forward pass with tangents, and one backward pass with tangents unless `backward` is False.
+
+    Without `gradients`, only their tangents are returned, which is faster.
+    """
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
     moves = check_direction(model, direction)
     batch = model._checked(tokens, targets, divisor, segments)
-    done = recorded_tangents(model, batch._replace(dropout_seed=dropout_seed), moves, kind, backward)
+    done = recorded_tangents(model, batch._replace(dropout_seed=dropout_seed), moves, kind, backward, gradients)
     if done is not None:
         return TangentPass(done.loss, _by_token(done.dots, batch), done.grads, done.hvp)
-    engine = DualEngine(model.engine, kind)
+    engine = DualEngine(model.engine, kind, gradients)
     run = model.new_run(keep_saved=backward, dropout_seed=dropout_seed, engine=engine)
     run.params = {name: Dual(p, moves.get(name)) for name, p in model.params.items()}
     integers = model.engine.integers
@@ -58,10 +62,8 @@ def tangent_pass(
     loss = forward_backward(run, model.config, integers(batch.tokens), wanted, layout, batch.divisor, backward)
     dots = np.concatenate([to_numpy(part) for part in engine.token_dots])
     made = run.gradients.made
-    if kind == "hessian":
-        grads, hvp = {n: g.value for n, g in made.items()}, {n: g.tangent for n, g in made.items()}
-    else:
-        grads, hvp = {}, made
+    hvp = {n: g.tangent if isinstance(g, Dual) else g for n, g in made.items()}
+    grads = {n: g.value for n, g in made.items() if gradients and isinstance(g, Dual)}
     return TangentPass(float(value(loss)), _by_token(dots, batch), grads, hvp)
 
 
