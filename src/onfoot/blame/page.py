@@ -74,7 +74,7 @@ def _example(report: Report, number: int, examples: Examples, steps: int, unit: 
         values[step] += value
     return (
         f'<article><header><span class="score {sign}">{score:+.4f}</span><span>{unit}{retrained}</span>'
-        f'<span class="place">{escape(str(examples.place(number)))}, seen {len(seen)} times</span></header>'
+        f'<span class="place">{escape(str(examples.place(number)))}, seen {len(seen)} ×</span></header>'
         f"<pre><i>{escape(before)}</i>{marked}<i>{escape(after)}</i></pre>"
         f"{_timeline(values, 'score by step')}</article>"
     )
