@@ -165,6 +165,10 @@ def test_two_mistakes_are_named_where_together_they_cancel_to_rounding() -> None
     check_pair("attention", "the mean in place of the weighted sum", "no mask", seed=389474030)  # tokens all alike
 
 
+def test_two_mistakes_are_named_where_together_they_divide_by_rounding_noise() -> None:
+    check_pair("rms_norm", "features centred first", "no eps", seed=685263672)  # a row of equal features
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", COMBINED)
 def test_all_pairs_of_mistakes_are_explained(layer: str, fresh: int) -> None:

@@ -18,6 +18,7 @@ from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 
 GATE = {"float64": 1e-9, "float32": 1e-4}  # relative distance above which a candidate is rejected at once
 FLOOR = 1 / 16  # of the correct gradient's budget: where a mistake cancels to 0 exactly, rounding remains
+HUGE = 1e12  # times the size of its terms: a gradient that large is a division by rounding noise
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ class Evidence:
         got, answer = ran[g], self.answers[i][g]
         return distance(got, answer) if np.array_equal(np.isfinite(got), np.isfinite(answer)) else math.inf
 
+    def noise(self, candidate: Candidate, i: int, g: int) -> bool:
+        """Whether gradient g in case i is divided by what should be 0, in the answer and in the candidate's result.
+
+        Then rounding decides whether an entry is huge or not finite, and the two cannot be compared.
+        """
+        ran, answer = self.run(candidate, i), self.answers[i][g]
+        if ran is None:
+            return False
+        huge = [norm(x) > HUGE * self.magnitudes[i][g] for x in (ran[g], answer)]
+        return any(huge) and all(h or not np.isfinite(x).all() for h, x in zip(huge, (ran[g], answer), strict=True))
+
     def residual(self, candidate: Candidate, g: int, limit: float = math.inf) -> float:
         """The largest distance over all informative cases, relative to the larger of the answer and its terms.
 
@@ -121,6 +133,8 @@ class Evidence:
         compared = [i for i in indices if self.informative(i, g)] or [i for i in indices if self.magnitudes[i][g]]
         largest = -1.0
         for i in compared:
+            if self.noise(candidate, i, g):
+                continue
             size = max(self.norms[i][g], self.magnitudes[i][g])
             largest = max(largest, self.difference(candidate, i, g) / size)
             if largest > limit:
@@ -138,6 +152,7 @@ class Evidence:
         return all(
             self.difference(candidate, i, g) <= GATE[self.dtype] * max(self.magnitudes[i][g], self.norms[i][g])
             for i in range(len(self.cases))
+            if not self.noise(candidate, i, g)
         )
 
     def _within_budget(self, candidate: Candidate, g: int) -> bool:
@@ -145,6 +160,7 @@ class Evidence:
             self.difference(candidate, i, g)
             <= max(self.budget(candidate, i)[g], FLOOR * self.budget(Candidate(), i)[g])
             for i in range(len(self.cases))
+            if not self.noise(candidate, i, g)
         )
 
     def budget(self, candidate: Candidate, i: int) -> list[float]:
