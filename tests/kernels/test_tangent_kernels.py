@@ -149,6 +149,7 @@ def test_recorded_passes_equal_the_formulas_and_repeat_their_bits(config: Any, l
                 assert np.linalg.norm(got.hvp[name] - x) <= 1e-4 * scale, name
             dots = fast.example_dots(tokens, targets, u, **more)
             assert_close(dots, exact.example_dots(tokens, targets, u, **more), 1e-4)
+    assert len(fast._steps._directions) == len(fast.trainable)  # type: ignore[union-attr]  # one copy for all of them
     assert len(fast._steps) == before + 5  # type: ignore[arg-type]  # Hessian, Gauss–Newton, both without gradients, dots
 
 

@@ -309,9 +309,8 @@ class Examples(NamedTuple):
 
 def spans_of(batch: Batch) -> tuple[Spans, Spans, np.ndarray]:
     """Each example's rows among all tokens and among those that the head computes, and its number of targets."""
-    (b, t), positions = batch.tokens.shape, batch.layout.positions
-    begin = np.arange(b) * t if positions.ndim == 1 else np.flatnonzero(positions.reshape(-1) == 0)
-    end = np.append(begin[1:], b * t)
+    begin = batch.example_begins
+    end = np.append(begin[1:], batch.tokens.size)
     longest = int((end - begin).max())
     together = 1 if longest > LONG else ROWS // longest
     targets = np.flatnonzero(batch.targets.ids.reshape(-1) != IGNORE)

@@ -248,11 +248,12 @@ class Model:
         An example is a sequence of the batch, or with `segments` each packed example, in order; its loss is its part of
         the batch's loss. No gradient is formed: the dots are the derivatives of the losses along the direction.
         """
-        from onfoot.models.second_order import example_dots, tangent_pass
+        from onfoot.models.second_order import tangent_pass
 
         settings = {"divisor": divisor, "segments": segments, "dropout_seed": dropout_seed}
         done = tangent_pass(self, tokens, targets, direction or {}, backward=False, **settings)
-        return example_dots(done.token_dots, segments)
+        begins = self._checked(tokens, targets, divisor, segments).example_begins
+        return np.add.reduceat(done.token_dots.reshape(-1), begins)
 
     def example_norms(
         self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None

@@ -89,6 +89,8 @@ class Steps:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Any, Entry] = OrderedDict()
+        self._directions: dict[Any, np.ndarray] = {}
+        self.direction_lock = threading.Lock()  # held while a pass with tangents is replayed
 
     def __deepcopy__(self, memo: Any) -> Steps:
         return Steps()
@@ -99,6 +101,11 @@ class Steps:
     def clear(self) -> None:
         """Forgets all recordings: they keep the arrays that they read."""
         self._kept.clear()
+        self._directions.clear()
+
+    def direction(self, name: str, shape: Any) -> np.ndarray:
+        """Where the direction of a parameter lies, the same array for all recordings of passes with tangents."""
+        return self._directions.setdefault((name, tuple(shape)), np.empty(shape, np.float32))
 
     def __len__(self) -> int:
         return sum(entry.replays is not None for entry in self._kept.values())

@@ -31,12 +31,6 @@ class Results(NamedTuple):
     hvp: dict[str, Array]
 
 
-class TangentReplay(Replay):
-    """A replay with its own copy of the direction, at the addresses that were recorded."""
-
-    moves: dict[str, np.ndarray]
-
-
 def recorded_tangents(
     model: Model, batch: Batch, moves: Mapping[str, Array], kind: str, backward: bool, gradients: bool
 ) -> Results | None:
@@ -50,12 +44,11 @@ def recorded_tangents(
     if entry is None:
         return None
     (replay,) = entry.replays
-    with if_free(entry.lock) as free:
+    with if_free(model._steps.direction_lock) as free:
         return _run(model, replay, batch, moves) if free else None
 
 
 def _record(model: Model, batch: Batch, names: tuple[str, ...], kind: str, backward: bool, gradients: bool) -> Entry:
-    moves = {name: np.empty(model.params[name].shape, np.float32) for name in names}
     recorder, engine = Recorder(pool.threads()), DualEngine(model.engine, kind, gradients)
 
     def on_gradient(name: str, grad: Any) -> None:
@@ -67,23 +60,27 @@ def _record(model: Model, batch: Batch, names: tuple[str, ...], kind: str, backw
     try:
         with recorder.recording():
             run = model.new_run(keep_saved=backward, dropout_seed=batch.dropout_seed, engine=engine)
-            moving = {name: u.view(RecordedArray) for name, u in moves.items()}
+            moving = {name: _direction(model, name).view(RecordedArray) for name in names}
             run.params = {name: Dual(p, moving.get(name)) for name, p in recorded_params(model.params).items()}
             run.gradients.on_gradient = on_gradient
             run.on_loss = lambda loss: recorder.event(LOSS, loss)
             forward_backward(run, model.config, *given(recorder, batch), backward)
             (dots,) = engine.token_dots
             recorder.event(DOTS, dots)
-            replay = TangentReplay(recorder.finish())
+            replay = Replay(recorder.finish())
     except CannotRecord:
         return Entry.of(model, None, [])
-    replay.moves = moves
     return Entry.of(model, [replay], [(0, len(batch.tokens))])
+
+
+def _direction(model: Model, name: str) -> np.ndarray:
+    assert model._steps is not None
+    return model._steps.direction(name, model.params[name].shape)
 
 
 def _run(model: Model, replay: Any, batch: Batch, moves: Mapping[str, Array]) -> Results:
     for name, u in moves.items():
-        replay.moves[name][...] = u
+        _direction(model, name)[...] = u
     fill(replay, model, batch, batch, 0)
     made: dict[str, np.ndarray] = {}
 

@@ -90,14 +90,3 @@ def check_direction(model: Model, direction: Mapping[str, Any]) -> dict[str, Arr
         missing = model.trainable - made.keys()
         made |= {name: model.engine.floats(np.zeros(model.params[name].shape), model.dtype) for name in missing}
     return made
-
-
-def example_dots(token_dots: np.ndarray, segments: Any) -> np.ndarray:
-    """The sum over each example's tokens: a row of the batch, or a segment of one, in order row by row."""
-    if segments is None:
-        return token_dots.sum(axis=1)
-    numbers = np.asarray(segments)
-    begins = np.ones(numbers.shape, bool)
-    begins[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
-    example = np.cumsum(begins.reshape(-1)) - 1
-    return np.bincount(example, weights=token_dots.reshape(-1)).astype(token_dots.dtype)

@@ -44,6 +44,12 @@ class Batch(NamedTuple):
         return self._replace(targets=Targets(self.targets.ids, np.pad(self.targets.rows, more), chosen))
 
     @property
+    def example_begins(self) -> np.ndarray:
+        """The first token of each example, among all B T: of each sequence, or of each packed example."""
+        (b, t), positions = self.tokens.shape, self.layout.positions
+        return np.arange(b) * t if positions.ndim == 1 else np.flatnonzero(positions.reshape(-1) == 0)
+
+    @property
     def shape(self) -> tuple[Any, ...]:
         """Everything about the batch that a recording depends on."""
         rows = None if self.targets.rows is None else self.targets.rows.size
