@@ -25,6 +25,7 @@ OPS: Mapping[str, Callable[..., Any]] = {
 UPDATES: Mapping[str, Callable[..., Any]] = {
     "adamw_updates": ops.adamw_updates,
     "add": ops.add,
+    "add_noise": ops.add_noise,
     "sum_first": ops.sum_first,
     "sum_of_squares": ops.sum_of_squares,
     "weight_gradient": ops.weight_gradient,

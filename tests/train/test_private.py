@@ -207,8 +207,7 @@ def noise(model: Model, seed: int, step: int, deviation: float = 1.0) -> Grads:
     return grads
 
 
-def test_noise_has_its_deviation_and_differs_by_parameter_step_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_step, "CHUNK", 1000)
+def test_noise_has_its_deviation_and_differs_by_parameter_step_and_seed() -> None:
     model = small(n_embd=48)
     table, other = "transformer.wte.weight", "transformer.wpe.weight"
     drawn = noise(model, 1, 2, deviation=3.0)

@@ -51,6 +51,7 @@ SINGLES: Mapping[str, tuple[str, ...]] = {
     "linear": ("frozen_linear_skip", "linear_skip", "weight_gradient"),
     "logits_loss": ("logits_loss_gradients", "logits_loss_value"),
     "lora": ("lora_linear_skip",),
+    "noise": ("add_noise",),
     "rms_norm": ("rms_norm_skip_backward",),
     "tangents_loss": ("logits_loss_tangents",),
     "update": ("adamw_updates", "add", "sum_first", "sum_of_squares"),

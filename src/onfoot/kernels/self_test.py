@@ -203,6 +203,14 @@ def update(table: Table, rng: np.random.Generator) -> Found:
         yield f"adamw_updates: {name}", a, b
 
 
+def noise(table: Table, rng: np.random.Generator) -> Found:
+    ours, right = normal(rng, 3007), np.zeros(3007)
+    right += ours
+    table["add_noise"](ours, 0.7, 0x123456789ABCDEF0)
+    ops.add_noise(right, 0.7, 0x123456789ABCDEF0)
+    yield "add_noise: x", ours, right
+
+
 def cached_attention(table: Table, rng: np.random.Generator) -> Found:
     batch, heads, shared, room, width = 3, 6, 2, 9, 19
     keys, values = normal(rng, batch, shared, room, width), normal(rng, batch, shared, room, width + 4)
@@ -306,6 +314,7 @@ COMPARISONS: Mapping[str, Callable[[Table, np.random.Generator], Found]] = {  # 
     "linear": linear,
     "logits_loss": logits_loss,
     "lora": lora,
+    "noise": noise,
     "rms_norm": rms_norm,
     "rope": rope,
     "swiglu": swiglu,

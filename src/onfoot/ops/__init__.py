@@ -35,6 +35,7 @@ from onfoot.ops.linear import (
     weight_gradient,
 )
 from onfoot.ops.lora import lora_backward, lora_forward, lora_linear_backward, lora_linear_forward
+from onfoot.ops.noise import add_noise
 from onfoot.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from onfoot.ops.rope import rope_backward, rope_forward
 from onfoot.ops.swiglu import swiglu_backward, swiglu_forward
@@ -45,6 +46,7 @@ __all__ = [
     "adamw_update",
     "adamw_updates",
     "add",
+    "add_noise",
     "attention_backward",
     "attention_forward",
     "cross_entropy_backward",

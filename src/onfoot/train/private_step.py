@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from onfoot.arrays import Array, to_numpy, zeros_like_shape
-from onfoot.models.examples import compute_threads, example_pass
+from onfoot.models.examples import example_pass
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import GradientAccumulator
 from onfoot.train.optimizer import AdamW
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from onfoot.models.model import Model
 
 SAFE = 1 - 1e-5  # of the clipping norm: rounding in float32 must not take an example beyond it
-CHUNK = 1 << 18  # elements of a gradient whose noise is drawn from one generator
 
 
 class Settings(NamedTuple):
@@ -100,24 +98,9 @@ def clip_weights(norms: np.ndarray, n_targets: np.ndarray, clip: float) -> np.nd
 
 
 def add_noise(model: Model, grads: dict[str, Array], deviation: float, seed: int, step: int) -> None:
-    """Adds independent Gaussian noise to every gradient, in place, by the seed and the step alone.
-
-    Each chunk has its own generator, so that the noise is the same for any number of threads.
-    """
-    work: list[tuple[np.ndarray, list[int]]] = []
+    """Adds independent Gaussian noise to every gradient, in place, by the seed and the step alone."""
     for i, name in enumerate(sorted(grads)):
         if isinstance(grads[name], np.ndarray) and not grads[name].flags.c_contiguous:
             grads[name] = np.ascontiguousarray(grads[name])
-        flat = to_numpy(grads[name]).reshape(-1)  # the same memory
-        for k, begin in enumerate(range(0, flat.size, CHUNK)):
-            work.append((flat[begin : begin + CHUNK], [seed, step, zlib.crc32(b"noise"), i, k]))
-
-    def add(part: np.ndarray, key: list[int]) -> None:
-        generator = np.random.Generator(np.random.SFC64(key))  # the fastest of NumPy's
-        drawn = generator.standard_normal(part.size, dtype=part.dtype)
-        drawn *= part.dtype.type(deviation)
-        part += drawn
-
-    with ThreadPoolExecutor(compute_threads(model.engine)) as pool:
-        for done in [pool.submit(add, *one) for one in work]:
-            done.result()
+        key = np.random.SeedSequence([seed, step, zlib.crc32(b"noise"), i]).generate_state(1, np.uint64)
+        model.engine.add_noise(grads[name], deviation, int(key[0]))
