@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from onfoot.engine import get_engine
 from onfoot.ops import noise
 from onfoot.recording import pool
