@@ -17,7 +17,7 @@ from gguf.quants import quantize
 
 import onfoot
 from onfoot.formats.chat import CHATML, ChatTemplate, chat_prompt_ids
-from onfoot.formats.gguf_model import _their_name
+from onfoot.formats.gguf_model import gguf_name
 from onfoot.formats.peft import TENSORS
 from onfoot.formats.tensors import write_tensors
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
@@ -258,7 +258,7 @@ def write_gguf(model: Model, path: Path, type_: str, tokenizer: Tokenizer | None
         writer.add_chat_template(TEMPLATE)
     for name, value in model.params.items():
         kind = gguf.GGMLQuantizationType[type_ if value.ndim == 2 else "F32"]
-        writer.add_tensor(_their_name(name), quantize(np.asarray(value, np.float32), kind), raw_dtype=kind)
+        writer.add_tensor(gguf_name(name), quantize(np.asarray(value, np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
