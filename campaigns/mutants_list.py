@@ -550,6 +550,12 @@ FORMATS = [
         ("FLOAT32 = 7, 4, 5, 6", "FLOAT32 = 7, 5, 4, 6"),
     ),
     *of(
+        "formats/gguf_sentencepiece.py", "formats/test_gguf_sentencepiece.py",
+        ("merges.append((-float(scores[i])", "merges.append((float(scores[i])"),
+        ("if types[i] != NORMAL:", "if False:"),
+        ("[normalizers.Prepend(SPACE)] if space_prefix else []", "[normalizers.Prepend(SPACE)]"),
+    ),
+    *of(
         "formats/gguf_export.py", "formats/test_gguf_export.py",
         ("value.T if transpose and is_transposed(config, name) else value", "value"),
         ('default if name in quantizable(config) else "F32"', "default"),

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types of the format
 SPACE = "▁"
 MAX_TOKEN = 256  # characters of a token that can be merged; SentencePiece's own limit is 16 unless told otherwise
+MAX_CHARACTERS = 4 << 20  # of all tokens that can be merged: twice those of the largest vocabularies
 BYTE_TOKENS = [f"<0x{i:02X}>" for i in range(256)]
 
 
@@ -34,6 +35,9 @@ def build(tokens: list[str], scores: np.ndarray, types: np.ndarray, space_prefix
 def merges_by_score(vocab: dict[str, int], scores: np.ndarray, types: np.ndarray) -> list[tuple[str, str]]:
     """All pairs of tokens whose concatenation is a normal token, that of the highest score first."""
     merges: list[tuple[float, int, int, str, str]] = []
+    characters = sum(len(token) for token, i in vocab.items() if types[i] == NORMAL)
+    if characters > MAX_CHARACTERS:
+        raise ValueError(f"its tokens have {characters:,} characters in all; the limit is {MAX_CHARACTERS:,}")
     for token, i in vocab.items():
         if types[i] != NORMAL:
             continue
