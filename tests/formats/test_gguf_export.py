@@ -131,6 +131,9 @@ def test_the_gguf_package_reads_the_tensors_and_the_metadata(tmp_path: Path, nam
     assert table.data.tobytes() == theirs.tobytes()
     fields = {key: field.contents() for key, field in reader.fields.items()}
     arch = model.config.model_type
+    types = {key: [kind.name for kind in field.types] for key, field in reader.fields.items()}
+    assert types[f"{arch}.block_count"] == types["tokenizer.ggml.eos_token_id"] == ["UINT32"]  # llama.cpp insists
+    assert types["tokenizer.ggml.token_type"] == ["ARRAY", "INT32"]
     assert (fields["general.architecture"], fields[f"{arch}.block_count"]) == (arch, 2)
     assert fields["general.file_type"] == {"f16": 1, "q4_1": 3}[type_]
     assert fields[f"{arch}.context_length"] == model.config.n_positions
@@ -354,6 +357,10 @@ def test_chatml_becomes_ollamas_template(folders: Path) -> None:
     run("export", folders / "base", "--gguf", folders / "chat.gguf", "--ollama")
     text = (folders / "Modelfile").read_text()
     assert "<|im_start|>user\n{{ .Prompt }}<|im_end|>\n" in text and 'PARAMETER stop "<|im_end|>"' in text
+    default = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+    (folders / "base" / "chat_template.jinja").write_text(default + CHATML)
+    run("export", folders / "base", "--gguf", folders / "chat.gguf", "--ollama", "--force")
+    assert 'SYSTEM """Be kind."""' in (folders / "Modelfile").read_text().splitlines()
     (folders / "base" / "chat_template.jinja").write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
     run("export", folders / "base", "--gguf", folders / "chat.gguf", "--ollama", "--force")
     text = (folders / "Modelfile").read_text()

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 import onfoot
 from onfoot.formats.gguf_export import export_model
-from onfoot.formats.gguf_sentencepiece import MAX_TOKEN, scores_of
+from onfoot.formats.gguf_sentencepiece import MAX_TOKEN, merges_by_score, scores_of
 from onfoot.formats.gguf_tokenizer import read_tokenizer
 from onfoot.formats.gguf_tokenizer_write import tokenizer_metadata
 from onfoot.formats.tokenizer import Tokenizer
@@ -133,6 +133,9 @@ def test_merges_that_no_scores_give_are_refused(trained: Any, tmp_path: Path) ->
     vocab, types = {"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}, np.ones(5, np.int32)
     merges = [("b", "a"), ("a", "b"), ("ab", "a"), ("a", "ba")]
     assert scores_of(vocab, merges, types).tolist() == [-3, -4, -1, 0, -2]
+    assert merges_by_score(vocab, np.array([0, 0, 1, 2, 3]), np.array([1, 1, 3, 1, 1])) == [
+        ("a", "ba"), ("ab", "a"), ("b", "a"),
+    ]  # fmt: skip
     del state["model"]["vocab"]["<0x41>"]
     with pytest.raises(ValueError, match="it has no byte token <0x41>"):
         tokenizer_metadata(Tokenizer(Backend.from_str(json.dumps(state))), model_of(tokenizer).config)

@@ -16,11 +16,12 @@ GO_CHATML = """{{ if .System }}<|im_start|>system
 {{ end }}<|im_start|>assistant
 """
 GO_PLAIN = "{{ .Prompt }}"
+USER = {"role": "user", "content": "QUESTION"}
 EXAMPLE = [
     {"role": "system", "content": "SYSTEM"},
-    {"role": "user", "content": "QUESTION"},
+    USER,
     {"role": "assistant", "content": "ANSWER"},
-    {"role": "user", "content": "QUESTION"},
+    USER,
 ]
 
 
@@ -36,11 +37,19 @@ def modelfile(folder: Path, base: Path, adapter: Path | None, tokenizer: Tokeniz
         template = ChatTemplate(tokenizer.chat_template, tokenizer.bos or "", tokenizer.eos or "", tokenizer.name)
         if template.render(EXAMPLE, True) == ChatTemplate(CHATML).render(EXAMPLE, True):
             lines.append(f'TEMPLATE """{GO_CHATML}"""')
+            lines += _default_system(template)
         stops.append(template.end_of_turn())
     for stop in dict.fromkeys(stops):
         if stop and '"' not in stop and "\n" not in stop:
             lines.append(f'PARAMETER stop "{stop}"')
     return "\n".join(lines) + "\n"
+
+
+def _default_system(template: ChatTemplate) -> list[str]:
+    """The system message that a ChatML template begins with if a conversation has none."""
+    text = template.render([USER], True).partition("<|im_end|>")[0].removeprefix("<|im_start|>system\n")
+    with_it = ChatTemplate(CHATML).render([{"role": "system", "content": text}, USER], True)
+    return [f'SYSTEM """{text}"""'] if template.render([USER], True) == with_it and '"""' not in text else []
 
 
 def _relative(path: Path, folder: Path) -> str:
