@@ -388,6 +388,16 @@ def test_merge_writes_a_gguf_file_or_nothing(folders: Path) -> None:
     assert "--type is for GGUF files" in folder.replace("\n", "") and not (folders / "m").exists()
 
 
+def test_a_model_is_named_after_its_file_folder_or_run(tmp_path: Path) -> None:
+    scrambled(LLAMA).save(tmp_path / "mine" / "checkpoints" / "step-0000001")
+    scrambled(LLAMA).save(tmp_path / "other")
+    for folder, name in (("mine/checkpoints/step-0000001", "mine"), ("other", "other")):
+        export_model(onfoot.load(tmp_path / folder, engine="numpy"), tmp_path / "x.gguf")
+        assert GgufFile(tmp_path / "x.gguf").metadata["general.name"] == name
+    export_model(onfoot.load(tmp_path / "x.gguf", engine="numpy"), tmp_path / "again.gguf")
+    assert GgufFile(tmp_path / "again.gguf").metadata["general.name"] == "other"  # as in the file it came from
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_the_default_type_is_that_of_the_models_files(tmp_path: Path, dtype: str) -> None:
     scrambled(LLAMA).save(tmp_path / "base")

@@ -167,7 +167,6 @@ def _copied(path: Path, entry: Entry) -> Iterator[bytes]:
 def _model_metadata(model: Model, source: GgufFile | None, type_: str) -> dict[str, Any]:
     """The keys general.* and those of the architecture."""
     config, arch = model.config, model.config.model_type
-    name = Path(model.source).name.removesuffix(".gguf") if model.source else f"{arch} by onfoot"
     file_type = FILE_TYPES.get(type_, 0 if source is None else source.metadata.get("general.file_type", 0))
     about = {} if source is None else source.metadata  # licence, authors, languages
     out: dict[str, Any] = {
@@ -176,7 +175,7 @@ def _model_metadata(model: Model, source: GgufFile | None, type_: str) -> dict[s
     out |= {
         "general.architecture": arch,
         "general.type": "model",
-        "general.name": out.get("general.name", name),
+        "general.name": out.get("general.name", _name(model)),
         "general.file_type": int(file_type),
         "general.quantization_version": 2,
     }
@@ -202,6 +201,15 @@ def _model_metadata(model: Model, source: GgufFile | None, type_: str) -> dict[s
         if config.rope_scaling is not None and config.rope_scaling.rope_type == "linear":
             values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(config.rope_scaling.factor)}
     return out | {f"{arch}.{key}": value for key, value in values.items()}
+
+
+def _name(model: Model) -> str:
+    """A name for a model: that of its run, folder or file."""
+    if model.source is None:
+        return f"{model.config.model_type} by onfoot"
+    path = Path(model.source)
+    folder = path.parent.parent if path.parent.name == "checkpoints" else path
+    return folder.name.removesuffix(".gguf")
 
 
 def export_adapter(model: Model, path: str | Path, name: str | None = None) -> int:
@@ -231,7 +239,7 @@ def export_adapter(model: Model, path: str | Path, name: str | None = None) -> i
     metadata = {
         "general.architecture": config.model_type,
         "general.type": "adapter",
-        "general.name": Path(model.source).name.removesuffix(".gguf") if model.source else "onfoot",
+        "general.name": _name(model),
         "general.file_type": FILE_TYPES["F32"],
         "adapter.type": "lora",
         "adapter.lora.alpha": alpha,
