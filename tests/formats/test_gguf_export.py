@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import quantize as gguf_quantize
+from test_gguf import metadata_of
+from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -20,6 +22,7 @@ from onfoot.cli import app
 from onfoot.config import RopeScaling
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_export import EXPORT_TYPES, export_adapter, export_model
+from onfoot.formats.gguf_tokenizer import PRE_TOKENIZERS, read_tokenizer
 from onfoot.formats.gguf_write import encode
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model
@@ -310,6 +313,37 @@ def test_an_adapter_of_a_tied_head_is_refused(tmp_path: Path) -> None:
         export_adapter(model, tmp_path / "adapter.gguf")
     with pytest.raises(ValueError, match="no adapter 'other' to export; the model has: default"):
         export_adapter(model, tmp_path / "adapter.gguf", "other")
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_the_pre_tokenizer_is_recognised(tmp_path: Path, pre: str) -> None:
+    tokenizer = read_tokenizer(metadata_of(pre), tmp_path)
+    tokenizer.save(tmp_path, 64)
+    model = scrambled(LLAMA)
+    for model.tokenizer in (tokenizer, Tokenizer.load(tmp_path)):
+        export_model(model, tmp_path / "x.gguf")
+        found = GgufFile(tmp_path / "x.gguf").metadata
+        assert found["tokenizer.ggml.pre"] == pre
+        assert found["tokenizer.ggml.merges"] == metadata_of(pre)["tokenizer.ggml.merges"]
+        assert found["tokenizer.ggml.add_bos_token"] is (pre == "llama-bpe")
+        read = onfoot.load(tmp_path / "x.gguf", engine="numpy").tokenizer
+        assert read is not None and (read.bos, read.eos) == ("<|im_start|>", "<|im_end|>")
+        text = "It's 12345 x   y<|im_end|>é"
+        assert read.encode(text) == tokenizer.encode(text)
+
+
+def test_a_pre_tokenizer_that_llama_cpp_does_not_have_is_refused(tmp_path: Path) -> None:
+    model = scrambled(LLAMA)
+    for part, value in (
+        ("pre_tokenizer", pre_tokenizers.Whitespace()),
+        ("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        ("normalizer", normalizers.Lowercase()),
+    ):
+        model.tokenizer = bpe()
+        setattr(model.tokenizer.backend, part, value)
+        with pytest.raises(ValueError, match="its normalizer and pre-tokenizer are none that a GGUF file can name"):
+            export_model(model, tmp_path / "x.gguf")
+    assert list(tmp_path.iterdir()) == []
 
 
 def run(*arguments: str | Path, code: int = 0) -> str:

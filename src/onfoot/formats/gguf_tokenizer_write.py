@@ -97,7 +97,7 @@ def _pre_name(state: dict[str, Any], name: str) -> str:
 
 
 def _essential(part: Any) -> Any:
-    """A pre-tokenizer without the options that change no ids, and without sequences in sequences."""
+    """A pre-tokenizer without the option that changes no ids."""
     if not isinstance(part, dict):
         return part
     return {key: [_essential(x) for x in value] if isinstance(value, list) else value
