@@ -17,7 +17,10 @@ from gguf.quants import quantize
 
 import onfoot
 from onfoot.formats.chat import CHATML, ChatTemplate, chat_prompt_ids
-from onfoot.formats.gguf_model import _their_name
+from onfoot.formats.gguf_export import export_model
+from onfoot.formats.gguf_model import gguf_name
+from onfoot.formats.gguf_sentencepiece import BYTE_TOKENS
+from onfoot.formats.gguf_tokenizer import read_tokenizer
 from onfoot.formats.peft import TENSORS
 from onfoot.formats.tensors import write_tensors
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
@@ -94,6 +97,11 @@ def build(root: Path) -> list[Case]:
         write_gguf(llama, path / "model.gguf", type_, bpe if type_ == "Q8_0" else None)
         reader = use_blocks if type_ in ("Q8_0", "Q4_1") else use_gguf
         cases.append(Case(f"gguf-{type_}", path, reader, weight=4, info="model.gguf"))
+    for name, model, tokenizer in (("gpt2", gpt2, bpe), ("sentencepiece", llama, sentencepiece_tokenizer())):
+        path, model.tokenizer = root / f"gguf-{name}", tokenizer
+        path.mkdir()
+        export_model(model, path / "model.gguf", "f16")
+        cases.append(Case(f"gguf-{name}", path, use_gguf, weight=4, info="model.gguf"))
     cases.append(Case("adapter", _adapter(gpt2, root), use_folder, ["adapter_config.json", TENSORS], 6, "."))
     cases.append(Case("run", _run(root), use_run, weight=10, info="."))
     lines = root / "lines"
@@ -110,6 +118,25 @@ def build(root: Path) -> list[Case]:
     (template / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     cases.append(Case("template", template, use_template, weight=8))
     return cases
+
+
+def sentencepiece_tokenizer() -> Tokenizer:
+    """A small tokenizer as LLaMA's: special tokens, all bytes, a few characters, and words made of them."""
+    pieces = ["▁t", "he", "▁the", "qu", "in", "ck", "▁", "t", "h", "e", "q", "u", "i", "n", "c", "k"]
+    tokens = ["<unk>", "<s>", "</s>", *BYTE_TOKENS, *pieces]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(pieces)]
+    return read_tokenizer(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": -np.arange(len(tokens), dtype=np.float32),
+            "tokenizer.ggml.token_type": np.array(types, np.int32),
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.chat_template": TEMPLATE,
+        },
+        Path("corpus.gguf"),
+    )
 
 
 def use_folder(folder: Path) -> None:
@@ -258,7 +285,7 @@ def write_gguf(model: Model, path: Path, type_: str, tokenizer: Tokenizer | None
         writer.add_chat_template(TEMPLATE)
     for name, value in model.params.items():
         kind = gguf.GGMLQuantizationType[type_ if value.ndim == 2 else "F32"]
-        writer.add_tensor(_their_name(name), quantize(np.asarray(value, np.float32), kind), raw_dtype=kind)
+        writer.add_tensor(gguf_name(name), quantize(np.asarray(value, np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

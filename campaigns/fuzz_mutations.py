@@ -338,15 +338,17 @@ def _gguf(data: bytes, random: Random) -> bytes:
         )  # fmt: skip
         out[at : at + size] = (value % (1 << 8 * size)).to_bytes(size, "little")
     if random.random() < 0.1:  # arrays of arrays of arrays
-        at = data.index(b"some.numbers") + len("some.numbers")
-        out[at:at] = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * random.choice((1, 3, 100, 5000))
+        nested = struct.pack("<IQ", 9, 1) * random.choice((1, 3, 100, 5000))
+        _insert_pair(out, b"some.arrays", struct.pack("<I", 9) + nested)
     if random.random() < 0.1:
-        at = data.index(b"some.numbers") - 8
-        key = b"general.alignment"
-        number = random.choice(INTEGERS) % 2**32
-        out[at:at] = struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, number)
-        out[16:24] = struct.pack("<Q", struct.unpack_from("<Q", data, 16)[0] + 1)
+        _insert_pair(out, b"general.alignment", struct.pack("<II", 4, random.choice(INTEGERS) % 2**32))
     return bytes(out)
+
+
+def _insert_pair(out: bytearray, key: bytes, value: bytes) -> None:
+    """Puts a key and its value before all others of a GGUF header, and counts it."""
+    out[24:24] = struct.pack("<Q", len(key)) + key + value
+    out[16:24] = struct.pack("<Q", (struct.unpack_from("<Q", out, 16)[0] + 1) % 2**64)
 
 
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

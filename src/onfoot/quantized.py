@@ -154,16 +154,22 @@ def _quantize_rows(weight: np.ndarray, kind: str) -> tuple[np.ndarray, ...]:
     if kind == "Q4_1":
         minimum, maximum = blocks.min(-1), blocks.max(-1)
         scale = (maximum - minimum) / 15
-        codes = np.clip(np.round((blocks - minimum[..., None]) * _inverse(scale)[..., None]), 0, 15)
+        codes = np.clip(_round((blocks - minimum[..., None]) * _inverse(scale)[..., None]), 0, 15)
         return _packed(codes), scale.astype(np.float16), minimum.astype(np.float16)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]  # with its sign
     if kind == "Q8_0":
         scale = np.abs(largest) / 127
-        codes = np.round(blocks * _inverse(scale)[..., None]).astype(np.int8)
+        codes = _round(blocks * _inverse(scale)[..., None]).astype(np.int8)
         return codes, scale.astype(np.float16)
     scale = largest / -8  # code 0 means −8, so the largest number is exact
-    codes = np.clip(np.round(blocks * _inverse(scale)[..., None]) + 8, 0, 15)
+    codes = np.clip(np.floor(blocks * _inverse(scale)[..., None] + np.float32(8.5)), 0, 15)
     return _packed(codes), scale.astype(np.float16)
+
+
+def _round(x: np.ndarray) -> np.ndarray:
+    """The nearest integers, halves away from zero, as GGUF's quantisation rounds."""
+    whole = np.trunc(x)
+    return whole + np.trunc(2 * (x - whole))
 
 
 def _inverse(scale: np.ndarray) -> np.ndarray:

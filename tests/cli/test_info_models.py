@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli import app
-from onfoot.formats.gguf_model import _their_name
+from onfoot.formats.gguf_model import gguf_name
 from onfoot.generate.cache import KVCache
 from onfoot.generate.loop import step
 
@@ -42,7 +42,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_eos_token_id(3)
     for name, value in onfoot.create(CONFIG, engine="numpy").params.items():
         kind = gguf.GGMLQuantizationType["Q4_0" if "mlp" in name else "Q8_0" if value.ndim == 2 else "F32"]
-        writer.add_tensor(_their_name(name), quantize(np.asarray(value), kind), raw_dtype=kind)
+        writer.add_tensor(gguf_name(name), quantize(np.asarray(value), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -159,7 +159,7 @@ def bare(tmp_path: Path, leave_out: str) -> Any:
     }  # fmt: skip
     from test_gguf import permuted
 
-    from onfoot.formats.gguf_model import _their_name
+    from onfoot.formats.gguf_model import gguf_name
 
     writer = gguf.GGUFWriter(str(tmp_path / "bare.gguf"), "llama")
     for name, value in writer_values.items():
@@ -167,7 +167,7 @@ def bare(tmp_path: Path, leave_out: str) -> Any:
             (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{name}", value)
     for name, value in m.params.items():
         array = np.asarray(value)
-        writer.add_tensor(_their_name(name), permuted(array, 4) if ".q_proj." in name or ".k_proj." in name else array)
+        writer.add_tensor(gguf_name(name), permuted(array, 4) if ".q_proj." in name or ".k_proj." in name else array)
     writer.add_uint32("tokenizer.ggml.eos_token_id", 7)
     writer.add_uint32("tokenizer.ggml.bos_token_id", 5)
     writer.write_header_to_file()

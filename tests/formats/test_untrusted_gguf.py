@@ -98,7 +98,7 @@ def written(path: Path, change: Callable[[gguf.GGUFWriter, dict[str, Any]], None
         vocab_size=300, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=16,
     )  # fmt: skip
-    from onfoot.formats.gguf_model import _their_name
+    from onfoot.formats.gguf_model import gguf_name
 
     writer = gguf.GGUFWriter(str(path), "llama")
     values: dict[str, Any] = {
@@ -110,7 +110,7 @@ def written(path: Path, change: Callable[[gguf.GGUFWriter, dict[str, Any]], None
         add = {int: writer.add_uint64, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
         add[type(value)](f"llama.{name}", value)
     for name, value in onfoot.create(config, engine="numpy").params.items():
-        writer.add_tensor(_their_name(name), np.asarray(value))
+        writer.add_tensor(gguf_name(name), np.asarray(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

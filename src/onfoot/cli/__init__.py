@@ -16,6 +16,7 @@ from onfoot.cli import (
     check,
     curvature,
     explore,
+    export,
     finetune,
     generate,
     info,
@@ -60,6 +61,7 @@ app.command("train")(train.train)
 app.command("finetune")(finetune.finetune)
 app.command("blame")(blame.blame)
 app.command("merge")(merge.merge)
+app.command("export")(export.export)
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)

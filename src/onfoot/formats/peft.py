@@ -179,7 +179,7 @@ def load_adapter(model: Model, folder: Path, name: str) -> None:
 
 
 def restore_adapter(model: Model, folder: Path) -> None:
-    """Restores the active adapter from the files of `save_adapter`, splitting what `_join` joined."""
+    """Restores the active adapter from the files of `save_adapter`, splitting what `join` joined."""
     assert model.active_adapter is not None
     adapter, tensors = model.adapters[model.active_adapter], TensorFile(folder / TENSORS)
     for layer in dict.fromkeys(lora.base_layer for lora in adapter.layers.values()):
@@ -214,7 +214,7 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
     adapter = model.adapters[name]
     joined: dict[str, tuple[LoraLayer, np.ndarray, np.ndarray]] = {}
     for layer in dict.fromkeys(lora.base_layer for lora in adapter.layers.values()):
-        joined[layer] = _join(model, adapter, layer)
+        joined[layer] = join(model, adapter, layer)
     first = next(iter(joined.values()))[0]
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -259,7 +259,7 @@ def _check_same_head(model: Model, tensors: TensorFile, tensor: str, folder: Pat
         raise ValueError(f"{folder} does not fit this model: its tensor {plain_name(tensor)} differs from the model's")
 
 
-def _join(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.ndarray, np.ndarray]:
+def join(model: Model, adapter: Adapter, layer: str) -> tuple[LoraLayer, np.ndarray, np.ndarray]:
     """The LoRA layers of one layer joined: A stacked by rows, B block by block, the rank their sum."""
     names = adapter.lora_layers(layer)
     downs = [to_numpy(model.params[adapter.down(n)]) for n in names]
