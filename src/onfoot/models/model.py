@@ -16,7 +16,7 @@ from onfoot.models import adapters, examples, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
 from onfoot.models.gradients import OnGradient
-from onfoot.models.layout import Layout, Targets
+from onfoot.models.layout import Layout, Targets, in_window
 from onfoot.models.params import Drawn, default_targets, quantizable, shapes
 from onfoot.models.run import OnActivation, Policy, Run
 from onfoot.models.step import Batch, choose, forward_backward
@@ -383,22 +383,22 @@ class Model:
 
     def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[Layout, np.ndarray | None]:
         """The layout of the tokens, and their positions within their examples if there are segments."""
-        limit = tokens.shape[1]
+        batch, limit = tokens.shape
+        index = np.arange(limit)
         if segments is None:
-            return Layout(np.arange(limit), None, limit), None
+            return in_window(self.config, Layout(index, None, limit), index, batch), None
         if not self.config.causal:
             raise ValueError(
                 "segments need causal=True: without the causal mask, tokens would attend to later examples"
             )
         positions, start = inputs.check_segments(segments, tokens)
-        return Layout(positions, start, limit), positions
+        if limit > getattr(self.config, "max_position_embeddings", limit):
+            limit = int(positions.max()) + 1  # dynamic RoPE depends on the longest example
+        return in_window(self.config, Layout(positions, start, limit), index, batch), positions
 
     def _on_engine(self, layout: Layout) -> Layout:
         """The same with the engine's arrays."""
-        integers = self.engine.integers
-        return Layout(
-            integers(layout.positions), None if layout.start is None else integers(layout.start), layout.limit
-        )
+        return layout.map(lambda _, x: self.engine.integers(x))
 
     def _checked(self, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> Batch:
         """The checked batch: tokens and targets as integers, their layout, and the divisor of the loss."""
