@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from onfoot.cli.console import show_text
+from onfoot.cli.options import Download
 
 
 def merge(
@@ -17,13 +18,14 @@ def merge(
     out: Annotated[Path, typer.Option(help="Output folder of the merged model.")],
     adapter: Annotated[Path | None, typer.Option(help="Adapter folder or run folder.", show_default=False)] = None,
     dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
+    download: Download = False,
 ) -> None:
     """Merge a LoRA adapter into its base model: w + scale d u. The result is an ordinary model folder."""
     from onfoot import load
 
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty; choose another folder with --out")
-    loaded = load(model, dtype)
+    loaded = load(model, dtype, download=download)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if loaded.active_adapter is None:

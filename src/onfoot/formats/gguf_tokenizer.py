@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 
 from onfoot.config import Config
 from onfoot.formats.files import shown
-from onfoot.formats.tokenizer import Tokenizer, check_fits, tokenizer_errors
+from onfoot.formats.tokenizer import Tokenizer, add_bos, check_fits, tokenizer_errors
 
 CONTROL, USER_DEFINED = 3, 4  # token types that are matched before BPE
 # The pre-tokenization pattern of LLaMA 3 and Qwen2; they differ in how many digits stay together.
@@ -76,6 +76,8 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> Tokenizer:
         i = metadata.get(f"tokenizer.ggml.{which}_token_id")
         return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
 
+    if metadata.get("tokenizer.ggml.add_bos_token", whole_words_first) is True:  # LLaMA 3's tokenizer adds it
+        add_bos(backend, named("bos"))
     template = metadata.get("tokenizer.chat_template")
     template = template if isinstance(template, str) else None
     return Tokenizer(backend, named("eos"), named("bos"), template, str(path))

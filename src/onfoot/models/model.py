@@ -429,15 +429,20 @@ def _steps() -> Any:
     return Steps()
 
 
-def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False) -> Model:
-    """Loads a model from a Hugging Face folder, a GGUF file, a run's best checkpoint, or by name ("smollm2").
+def load(
+    path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False, download: bool = False
+) -> Model:
+    """Loads a model from a Hugging Face folder, a GGUF file, a run's best checkpoint, or by name.
 
+    A name is "smollm2", or that of a model on the Hugging Face Hub ("org/name"), which is looked up in the local cache;
+    with `download`, it is fetched first if it is not a local folder.
     For an adapter's folder, the base is loaded too. With `quantized`, weights stay quantized and frozen: those of a
     GGUF file unchanged, those of a folder rounded to 8 bits. Generation is then several times as fast, and a base for
     adapters needs a fraction of the memory.
     """
     from onfoot.formats.files import shown
     from onfoot.formats.gguf_model import find_file, load_gguf
+    from onfoot.formats.hub import fetch, is_hub_name, local_folder
     from onfoot.formats.huggingface import is_model_folder, load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.formats.run_folder import model_folder
@@ -447,18 +452,18 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
         model = load_gguf(file, check_dtype(dtype), engine, quantized)
         model.source = str(path)
         return model
-    folder = model_folder(Path(path))
+    folder = model_folder(fetch(path) if download else local_folder(path))
     if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may be in its base's folder
         return load_folder(folder, check_dtype(dtype), engine, quantized)
     base = base_of(folder)
-    if not isinstance(base, str) or not (os.path.isdir(base) or find_file(base)):
+    if not isinstance(base, str) or not (os.path.isdir(base) or find_file(base) or is_hub_name(base)):
         raise ValueError(
             f"{folder} is an adapter of {shown(base)}, which was not found; load the base, then the adapter "
             f"(onfoot generate BASE --adapter {folder})"
         )
     if is_adapter_folder(base) and not is_model_folder(base):
         raise ValueError(f"{folder} is an adapter of {shown(base)}, which is an adapter itself")
-    model = load(base, dtype, engine, quantized=quantized)
+    model = load(base, dtype, engine, quantized=quantized, download=download)
     model.load_adapter(folder)
     return model
 

@@ -331,7 +331,7 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
     if cache.capacity > model.config.n_positions:
         raise ValueError(f"a cache for {cache.capacity} tokens exceeds n_positions={model.config.n_positions}")
     check_tokens(tokens, model.config.vocab_size, model.config.n_positions)
-    key = tokens.shape, layout.start is None, layout.window_start is None, pool.threads()
+    key = tokens.shape, layout.start is None, pool.threads()
     kept: Token | None = cache.step
     if kept is None or kept.key != key or not kept.entry.is_current(model):
         kept = cache.step = _record_token(model, tokens, layout, cache, key)
