@@ -134,11 +134,11 @@ CLI = [
         ('messages.append({"role": "assistant", "content": answer})', "answer"),
         ("if any(s in model.tokenizer.decode(new) for s in stop):", "if any(s in model.tokenizer.decode(new[-1:]) for s in stop):"),
         ('" ".join(map(str, ids.tolist()))', '",".join(map(str, ids.tolist()))'),
-        ("return [np.asarray([model.tokenizer.eos_id])]", "return [np.asarray([0])]"),
+        ("return [np.asarray(start)]", "return [np.asarray([0])]"),
         ("if len(prompts) == 1 and loaded.tokenizer is not None:", "if len(prompts) >= 1 and loaded.tokenizer is not None:"),
         ('0 is greedy decoding.")] = 0.8', '0 is greedy decoding.")] = 1.0'),
         ("loaded.load_adapter(adapter)", "pass"),
-        ("load(model, dtype, engine, quantized=quantized)", "load(model, dtype, engine)"),
+        ("load(model, dtype, engine, quantized=quantized, download=download)", "load(model, dtype, engine)"),
     ),
     *of(
         "cli/info.py", "cli/test_info_numbers.py",
@@ -555,6 +555,34 @@ FORMATS = [
         [("offset=self._start + begin", "offset=self._start"), ('file.seek(self._start + entry.begin)', 'file.seek(self._start)')],
     ),
     *of(
+        "formats/tokenizer.py", "formats/test_token_parity.py",
+        ("self.backend.encode(text, add_special_tokens=add_special_tokens)", "self.backend.encode(text, add_special_tokens=False)"),
+        ("        if both[: len(first)] == first:\n            return both[len(first) :]\n", ""),
+        ("if self._adds_space and after", "if False and after"),
+        ('if config.get("add_bos_token") is True and', "if False and"),
+    ),
+    *of(
+        "formats/chat.py", "formats/test_token_parity.py",
+        ("return tokenizer.encode(chat_prompt(template, messages))", "return tokenizer.encode(chat_prompt(template, messages), add_special_tokens=True)"),
+    ),
+    *of(
+        "formats/gguf_tokenizer.py", "formats/test_token_parity.py",
+        ('"tokenizer.ggml.add_bos_token", whole_words_first)', '"tokenizer.ggml.add_bos_token", False)'),
+    ),
+    *of(
+        "formats/hub.py", "formats/test_hub.py",
+        ("if Path(path).exists():\n        return Path(path)", "if False:\n        return Path(path)"),
+        ('or not any(folder.glob("*.safetensors"))', ""),
+        (", allow_patterns=list(FILES))", ")"),
+        ("local_files_only=True", "local_files_only=False"),
+    ),
+    *of(
+        "data/sft_examples.py", "formats/test_token_parity.py",
+        ("before = tokenizer.bos_ids + tokenizer.encode(prompt.text)", "before = tokenizer.encode(prompt.text)"),
+        ("learn |= (last > begin) &", "learn |= (last >= begin) &"),
+        ("text, tokenizer.special_tokens, tokenizer", "text, (tokenizer.eos,), tokenizer"),
+    ),
+    *of(
         "formats/huggingface.py", "formats/test_file_details.py formats/test_huggingface.py",
         ('"scale_attn_weights": (True,)', '"scale_attn_weights": (True, False)'),
         ('if family in ("llama", "mistral") and layers != [alike] * len(layers):', "if False:"),
@@ -571,7 +599,7 @@ FORMATS = [
     *of(
         "formats/tokenizer.py", "formats/test_file_details.py formats/test_tokenizer.py",
         ('"bos_token": self.bos or self.eos', '"bos_token": self.eos'),
-        [('_special(path, "eos_token") or END, _special(path, "bos_token")', '_special(path, "bos_token") or END, _special(path, "eos_token")'), ('for name in ("eos_token", "bos_token")]', 'for name in ("bos_token", "eos_token")]')],
+        ('eos, bos = _special(config, "eos_token") or EOS, _special(config, "bos_token")', 'bos, eos = _special(config, "eos_token"), _special(config, "bos_token") or EOS'),
         ("if vocab_size < 257:", "if vocab_size < 256:"),
         ("vocab_size=vocab_size - 1", "vocab_size=vocab_size"),
         ("skip_special_tokens=True)", "skip_special_tokens=False)"),
@@ -691,8 +719,8 @@ TRAIN = [
         ("return len(self.ids) - 1", "return len(self.ids)"),
         ("self.ids[: length + 1], self.learn[: length + 1]", "self.ids[: length], self.learn[: length]"),
         ("if len(example) <= max_length:", "if len(example) < max_length:"),
-        ("not parts[-1].text.rstrip().endswith(eos)", "True"),
-        ("ids, learn = [eos_id], [False]", "ids, learn = [eos_id], [True]"),
+        ("not text.rstrip().endswith(tuple(end for end in ends if end))", "True"),
+        ("before = [tokenizer.eos_id]", "before = []"),
         ("max(1, round(len(examples) * fraction))", "max(1, int(len(examples) * fraction))"),
         ("len(examples) - 1)\n", "len(examples))\n"),
     ),
@@ -974,6 +1002,13 @@ MODELS = [
         ("q, s_norm_q = head_norm(run, config, f\"{attn}.q_norm\", q)", "q, s_norm_q = head_norm(run, config, f\"{attn}.k_norm\", q)"),
     ),
     *of(
+        "models/trace.py", "models/test_families.py",
+        ('n["Δ_6"] = n["Δ_6^u"] + n["Δ_6^g"]', 'n["Δ_6"] = n["Δ_6^u"]'),
+        ('n["Δ_g"], n["Δ_u"] = n["Δ_7"]', 'n["Δ_u"], n["Δ_g"] = n["Δ_7"]'),
+        ("heads = [h // (config.n_head // config.n_kv_head)", "heads = [h % config.n_kv_head"),
+        ("start = layout.window_start if windowed else layout.start", "start = layout.start"),
+    ),
+    *of(
         "models/layout.py", "models/test_families.py",
         ("np.maximum(start, index - window + 1)", "np.maximum(start, index - window)"),
         ("np.maximum(start, index - window + 1)", "np.maximum(0, index - window + 1) + 0 * start"),
@@ -1047,7 +1082,7 @@ MODELS = [
     *of(
         "models/trace.py", "models/test_places.py models/test_model.py cli/test_walk.py",
         ('trace.a["pred"] = softmax(network["a_12"])', 'trace.a["pred"] = network["a_12"]'),
-        ("attention_weights(n[\"q\"], n[\"k\"], config.causal, start)", "attention_weights(n[\"q\"], n[\"k\"], config.causal, None)"),
+        ("return None if start is None else start[:, None]", "return None"),
         ("for b in reversed(range(len(self.blocks))):", "for b in range(len(self.blocks)):"),
     ),
     *of(

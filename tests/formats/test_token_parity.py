@@ -324,8 +324,40 @@ def test_smollm2_has_the_ids_of_transformers() -> None:
 def test_exactly_the_answers_and_their_ends_are_learned(form: str, tmp_path: Path) -> None:
     pair = Pair(tmp_path, form)
     end = {"llama3": "<|eot_id|>", "qwen": "<|im_end|>\n"}[form]
-    for content in ("the cat", "  🤗", "\n\nx", "12345", "naïve  "):
+    for content in ("the cat", "  🤗", "12345", "naïve  "):
         answer = content.strip() if form == "llama3" else content
         turns = [TURNS[0], {"role": "assistant", "content": content}, *TURNS[2:4]]
         made = read_example({"messages": turns}, pair.template, pair.ours, "here")
         assert pair.theirs.decode(made.ids[made.learn]) == f"{answer}{end}Grüße 🤗{end}"
+
+
+THINKING = """{%- set ns = namespace(last=0) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == "user" and ns.last == 0 %}
+        {%- set ns.last = messages | length - 1 - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == "assistant" and loop.index0 < ns.last and '</think>' in content %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def test_a_template_that_drops_earlier_thoughts_can_hold_a_conversation(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, "qwen")
+    template = ChatTemplate(THINKING, eos="<|im_end|>")
+    pair.theirs.chat_template = THINKING
+    thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nthe cat"}
+    for messages in (
+        [TURNS[0]],
+        [TURNS[0], thought, TURNS[2]],
+        [SYSTEM, TURNS[0], thought, TURNS[2], thought, TURNS[4]],
+    ):
+        ids = chat_prompt_ids(pair.ours, template, messages)
+        assert ids == pair.chat(messages, True)
+        assert "hm" not in pair.theirs.decode(ids)

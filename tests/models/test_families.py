@@ -321,3 +321,87 @@ def test_llama3_scaling_without_an_original_length_uses_the_models_own() -> None
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     made = replace(SMALL, rope_scaling=scaling).rope_scaling
     assert made is not None and made.original_max_position_embeddings == 32
+
+
+# The trace
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2, mixed layers", "qwen3, mixed layers", "dynamic"])
+def test_traced_activations_gradients_and_attention_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    config = replace(SMALL, **FAMILIES[family])
+    model = scrambled_llama(config, 11)
+    tokens, targets = batch(config, 11, 2, 13)
+    trace = model.trace(tokens, targets, input_gradient=True)
+    with in_float64():
+        theirs = in_transformers(model, tmp_path)
+        out = theirs(torch.tensor(tokens), output_hidden_states=True, output_attentions=True)
+        for hidden in out.hidden_states:
+            hidden.retain_grad()
+        flat = torch.tensor(targets).flatten()
+        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), flat, ignore_index=-100)
+        loss.backward()
+    assert trace.loss == pytest.approx(loss.item(), rel=1e-12)
+    for b, block in enumerate(trace.blocks):
+        assert_close(block.a[1], out.hidden_states[b].detach().numpy(), 1e-10, f"a_1 of block {b}")
+        assert_close(block.delta[1], out.hidden_states[b].grad.numpy(), 1e-10, f"Δ_1 of block {b}")
+        assert_close(block.rho, out.attentions[b].detach().numpy(), 1e-10, f"ρ of block {b}")
+        assert_close(block.a[10], block.a[5] + block.a[9], 1e-12)
+        assert_close(block.a[8], block.a["g"] / (1 + np.exp(-block.a["g"])) * block.a["u"], 1e-12)
+    assert_close(trace.a[11], out.hidden_states[-1].detach().numpy(), 1e-10)
+    assert_close(trace.delta[11], out.hidden_states[-1].grad.numpy(), 1e-10)
+    table = model.params["model.embed_tokens.weight"]
+    assert_close(trace.delta[0], out.hidden_states[0].grad.numpy() @ table.T, 1e-10)
+    _, grads = model.loss_and_grads(tokens, targets)
+    for name, grad in grads.items():
+        assert_close(trace.grads[name], grad, 1e-12, name)
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3, mixed layers"])
+def test_the_errors_within_a_traced_block_give_its_gradients(family: str) -> None:
+    """∂w = aᵗ Δ of the layers around: the sums Δ_2 and Δ_6, both branches of the MLP, and Δ_3."""
+    model = scrambled_llama(replace(SMALL, **FAMILIES[family]), 12)
+    tokens, targets = batch(SMALL, 12, 2, 13)
+    trace = model.trace(tokens, targets)
+    assert [name for name, b, _ in trace.items() if b == 1][:8] == ["a_1", "a_2", "q", "k", "v", "ρ", "a_3", "a_4"]
+    for b, block in enumerate(trace.blocks):
+        name = f"model.layers.{b}"
+        pairs = {
+            "mlp.gate_proj": ("g", 6),
+            "mlp.up_proj": ("u", 6),
+            "mlp.down_proj": (9, 8),
+            "self_attn.o_proj": (4, 3),
+        }
+        for layer, (delta, a) in pairs.items():
+            expected = np.einsum("bto,bti->oi", block.delta[delta], block.a[a])
+            assert_close(trace.grads[f"{name}.{layer}.weight"], expected, 1e-10, layer)
+        for layer, before, after in (("input_layernorm", 1, 2), ("post_attention_layernorm", 5, 6)):
+            x = block.a[before]
+            normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + model.config.rms_norm_eps)
+            expected = (normed * block.delta[after]).sum((0, 1))
+            assert_close(trace.grads[f"{name}.{layer}.weight"], expected, 1e-10, layer)
+        assert np.abs(block.delta_causal.sum(-1)).max() < 1e-12 * np.abs(block.delta_causal).max()
+
+
+def test_attribution_of_a_qwen3_model_predicts_small_changes() -> None:
+    from onfoot.attribution import attribute
+
+    config = replace(SMALL, **FAMILIES["qwen3, mixed layers"])
+    model = scrambled_llama(config, 13)
+    table = model.params["model.embed_tokens.weight"]
+    model.params["model.embed_tokens.weight"] = table[:1] + 1e-4 * (table - table[:1])  # all tokens are nearly alike
+    result = attribute(model, batch(config, 13, 1, 9)[0][0], n_swaps=5)
+    for swap in result.swaps:
+        assert swap.actual == pytest.approx(swap.predicted, rel=1e-2)
+        assert swap.predicted < 0
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_each_thread_has_the_windows_of_its_own_sequences(n: int, on_threads: Any) -> None:
+    on_threads(n)
+    config = replace(SMALL, **FAMILIES["qwen3, mixed layers"])
+    exact, fast = scrambled_llama(config, 14), scrambled_llama(config, 14, "float32", "numba")
+    tokens, targets = batch(config, 14, *PACKED.shape)
+    _, expected = exact.loss_and_grads(tokens, targets, segments=PACKED)
+    _, grads = fast.loss_and_grads(tokens, targets, segments=PACKED)
+    for name, grad in grads.items():
+        assert_close(grad, expected[name], 3e-5, name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.arrays import Array
-from onfoot.config import Config, GPT2Config
+from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.engine import Engine, check_dtype, get_engine
 from onfoot.models import adapters, examples, inputs
 from onfoot.models.adapters import Adapter
@@ -291,10 +291,8 @@ class Model:
         input_gradient: bool = False,
     ) -> Trace:
         """Every activation and its gradient, by the paper's names; with `input_gradient` also Δ_0, (B, T, V)."""
-        if not isinstance(self.config, GPT2Config):
-            raise ValueError(
-                f"trace() uses the paper's names and supports GPT-2 only, got a {self.config.model_type} model"
-            )
+        if not isinstance(self.config, GPT2Config | LlamaConfig):
+            raise ValueError(f"trace() knows GPT2Config and LlamaConfig, got a {type(self.config).__name__}")
         recorder = Recorder(self.config.n_layer)
         run = self.new_run(on_activation=recorder)
         run.gradients.backprop_to_input()
