@@ -405,3 +405,60 @@ def test_each_thread_has_the_windows_of_its_own_sequences(n: int, on_threads: An
     _, grads = fast.loss_and_grads(tokens, targets, segments=PACKED)
     for name, grad in grads.items():
         assert_close(grad, expected[name], 3e-5, name)
+
+
+# Sizes, memory and commands
+
+RELEASED: dict[str, tuple[dict[str, Any], int]] = {
+    "Llama 3.2 1B": (
+        {"model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+         "num_hidden_layers": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+        1_235_814_400,
+    ),
+    "Mistral 7B": ({"model_type": "mistral"}, 7_241_732_096),
+    "Qwen2.5 0.5B": (
+        {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+         "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        494_032_768,
+    ),
+    "Qwen3 0.6B": (
+        {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+         "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True},
+        596_049_920,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_models_have_as_many_parameters_as_in_transformers(name: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from onfoot.memory import Job, plan
+    from onfoot.models.params import count, shapes
+
+    values, n = RELEASED[name]
+    config = onfoot.LlamaConfig.from_dict(values)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    expected = {key: tuple(p.shape) for key, p in theirs.named_parameters()}
+    assert {key: tuple(shape) for key, shape in shapes(config).items()} == expected
+    assert count(shapes(config)) == n
+    planned = plan(Job(config, 1, 8))
+    assert (planned.weights, planned.moments) == (4 * n, 8 * n)
+
+
+def test_info_and_attribute_read_a_saved_model(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from onfoot.cli import app
+
+    config = replace(SMALL, **FAMILIES["qwen3, mixed layers"])
+    model = scrambled_llama(config, 1, "float32")
+    model.save(tmp_path)
+    shown = CliRunner().invoke(app, ["info", str(tmp_path), "--tensors"])
+    assert shown.exit_code == 0, shown.output
+    assert "qwen3" in shown.output and f"{model.n_params:,}" in shown.output and "window of 3 tokens" in shown.output
+    assert "model.layers.2.self_attn.k_norm.weight" in shown.output
+    told = CliRunner().invoke(app, ["attribute", str(tmp_path), "--tokens", "3 1 4 1 5 9", "--top", "2"])
+    assert told.exit_code == 0, told.output
+    assert f"loss {model.loss(np.array([[3, 1, 4, 1, 5, 9]])):.4f}" in told.output

@@ -111,6 +111,7 @@ def _show_model(model: _ModelInfo, tensors: bool) -> None:
     config, tokenizer, listed = model.config, model.tokenizer, model.tensors
     dtypes = sorted({dtype for _, _, dtype in listed})
     cache = config.n_layer * config.n_kv_head * (config.key_width + config.value_width)
+    window = getattr(config, "sliding_window", None)
     grouped = f", {config.n_kv_head} key/value heads" if config.n_kv_head != config.n_head else ""
     rows: list[tuple[str, ...]] = [
         model.location,
@@ -120,7 +121,7 @@ def _show_model(model: _ModelInfo, tensors: bool) -> None:
         ("hidden size", str(config.n_embd)),
         ("heads", f"{config.n_head} of size {config.value_width}{grouped}"),
         ("MLP hidden size", f"{config.inner_width}, {config.activation_function}"),
-        ("positions", f"{config.n_positions:,}"),
+        ("positions", f"{config.n_positions:,}" + (f", sliding window of {window:,} tokens" if window else "")),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("logits", "tied to the token embedding" if config.tie_word_embeddings else "untied"),
         ("tensors", f"{len(listed)}, {', '.join(dtypes)}, {sum(math.prod(s) for _, s, _ in listed):,} elements"),

@@ -45,7 +45,8 @@ class Rotary(NamedTuple):
 def rotary(run: Run, config: LlamaConfig, layout: Layout) -> Rotary:
     """The rotations of the tokens' positions, the same for all blocks and heads."""
     limit = layout.limit or int(layout.positions.max()) + 1
-    dtype = run.policy.dtype
+    dtype, window = run.policy.dtype, config.sliding_window
+    assert window is None or limit <= window or layout.window_start is not None, "the layout needs `in_window`"
     tables = rotations(config.rope_theta, config.key_width, config.rope_scaling, limit, dtype)
     cos, sin = (run.engine.embedding_forward(layout.positions, run.engine.floats(x, dtype))[0] for x in tables)
     if cos.ndim == 3:  # each sequence has its own positions
