@@ -53,15 +53,16 @@ def llama(rng: Rng, blocks: bool) -> onfoot.LlamaConfig:
     shared, group, half = (int(rng.integers(*x)) for x in ((1, 4), (1, 4), (1, 9)))
     if blocks:
         shared, group, half = 2, int(chosen(rng, 1, 2)), 8
-    kind = chosen(rng, "llama", "llama", "qwen2")
+    kind = chosen(rng, "llama", "llama", "mistral", "qwen2", "qwen3")
     biased = kind == "llama" and bool(rng.random() < 0.3)
+    window = int(rng.integers(1, 12)) if kind != "llama" and rng.random() < 0.6 else None
     return onfoot.LlamaConfig(
         vocab_size=int(rng.integers(2, 90)), hidden_size=2 * half * shared * group,
         intermediate_size=32 * int(rng.integers(1, 4)) if blocks else int(rng.integers(1, 60)),
         num_hidden_layers=int(rng.integers(1, 4)), num_attention_heads=shared * group, num_key_value_heads=shared,
         max_position_embeddings=40, tie_word_embeddings=bool(rng.random() < 0.5), mlp_bias=biased,
         attention_bias=biased, attention_dropout=float(chosen(rng, 0.0, 0.2)),
-        model_type=kind,
+        model_type=kind, sliding_window=window,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""transformers' own LLaMA and Qwen2 as an oracle, in float32 as they are and in a true float64.
+"""transformers' own LLaMA, Mistral, Qwen2 and Qwen3 as an oracle, in float32 as they are and in a true float64.
 
 Their modelling files raise parts to float32 by name (the norms, the angles, the softmax), which rounds a float64 model.
 `in_float64` reads every such float32 as float64, and leaves the code otherwise as it is.
@@ -7,7 +7,7 @@ Their modelling files raise parts to float32 by name (the norms, the angles, the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 
 import onfoot
 from onfoot.models.model import Model
@@ -33,12 +35,12 @@ class _Doubled:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    with (
-        mock.patch.object(modeling_llama, "torch", _Doubled()),
-        mock.patch.object(modeling_qwen2, "torch", _Doubled()),
-        mock.patch.object(modeling_rope_utils, "torch", _Doubled()),
-        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
-    ):
+    with ExitStack() as patches:
+        for module in (modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_rope_utils):
+            patches.enter_context(mock.patch.object(module, "torch", _Doubled()))
+        patches.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+        patches.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)  # dynamic RoPE multiplies an integer tensor by a Python float
         yield
 
 

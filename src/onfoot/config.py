@@ -11,6 +11,30 @@ from onfoot.ops.activation import ACTIVATIONS
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000  # every layer adds named tensors
 LARGEST_FLOAT = 1e38  # within float32
+# RoPE scalings. "linear" divides all frequencies by the factor; "llama3" only the low ones, with a smooth transition;
+# "dynamic" lowers them for sequences longer than max_position_embeddings, the more the longer.
+SCALINGS = ("linear", "llama3", "dynamic")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+# LLaMA and its relatives, with the biases that are not a choice.
+FIXED_BIASES: dict[str, tuple[str, ...]] = {
+    "llama": (),
+    "mistral": ("attention_bias", "mlp_bias"),
+    "qwen2": ("attention_bias", "mlp_bias"),
+    "qwen3": ("mlp_bias",),
+}
+# What transformers assumes for fields that a config.json leaves out, where LLaMA's values differ.
+_QWEN = {
+    "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {
+        "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096,
+        "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+}  # fmt: skip
 
 
 def _check_integers(config: Any, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
@@ -151,15 +175,17 @@ class GPT2Config:
 class RopeScaling:
     """Scaling of the rotary frequencies for contexts longer than those of pretraining."""
 
-    rope_type: str  # "linear": divides all by factor; "llama3": only the low ones, with a smooth transition
+    rope_type: str  # one of SCALINGS
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
 
     def __post_init__(self) -> None:
-        if self.rope_type not in ("linear", "llama3"):
-            raise ValueError(f"rope scaling {shown(self.rope_type)} is not supported; choose from linear, llama3")
+        if not isinstance(self.rope_type, str) or self.rope_type not in SCALINGS:
+            raise ValueError(
+                f"rope scaling {shown(self.rope_type)} is not supported; choose from {', '.join(SCALINGS)}"
+            )
         _check_floats(self, ("factor", "low_freq_factor", "high_freq_factor"))
         _check_integers(self, ("original_max_position_embeddings",))
         if not self.factor >= 1:
@@ -171,7 +197,7 @@ class RopeScaling:
             )
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any] | None) -> RopeScaling | None:
+    def from_dict(cls, values: dict[str, Any] | None, max_position_embeddings: Any) -> RopeScaling | None:
         """The scaling from config.json's rope_scaling or rope_parameters; None if there is none."""
         if values is None:
             return None
@@ -184,16 +210,19 @@ class RopeScaling:
             return None
         known = {field.name for field in fields(cls)}
         given = {name: value for name, value in values.items() if name in known}
-        if "factor" not in given and rope_type in ("linear", "llama3"):
+        if "factor" not in given and rope_type in SCALINGS:
             raise ValueError(f"rope scaling {shown(rope_type)} requires a factor")
+        if rope_type == "llama3":
+            given.setdefault("original_max_position_embeddings", max_position_embeddings)  # as in transformers
         return cls(**{"factor": 1.0, **given, "rope_type": rope_type})
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The configuration of a LLaMA, SmolLM2 or, with `model_type="qwen2"`, Qwen2 model.
+    """The configuration of a LLaMA or SmolLM2 model, or of one of its relatives, named by `model_type`.
 
-    Qwen2 is the same network with biases on queries, keys and values only.
+    "mistral" is the same network with a sliding window. "qwen2" has biases on queries, keys and values only, "qwen3" an
+    RMS norm of each head's queries and keys; both may have a sliding window in some layers.
     """
 
     vocab_size: int = 32000
@@ -210,6 +239,8 @@ class LlamaConfig:
     rope_scaling: RopeScaling | None = None  # or a dict as in config.json
     attention_bias: bool = False  # on queries, keys, values and the output projection
     mlp_bias: bool = False
+    sliding_window: int | None = None  # a token attends to itself and the tokens before it, so many in all
+    layer_types: tuple[str, ...] | None = None  # which layers have the sliding window; all if None
     attention_dropout: float = 0.0
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
@@ -221,20 +252,25 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rope_scaling, RopeScaling):
-            object.__setattr__(self, "rope_scaling", RopeScaling.from_dict(self.rope_scaling))
+            scaling = RopeScaling.from_dict(self.rope_scaling, self.max_position_embeddings)
+            object.__setattr__(self, "rope_scaling", scaling)
         _check_integers(
             self,
             ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "max_position_embeddings"),
-            ("num_key_value_heads", "head_dim"),
+            ("num_key_value_heads", "head_dim", "sliding_window"),
         )  # fmt: skip
         _check_floats(self, ("rms_norm_eps", "initializer_range", "rope_theta", "attention_dropout"))
         _check_flags(self, ("attention_bias", "mlp_bias", "tie_word_embeddings"))
         _check_token_ids(self)
-        if self.model_type not in ("llama", "qwen2"):
-            raise ValueError(f"model_type {shown(self.model_type)} is not supported; choose from llama, qwen2")
-        if self.model_type == "qwen2" and (self.attention_bias or self.mlp_bias):
-            raise ValueError("model_type 'qwen2' has fixed biases: leave attention_bias and mlp_bias False")
+        if not isinstance(self.model_type, str) or self.model_type not in FIXED_BIASES:
+            raise ValueError(
+                f"model_type {shown(self.model_type)} is not supported; choose from {', '.join(FIXED_BIASES)}"
+            )
+        fixed = FIXED_BIASES[self.model_type]
+        if any(getattr(self, name) for name in fixed):
+            raise ValueError(f"model_type {self.model_type!r} has fixed biases: leave {' and '.join(fixed)} False")
+        self._check_window()
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}; "
@@ -252,11 +288,52 @@ class LlamaConfig:
         for name in ("rms_norm_eps", "rope_theta"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        if self.rope_scaling is not None and self.rope_scaling.rope_type == "dynamic":
+            if self.key_width == 2:
+                raise ValueError("rope scaling 'dynamic' needs a head size of at least 4, got 2")
+            scaling = replace(self.rope_scaling, original_max_position_embeddings=self.max_position_embeddings)
+            object.__setattr__(self, "rope_scaling", scaling)
+
+    def _check_window(self) -> None:
+        """Raises ValueError unless the sliding window and its layers fit together."""
+        if self.model_type == "llama" and self.sliding_window is not None:
+            raise ValueError("model_type 'llama' has no sliding window; choose model_type 'mistral'")
+        if self.layer_types is None:
+            return
+        kinds = self.layer_types
+        if not isinstance(kinds, list | tuple) or not all(
+            isinstance(kind, str) and kind in LAYER_TYPES for kind in kinds
+        ):
+            raise ValueError(f"layer_types {shown(kinds)} are not supported, only {' and '.join(LAYER_TYPES)}")
+        object.__setattr__(self, "layer_types", tuple(kinds))
+        if len(kinds) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types must have one entry per layer; got {len(kinds)}, but "
+                f"num_hidden_layers={self.num_hidden_layers}"
+            )
+        if "sliding_attention" in kinds and self.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention, but sliding_window is not set")
+        if len(set(kinds)) == 1:  # all layers are alike
+            object.__setattr__(self, "layer_types", None)
+            object.__setattr__(self, "sliding_window", self.sliding_window if kinds[0] == "sliding_attention" else None)
+
+    def window(self, layer: int) -> int | None:
+        """The size of a layer's sliding window; None: its tokens attend to all tokens before them."""
+        full = self.layer_types is not None and self.layer_types[layer] == "full_attention"
+        return None if full else self.sliding_window
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys have an RMS norm."""
+        return self.model_type == "qwen3"
 
     # The same sizes under the names common to all model families.
 
     @property
     def n_positions(self) -> int:
+        """The longest sequence; dynamic RoPE scaling stretches that of pretraining by its factor."""
+        if self.rope_scaling is not None and self.rope_scaling.rope_type == "dynamic":
+            return int(self.max_position_embeddings * self.rope_scaling.factor)
         return self.max_position_embeddings
 
     @property
@@ -302,14 +379,35 @@ class LlamaConfig:
     def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
         """The configuration from a dict such as config.json; unknown fields are ignored."""
         known = {field.name for field in fields(cls)}
-        given = {name: value for name, value in values.items() if name in known}
+        model_type = values.get("model_type")
+        defaults = FAMILY_DEFAULTS.get(model_type, {}) if isinstance(model_type, str) else {}
+        given = {name: value for name, value in (defaults | values).items() if name in known}
+        if model_type in ("qwen2", "qwen3"):
+            given |= _qwen_window({**defaults, **values})
+        else:
+            given.pop("layer_types", None)  # all layers are alike
+        if model_type == "llama":
+            given.pop("sliding_window", None)  # ignored, as in transformers
         rope = values.get("rope_parameters")  # transformers 5: rope_theta and rope_scaling in one field
         if rope is not None:
             if not isinstance(rope, dict):
                 raise ValueError(f"rope_parameters must be an object, got {shown(rope)}")
             given["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", cls.rope_theta))
-            given["rope_scaling"] = RopeScaling.from_dict(rope)
+            given["rope_scaling"] = rope
         return cls(**given)
+
+
+def _qwen_window(values: dict[str, Any]) -> dict[str, Any]:
+    """The sliding window of a Qwen model: its fields count only with use_sliding_window."""
+    used = values.get("use_sliding_window", False)
+    if not isinstance(used, bool):
+        raise ValueError(f"use_sliding_window must be true or false, got {shown(used)}")
+    if not used:
+        return {"sliding_window": None}
+    first, layers, kinds = values["max_window_layers"], values["num_hidden_layers"], values.get("layer_types")
+    if kinds is None and type(first) is int and type(layers) is int and layers <= MAX_LAYERS:
+        kinds = [LAYER_TYPES[i >= first] for i in range(layers)]
+    return {"layer_types": kinds}
 
 
 Config = GPT2Config | LlamaConfig

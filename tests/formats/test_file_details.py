@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 import onfoot
 from llama_oracle import scrambled_llama
-from onfoot.formats.huggingface import load_config, transformers_config
+from onfoot.formats.huggingface import ARCHITECTURES, load_config, transformers_config
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.quantized import quantize
@@ -101,14 +101,20 @@ def edit(folder: Path, **changes: Any) -> None:
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
-        ("qwen2", {"use_sliding_window": True}, "use_sliding_window=True is not supported"),
-        ("qwen2", {"layer_types": ["sliding_attention"]}, "layer_types .* are not supported"),
+        ("qwen2", {"use_sliding_window": 1}, "use_sliding_window must be true or false, got 1"),
+        ("qwen2", {"layer_types": ["sliding_attention"]}, "sliding_attention, but sliding_window is not set"),
+        ("qwen3", {"layer_types": ["chunked_attention"]}, "layer_types .* are not supported"),
+        ("mistral", {"layer_types": ["full_attention"]}, "layer_types .* are not supported, only sliding_attention"),
     ],
 )
 def test_options_that_change_the_mathematics_are_refused(
     tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
-    config = onfoot.GPT2Config(**SIZES) if family == "gpt2" else onfoot.LlamaConfig(**LLAMA, model_type=family)
+    config = (
+        onfoot.GPT2Config(**SIZES)
+        if family == "gpt2"
+        else onfoot.LlamaConfig.from_dict({**LLAMA, "model_type": family})
+    )
     onfoot.create(config).save(tmp_path)
     load_config(tmp_path)
     edit(tmp_path, **changes)
@@ -116,9 +122,15 @@ def test_options_that_change_the_mathematics_are_refused(
         load_config(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize(
-    "scaling", [None, {"rope_type": "linear", "factor": 2.0}, {"rope_type": "llama3", "factor": 8.0}]
+    "scaling",
+    [
+        None,
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8},
+        {"rope_type": "dynamic", "factor": 2.0},
+    ],
 )
 def test_transformers_reads_the_same_configuration(tmp_path: Path, family: str, scaling: Any) -> None:
     config = onfoot.LlamaConfig.from_dict(
@@ -126,14 +138,15 @@ def test_transformers_reads_the_same_configuration(tmp_path: Path, family: str, 
     )
     scrambled_llama(config, 0, "float32").save(tmp_path)
     theirs = AutoConfig.from_pretrained(tmp_path)
-    assert theirs.architectures == ["LlamaForCausalLM" if family == "llama" else "Qwen2ForCausalLM"]
+    assert theirs.architectures == [ARCHITECTURES[family]]
+    assert getattr(theirs, "sliding_window", None) == config.sliding_window
     assert theirs.rope_parameters["rope_theta"] == 777.0 and theirs.rms_norm_eps == 3e-6
     assert theirs.rope_parameters["rope_type"] == (scaling or {"rope_type": "default"})["rope_type"]
     assert theirs.rope_parameters.get("factor") == (scaling or {}).get("factor")
     assert theirs.num_key_value_heads == 2 and theirs.hidden_act == "silu"
     assert load_config(tmp_path) == config
     values = transformers_config(config, "float32")
-    assert ("attention_bias" in values) == (family == "llama") and values["dtype"] == "float32"
+    assert ("attention_bias" in values) == (family in ("llama", "qwen3")) and values["dtype"] == "float32"
 
 
 def test_the_end_token_is_in_the_generation_configuration(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_the_names_of_older_folders_are_understood(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, r"config\.json: hidden_act='gelu' is not supported, only 'silu'"),
-        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported; supported: gpt2, llama, qwen2"),
+        ({"model_type": "mixtral"}, "model_type 'mixtral' is not supported; supported: gpt2, llama, mistral, qwen2"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types .* are not supported"),
         ({"rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.5, "rope_type": "linear", "factor": 1.0}},

@@ -111,6 +111,8 @@ class Policy(NamedTuple):
 
 ODD = {"causal": False, "qk_head_dim": 5, "head_dim": 9, "activation_function": "relu"}
 UNTIED = {"tie_word_embeddings": False}
+MISTRAL = {"model_type": "mistral", "sliding_window": 4}
+ONE_WINDOW = {"sliding_window": 3, "layer_types": ("full_attention", "sliding_attention")}
 POLICIES: Mapping[str, Policy] = {
     "gpt2": Policy("gpt2"),
     "gpt2 untied": Policy("gpt2", {**UNTIED, "lm_head_bias": True}),
@@ -148,4 +150,13 @@ POLICIES: Mapping[str, Policy] = {
     "llama Q8_0": Policy("llama", UNTIED, quantized("Q8_0")),
     "llama Q4_1": Policy("llama", {"tie_word_embeddings": True}, quantized("Q4_1")),
     "qwen2": Policy("llama", {"model_type": "qwen2", "tie_word_embeddings": True}),
+    "qwen2, a window in one layer": Policy("llama", {"model_type": "qwen2", **ONE_WINDOW}, packed=True),
+    "mistral": Policy("llama", MISTRAL),
+    "mistral recompute, packed": Policy("llama", MISTRAL, recompute, packed=True),
+    "mistral lora, dropout": Policy("llama", {**MISTRAL, "attention_dropout": 0.2}, lora(dropout=0.3), drops=True),
+    "qwen3": Policy("llama", {"model_type": "qwen3", "head_dim": 10}),
+    "qwen3 lora, packed": Policy("llama", {"model_type": "qwen3"}, lora(), packed=True),
+    "qwen3 recompute": Policy("llama", {"model_type": "qwen3", **ONE_WINDOW}, recompute),
+    "qwen3 norms": Policy("llama", {"model_type": "qwen3"}, only("q_norm", "k_norm")),
+    "qwen3 Q8_0": Policy("llama", {"model_type": "qwen3"}, quantized("Q8_0")),
 }  # fmt: skip

@@ -16,7 +16,16 @@ from tokenizers import AddedToken
 import onfoot
 from onfoot.data.packing import Rows, first_fit_decreasing
 from onfoot.data.sft import SftSource, load_source
-from onfoot.data.sft_examples import INSTRUCTION, Example, encode, fit, read_examples, read_parts, split_examples
+from onfoot.data.sft_examples import (
+    INSTRUCTION,
+    Example,
+    encode,
+    encode_chat,
+    fit,
+    read_examples,
+    read_parts,
+    split_examples,
+)
 from onfoot.formats.chat import CHATML, ChatTemplate, Part, chat_prompt, chat_prompt_ids
 from onfoot.formats.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.ops.cross_entropy import IGNORE
@@ -133,7 +142,7 @@ def test_without_segments_the_packed_gradient_would_differ() -> None:
     assert np.abs(apart - mixed).max() > 1e-3 * np.abs(apart).max()
 
 
-def test_parts_are_encoded_separately_so_that_a_prompt_has_the_same_ids_as_in_generation() -> None:
+def test_a_prompt_has_the_same_ids_as_in_generation_even_where_a_token_would_span_both() -> None:
     from onfoot.formats.tokenizer import bpe_tokenizer
 
     bpe = bpe_tokenizer(iter(["abab abab abab"] * 50), 270)
@@ -187,7 +196,7 @@ def test_each_line_is_recognised_by_its_fields(tmp_path: Path) -> None:
 
 
 def test_chatml_learns_every_turn_of_the_assistant_with_its_end() -> None:
-    made = encode(read_parts({"messages": DIALOGUE}, PLAIN), TOKENIZER, "here")
+    made = encode_chat(read_parts({"messages": DIALOGUE}, PLAIN), TOKENIZER, "here")
     pieces = [
         ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n", False),
         ("1<|im_end|>\n", True),
@@ -213,7 +222,7 @@ def test_a_template_of_its_own_marks_turns_by_its_own_tokens(tmp_path: Path) -> 
         Part("[INST] Two? [/INST]", False),
         Part(" 2 </s>", True),
     ]
-    made = encode(template.parts(DIALOGUE), tokenizer, "here")
+    made = encode_chat(template.parts(DIALOGUE), tokenizer, "here")
     assert made.ids[0] == tokenizer.backend.token_to_id("<s>")
     assert (made.ids == tokenizer.eos_id).sum() == 2 and made.ids[-1] == tokenizer.eos_id  # no second one behind
     assert (made.targets == tokenizer.eos_id).sum() == 2
@@ -227,7 +236,7 @@ def test_what_follows_the_last_answer_is_left_out() -> None:
 
 def test_generation_continues_from_the_ids_of_training(tmp_path: Path) -> None:
     for template in (PLAIN, ChatTemplate.find(folder_with(tmp_path, LLAMA, bos_token="<s>", eos_token="</s>"))):
-        made = encode(template.parts(DIALOGUE), TOKENIZER, "here")
+        made = encode_chat(template.parts(DIALOGUE), TOKENIZER, "here")
         second = np.flatnonzero(np.diff(made.learn.astype(int)) == 1)[1] + 1  # where the second answer begins
         assert chat_prompt_ids(TOKENIZER, template, DIALOGUE[:4]) == made.ids[:second].tolist()
         assert chat_prompt(template, DIALOGUE[:4]) == TOKENIZER.backend.decode(

@@ -11,7 +11,7 @@ import numpy as np
 
 from onfoot.arrays import Array
 from onfoot.data.corpus import find_texts, json_lines
-from onfoot.data.sft_examples import encode, form_of, read_parts
+from onfoot.data.sft_examples import form_of, read_example
 from onfoot.formats.chat import check_text
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.generate.chat import template_of
@@ -101,7 +101,7 @@ def _as_example(trainer: Trainer, options: FinetuneOptions, line: Line) -> Query
             "messages": {"messages": roles},
         }
         line = forms[form_of(first)]
-    example = encode(read_parts(line, template_of(model)), model.tokenizer, "the query")
+    example = read_example(line, template_of(model), model.tokenizer, "the query")
     return Query(shown, example.ids.astype(np.int64), example.learn)
 
 
@@ -112,12 +112,15 @@ def _first_file(data: Sequence[str]) -> Path:
 
 
 def _as_text(model: Model, line: Line) -> Query:
-    """The ids of the prompt, then those of the completion; without a prompt, the EOS token comes first."""
+    """The ids of the prompt, then those of the completion; without a prompt, the EOS token comes first.
+
+    The texts of such a run have no BOS token, and neither has the query.
+    """
     tokenizer = model.tokenizer
     assert tokenizer is not None
     if form_of(line) != "prompt":
         raise ValueError('a run of onfoot train has plain texts; give queries with "prompt" and "completion"')
-    prompt, completion = tokenizer.encode(line["prompt"]), tokenizer.encode(line["completion"])
+    prompt, completion = tokenizer.encode(line["prompt"]), tokenizer.encode_after(line["prompt"], line["completion"])
     if not prompt and tokenizer.eos_id is not None:
         prompt = [tokenizer.eos_id]
     ids, learn = np.array(prompt + completion, np.int64), np.array([False] * len(prompt) + [True] * len(completion))

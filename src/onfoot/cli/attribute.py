@@ -26,7 +26,9 @@ def attribute(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Model folder or run folder; by default a small untrained byte-level model."
+            metavar="MODEL",
+            help="Model folder, run folder, GGUF file, smollm2, or org/name; by default a small untrained byte-level "
+            "model.",
         ),
     ] = None,
     tokens: Annotated[
@@ -38,6 +40,7 @@ def attribute(
         str | None, typer.Option("--preset", help="Name of a configuration; by default a small byte-level model.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weight initialization.")] = 0,
+    download: options.Download = False,
     output: Annotated[options.Format, typer.Option("--format", help="Output format.")] = options.Format.rich,
     n_layer: options.NLayer = None,
     n_embd: options.NEmbd = None,
@@ -60,13 +63,13 @@ def attribute(
         if preset_name is not None:
             raise ValueError("give either MODEL or --preset, not both")
         reject_with(context, "MODEL", (*SIZES, "seed"), f"{model} has its own configuration and weights")
-        loaded = load(model)
+        loaded = load(model, download=download)
         if text is not None and loaded.tokenizer is None:
             raise ValueError(f'{model} has no tokenizer; give token ids, as in --tokens "3 1 4 1 5"')
         if loaded.tokenizer is not None:
             names = _token_names(loaded.tokenizer)
         ids = (
-            loaded.tokenizer.encode(text)
+            loaded.tokenizer.encode(text, add_special_tokens=True)
             if loaded.tokenizer and text is not None
             else options.parse_tokens(tokens or "")
         )

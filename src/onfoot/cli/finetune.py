@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from onfoot.cli.fields import options_from, reject_with
-from onfoot.cli.options import Threads
+from onfoot.cli.options import Download, Threads, download_model
 from onfoot.cli.train import next_run_folder, private_values, resume_run, train_and_report
 from onfoot.train.options import FinetuneOptions
 
@@ -38,6 +38,7 @@ def finetune(
         Path | None, typer.Option(help="Run folder to resume, with its original options.", show_default=False)
     ] = None,
     threads: Threads = None,
+    download: Download = False,
     **values: Any,
 ) -> None:
     """Fine-tune a model on prompts and completions: LoRA layers by default, all weights with --full.
@@ -58,6 +59,8 @@ def finetune(
     if validation_data:
         reject_with(context_, "--validation-data", ("validation",), "both choose the validation data")
     private_values(context_, values)
+    if download:
+        download_model(model)
     options = FinetuneOptions(
         model=model,
         data=[str(p) for p in data or []],

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from onfoot.cli.console import show_text
-from onfoot.cli.options import Threads, parse_tokens
+from onfoot.cli.options import Download, Threads, parse_tokens
 from onfoot.engine import ENGINES
 from onfoot.formats.files import read_text
 from onfoot.terminal import for_terminal
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder, run folder, GGUF file, or smollm2.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Model folder, run folder, GGUF file, smollm2, or org/name.")
+    ],
     adapter: Annotated[
         Path | None, typer.Option(help="LoRA adapter to load: adapter folder or run folder.", show_default=False)
     ] = None,
@@ -61,6 +63,7 @@ def generate(
     dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
     engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
     threads: Threads = None,
+    download: Download = False,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Use 8-bit weights, or a GGUF file's own blocks: faster, less memory.")
     ] = False,
@@ -79,7 +82,7 @@ def generate(
         raise ValueError(f"--chat cannot be used with {'--tokens' if tokens else '--slide'}; remove one of them")
     if "" in (stop or []):
         raise ValueError("--stop must not be empty")
-    loaded = load(model, dtype, engine, quantized=quantized)
+    loaded = load(model, dtype, engine, quantized=quantized, download=download)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if chat:
@@ -109,11 +112,12 @@ def generate(
 def _encode(model: Model, texts: list[str]) -> list[np.ndarray]:
     if model.tokenizer is None:
         raise ValueError('this model has no tokenizer; give token ids, as in --tokens "3 1 4"')
-    if not texts:
-        if model.tokenizer.eos_id is None:
+    if not texts:  # the start of a document
+        start = model.tokenizer.bos_ids or ([] if model.tokenizer.eos_id is None else [model.tokenizer.eos_id])
+        if not start:
             raise ValueError("no prompt; give --prompt, --prompt-file or --tokens")
-        return [np.asarray([model.tokenizer.eos_id])]  # the start of a document
-    prompts = [np.asarray(model.tokenizer.encode(text), dtype=np.int64) for text in texts]
+        return [np.asarray(start)]
+    prompts = [np.asarray(model.tokenizer.encode(text, add_special_tokens=True), dtype=np.int64) for text in texts]
     if any(p.size == 0 for p in prompts):
         raise ValueError("an empty prompt has no tokens; omit --prompt to start a new document, or give some text")
     return prompts

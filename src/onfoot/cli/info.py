@@ -10,6 +10,7 @@ import typer
 
 from onfoot.cli.console import Sheet, show_sheet, show_text
 from onfoot.cli.fields import reject_without
+from onfoot.cli.options import Download, download_model
 
 if TYPE_CHECKING:
     from onfoot.config import Config
@@ -21,7 +22,8 @@ def info(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="Model folder, run folder, GGUF file, or smollm2; with --memory also a preset."
+            metavar="MODEL",
+            help="Model folder, run folder, GGUF file, smollm2, or org/name; with --memory also a preset.",
         ),
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
@@ -38,12 +40,16 @@ def info(
     ] = False,
     clip: Annotated[float, typer.Option(help="With --memory: maximum gradient norm; 0 disables clipping.")] = 1.0,
     recompute: Annotated[str, typer.Option(help="With --memory: activations to recompute, none or block.")] = "none",
+    download: Download = False,
 ) -> None:
     """Describe a model folder, a GGUF file or a run, or estimate the memory for training it (--memory)."""
     from onfoot.formats.gguf_model import find_file
+    from onfoot.formats.hub import local_folder
     from onfoot.formats.peft import is_adapter_folder
     from onfoot.formats.run_folder import checkpoints, model_folder
 
+    if download:
+        download_model(folder)
     if memory:
         from onfoot.cli.info_memory import planned_job, show_memory
 
@@ -59,7 +65,7 @@ def info(
         if not checkpoints(folder):
             show_text("  no checkpoint yet, so the model cannot be shown; training writes the first one")
             return
-    model = model_folder(folder)
+    model = model_folder(local_folder(folder))
     if is_adapter_folder(model):
         _show_adapter(model)
     else:
@@ -105,6 +111,7 @@ def _show_model(model: _ModelInfo, tensors: bool) -> None:
     config, tokenizer, listed = model.config, model.tokenizer, model.tensors
     dtypes = sorted({dtype for _, _, dtype in listed})
     cache = config.n_layer * config.n_kv_head * (config.key_width + config.value_width)
+    window = getattr(config, "sliding_window", None)
     grouped = f", {config.n_kv_head} key/value heads" if config.n_kv_head != config.n_head else ""
     rows: list[tuple[str, ...]] = [
         model.location,
@@ -114,7 +121,7 @@ def _show_model(model: _ModelInfo, tensors: bool) -> None:
         ("hidden size", str(config.n_embd)),
         ("heads", f"{config.n_head} of size {config.value_width}{grouped}"),
         ("MLP hidden size", f"{config.inner_width}, {config.activation_function}"),
-        ("positions", f"{config.n_positions:,}"),
+        ("positions", f"{config.n_positions:,}" + (f", sliding window of {window:,} tokens" if window else "")),
         ("vocabulary", f"{config.vocab_size:,}"),
         ("logits", "tied to the token embedding" if config.tie_word_embeddings else "untied"),
         ("tensors", f"{len(listed)}, {', '.join(dtypes)}, {sum(math.prod(s) for _, s, _ in listed):,} elements"),

@@ -9,6 +9,7 @@ from onfoot.cli.console import Sheet, show_sheet, show_text
 from onfoot.config import PRESETS, Config, preset
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_model import find_file, read_config
+from onfoot.formats.hub import local_folder
 from onfoot.formats.huggingface import load_config
 from onfoot.formats.run_folder import model_folder
 from onfoot.memory import Job, advice, plan
@@ -35,7 +36,7 @@ def planned_job(
 
 def _config(model: Path) -> Config:
     file = find_file(model)
-    return load_config(model_folder(model)) if file is None else read_config(GgufFile(file))
+    return load_config(model_folder(local_folder(model))) if file is None else read_config(GgufFile(file))
 
 
 def show_memory(job: Job) -> None:

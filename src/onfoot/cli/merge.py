@@ -9,6 +9,7 @@ import typer
 
 from onfoot.cli.console import show_text
 from onfoot.cli.export import TypeOption, check_target, write_model
+from onfoot.cli.options import Download
 
 
 def merge(
@@ -19,6 +20,7 @@ def merge(
     adapter: Annotated[Path | None, typer.Option(help="Adapter folder or run folder.", show_default=False)] = None,
     dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
     type_: TypeOption = None,
+    download: Download = False,
 ) -> None:
     """Merge a LoRA adapter into its base model: w + scale d u. The result is a model folder or a GGUF file."""
     from onfoot import load
@@ -30,7 +32,7 @@ def merge(
         raise ValueError(f"--type is for GGUF files, and --out {out} is a folder; choose a name that ends in .gguf")
     elif out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty; choose another folder with --out")
-    loaded = load(model, dtype)
+    loaded = load(model, dtype, download=download)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if loaded.active_adapter is None:

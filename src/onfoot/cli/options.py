@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,6 +58,20 @@ class Format(str, Enum):
 
     rich = "rich"
     json = "json"
+
+
+Download = Annotated[
+    bool, typer.Option("--download", help="Fetch MODEL (org/name) from the Hugging Face Hub, where it is not cached.")
+]
+
+
+def download_model(name: str | Path) -> None:
+    """Fetches a model from the Hub into its cache, unless it is a local one."""
+    from onfoot.formats.gguf_model import find_file
+    from onfoot.formats.hub import fetch
+
+    if find_file(name) is None:
+        fetch(name)
 
 
 def configure(base: GPT2Config, **changes: Any) -> GPT2Config:

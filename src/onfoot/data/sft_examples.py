@@ -97,12 +97,18 @@ def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTem
         for number, value in corpus.json_lines(text.path):
             where = f"{text.path}, line {number}"
             try:
-                examples.append(encode(read_parts(value, template), tokenizer, where))
+                examples.append(read_example(value, template, tokenizer, where))
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
         if len(examples) == before:
             raise ValueError(f"{text.path} has only blank lines; each line must be one of {ACCEPTED}")
     return examples
+
+
+def read_example(value: Any, template: ChatTemplate, tokenizer: Tokenizer, where: str) -> Example:
+    """One line of a .jsonl file as an example."""
+    parts = read_parts(value, template)
+    return (encode_chat if form_of(value) == "messages" else encode)(parts, tokenizer, where)
 
 
 def read_parts(value: Any, template: ChatTemplate) -> list[Part]:
@@ -122,22 +128,42 @@ def read_parts(value: Any, template: ChatTemplate) -> list[Part]:
 
 
 def encode(parts: Sequence[Part], tokenizer: Tokenizer, where: str) -> Example:
-    """Concatenates the ids of the parts, each encoded separately as in generation, and appends the EOS token.
+    """The ids of a prompt, which are those of generation, the ids of its completion, and the EOS token.
 
-    An example without a prompt starts with the EOS token, as generation without a prompt does.
+    Together they are the tokenizer's ids of the whole text, unless one of its tokens would span both. An example
+    without a prompt starts with the BOS token if the tokenizer adds it, or with EOS, as generation does.
     """
-    ids: list[int] = []
-    learn: list[bool] = []
-    eos, eos_id = tokenizer.eos, tokenizer.eos_id
+    prompt, completion = parts
+    before = tokenizer.bos_ids + tokenizer.encode(prompt.text)
+    if not before and tokenizer.eos_id is not None:
+        before = [tokenizer.eos_id]
+    after = tokenizer.encode_after(prompt.text, completion.text)
+    ids, learn = before + after, [False] * len(before) + [True] * len(after)
+    return _example(ids, learn, completion.text, (tokenizer.eos,), tokenizer, where)
+
+
+def encode_chat(parts: Sequence[Part], tokenizer: Tokenizer, where: str) -> Example:
+    """The ids of a conversation, encoded as one text; those of the answers are learned.
+
+    The EOS token is appended unless a special token, such as <|im_end|>, already ends the last turn.
+    """
+    text = "".join(part.text for part in parts)
+    encoding = tokenizer.encoding(text)
+    learn, end = np.zeros(len(encoding.ids), dtype=bool), 0
+    first, last = np.array(encoding.offsets or [(0, 0)]).T  # of each id; some tokenizers leave spaces out
     for part in parts:
-        new = tokenizer.encode(part.text)
-        if part.learn and not ids and eos_id is not None:
-            ids, learn = [eos_id], [False]
-        ids += new
-        learn += [part.learn] * len(new)
-    if eos is not None and eos_id is not None and not parts[-1].text.rstrip().endswith(eos):
-        ids.append(eos_id)
-        learn.append(True)
+        begin, end = end, end + len(part.text)
+        if part.learn:
+            learn |= (last > begin) & ((first < end) | ((first == end) & (last == end)))
+    return _example(encoding.ids, learn.tolist(), text, tokenizer.special_tokens, tokenizer, where)
+
+
+def _example(
+    ids: list[int], learn: list[bool], text: str, ends: Sequence[str | None], tokenizer: Tokenizer, where: str
+) -> Example:
+    """The example of these ids, followed by the EOS token unless one of `ends` is already at the end of the text."""
+    if tokenizer.eos_id is not None and not text.rstrip().endswith(tuple(end for end in ends if end)):
+        ids, learn = [*ids, tokenizer.eos_id], [*learn, True]
     if not any(learn[1:]):
         raise ValueError("no targets: the completion has at most one token, and no token precedes it")
     return Example(np.asarray(ids, dtype=np.int32), np.asarray(learn, dtype=bool), where)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onfoot.config import GPT2Config
 from onfoot.explore import mistakes, one_step, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
@@ -47,6 +48,11 @@ class Study:
         self.model, self.tokens = model, tokens
         self.targets = next_token_targets(tokens)
         self.divisor = count_targets(self.targets)
+        if not isinstance(model.config, GPT2Config):
+            raise ValueError(
+                f"explore shows GPT-2 networks, got a {model.config.model_type} model; onfoot attribute and "
+                f"model.trace() support it"
+            )
         trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=True)
         self.context = StudyContext(model, trace, tokens, self.targets, self.divisor)
         self.steps: list[Step] = build_steps(self.context)

@@ -26,7 +26,7 @@ def read_text(model: Model, text: str) -> np.ndarray:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"the text has {len(text):,} characters, the limit is {MAX_CHARACTERS:,}; shorten it")
     try:
-        ids = model.tokenizer.encode(text)
+        ids = model.tokenizer.encode(text, add_special_tokens=True)
     except ValueError as error:  # a character that the tokenizer does not know
         reason, _, _ = str(error).partition(";")
         known = "".join(x for x in vocabulary(model) if len(x) == 1) if model.config.vocab_size < 128 else ""

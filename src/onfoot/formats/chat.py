@@ -24,7 +24,7 @@ Message = dict[str, Any]  # "role" and "content", both strings
 
 
 class Part(NamedTuple):
-    """A piece of a conversation that is tokenized on its own; `learn` is true for the assistant's answers."""
+    """A piece of a conversation; `learn` is true for the assistant's answers."""
 
     text: str
     learn: bool
@@ -79,11 +79,10 @@ class ChatTemplate:
         except Exception as error:  # a template is a program and can raise anything
             raise ValueError(f"the chat template of {self.name} failed: {one_line(error)}") from None
 
-    def parts(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> list[Part]:
+    def parts(self, messages: Sequence[Message]) -> list[Part]:
         """The conversation split at the start and end of each assistant turn; a turn includes its end-of-turn marker.
 
-        Text after the last turn is dropped, or becomes the last part with a generation prompt. So training and
-        generation split and tokenize a conversation in the same way.
+        Text after the last turn is dropped.
         """
         check_messages(messages)
         parts: list[Part] = []
@@ -96,8 +95,6 @@ class ChatTemplate:
                     raise ValueError(f"the chat template of {self.name} renders nothing for message {k + 1}")
                 parts += [Part(before[len(text) :], False), Part(after[len(before) :], True)]
                 text = after
-        if add_generation_prompt:
-            parts.append(Part(self._render_after(text, messages, True)[len(text) :], False))
         return parts
 
     def end_of_turn(self) -> str:
@@ -127,8 +124,8 @@ def chat_prompt(template: ChatTemplate | str | Path, messages: Sequence[Message]
 
 
 def chat_prompt_ids(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
-    """The ids of the prompt, encoded part by part, as in training."""
-    return [i for part in template.parts(messages, True) for i in tokenizer.encode(part.text)]
+    """The ids of the prompt, encoded as one text, as in training; its special tokens are in the template."""
+    return tokenizer.encode(chat_prompt(template, messages))
 
 
 def check_messages(messages: Any) -> None:

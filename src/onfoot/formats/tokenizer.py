@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Encoding, Regex, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from onfoot.formats.files import one_line, parse_json, read_json, read_text, shown
@@ -60,8 +61,48 @@ class Tokenizer:
         """The id of the end-of-text token, if there is one."""
         return None if self.eos is None else self.backend.token_to_id(self.eos)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text; raises ValueError for an unknown character."""
+    @cached_property
+    def bos_ids(self) -> list[int]:
+        """The ids that the tokenizer itself puts before a text, such as LLaMA's BOS token; mostly one or none."""
+        with tokenizer_errors(self.name):
+            whole, text = (self.backend.encode("a", add_special_tokens=flag).ids for flag in (True, False))
+        return next((whole[:i] for i in range(len(whole)) if whole[i : i + len(text)] == text), [])
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of all special tokens: EOS, the markers of a chat, ..."""
+        return tuple(t.content for t in self.backend.get_added_tokens_decoder().values() if t.special)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text; raises ValueError for an unknown character.
+
+        With `add_special_tokens`, as for a prompt, BOS and EOS are added where the model's own tokenizer adds them.
+        """
+        return self.encoding(text, add_special_tokens).ids
+
+    def encode_after(self, before: str, text: str) -> list[int]:
+        """The ids of a text that continues another one, whose ids are those of `encode`.
+
+        They are the rest of the ids of both together, unless a token would span both: then the text is encoded alone.
+        """
+        first, both = self.encode(before), self.encode(before + text)
+        if both[: len(first)] == first:
+            return both[len(first) :]
+        line, after = self.encode("\n"), self.encode("\n" + text)
+        if self._adds_space and after[: len(line)] == line:
+            return after[len(line) :]
+        return self.encode(text)
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether a text is encoded with a space before it, as by SentencePiece."""
+        try:
+            return self.encode("\na") != [*self.encode("\n"), *self.encode("a")]
+        except ValueError:  # a tokenizer of other characters
+            return False
+
+    def encoding(self, text: str, add_special_tokens: bool = False) -> Encoding:
+        """The ids of a text with their offsets in it."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -69,7 +110,7 @@ class Tokenizer:
                 f"the text has an unpaired surrogate, {text[error.start]!r}, at position {error.start}"
             ) from None
         with tokenizer_errors(self.name):
-            encoding = self.backend.encode(text, add_special_tokens=False)
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
             unknown = self.backend.token_to_id(UNKNOWN)
         if unknown is not None and unknown in encoding.ids:
             begin, end = encoding.offsets[encoding.ids.index(unknown)]
@@ -77,7 +118,7 @@ class Tokenizer:
                 f"the character {text[begin:end]!r} is not in this character tokenizer's vocabulary ({self.name}); "
                 f"use the byte or bpe tokenizer for arbitrary text"
             )
-        return encoding.ids
+        return encoding
 
     def decode(self, ids: Iterable[int]) -> str:
         with tokenizer_errors(self.name):
@@ -111,8 +152,15 @@ class Tokenizer:
             with tokenizer_errors(str(path)):
                 backend = Backend.from_str(text)
         config = _config(path)
-        special = [_special(config, name) for name in ("eos_token", "bos_token")]
-        return cls(backend, special[0] or EOS, special[1], _chat_template(path, config), str(path))
+        eos, bos = _special(config, "eos_token") or EOS, _special(config, "bos_token")
+        with tokenizer_errors(str(path)):
+            added = {token.content for token in backend.get_added_tokens_decoder().values()}
+            for token in (eos, bos, _special(config, "unk_token"), _special(config, "pad_token")):
+                if token is not None and token not in added and backend.token_to_id(token) is not None:
+                    backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])  # found in texts
+            if config.get("add_bos_token") is True and backend.post_processor is None:
+                add_bos(backend, bos)
+        return cls(backend, eos, bos, _chat_template(path, config), str(path))
 
     def save(self, folder: str | Path, model_max_length: int) -> None:
         """Saves tokenizer.json and tokenizer_config.json for AutoTokenizer."""
@@ -159,6 +207,13 @@ def bpe_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     )
     backend.train_from_iterator(texts, trainer)
     return _with_eos(backend)
+
+
+def add_bos(backend: Backend, bos: str | None) -> None:
+    """Makes a tokenizer put the BOS token before each text, if it has that token."""
+    i = None if bos is None else backend.token_to_id(bos)
+    if i is not None:
+        backend.post_processor = processors.TemplateProcessing(single=[f"{bos}:0", "$A:0"], special_tokens=[(bos, i)])
 
 
 def _byte_level(backend: Backend, use_regex: bool) -> None:

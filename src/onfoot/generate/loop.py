@@ -12,7 +12,7 @@ from onfoot.generate.cache import KVCache
 from onfoot.generate.sampling import Sampling, next_token
 from onfoot.models import inputs
 from onfoot.models.families import network
-from onfoot.models.layout import Layout
+from onfoot.models.layout import Layout, in_window
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -70,7 +70,7 @@ def step(model: Model, tokens: np.ndarray, pad: np.ndarray, cache: KVCache) -> A
     index = cache.length + np.arange(t)
     positions = np.maximum(index - pad[:, None], 0)  # (B, T): the first token after the padding has position 0
     start = None if not pad.any() else np.broadcast_to(pad[:, None], (b, t))
-    layout = Layout(positions, start, cache.capacity)
+    layout = in_window(model.config, Layout(positions, start, cache.capacity), index, b)
     if engine.records and t == 1 and cache.length:
         from onfoot.models.recorded import next_logits
 
@@ -78,9 +78,7 @@ def step(model: Model, tokens: np.ndarray, pad: np.ndarray, cache: KVCache) -> A
         if logits is not None:
             cache.length += t
             return logits
-    layout = layout._replace(
-        positions=engine.integers(positions), start=None if start is None else engine.integers(start)
-    )
+    layout = layout.map(lambda _, x: engine.integers(x))
     net, run = network(model.config), model.new_run(keep_saved=False, cache=cache)
     features, _ = net.features_forward(run, model.config, engine.integers(tokens), layout)
     cache.length += t

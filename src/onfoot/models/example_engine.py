@@ -159,7 +159,10 @@ class ExampleEngine(Engine):
 
     def _of_rms_norm(self, dy: Array, saved: NormExamplesSaved) -> Formed:
         normed = self.base.rms_norm_forward(saved.x, _constants(saved.x)[0], saved.eps)[0]
-        return sums(self.base, self.spans, rows(normed * dy))  # eq RMS.4
+        terms = normed * dy
+        if terms.ndim == 4:  # a norm per head, (B, T, H, D): its weight is shared by the heads
+            terms = terms.sum(axis=2)
+        return sums(self.base, self.spans, rows(terms))  # eq RMS.4
 
 
 def _constants(x: Array) -> tuple[Array, Array]:

@@ -1,8 +1,9 @@
-"""LLaMA, SmolLM2 and Qwen2, written once against an engine.
+"""LLaMA and its relatives SmolLM2, Mistral, Qwen2 and Qwen3, written once against an engine.
 
 Differences from GPT-2: RMS norm instead of layer norm, rotary position embedding (RoPE) instead of a table,
-grouped-query attention, and a gated MLP (SwiGLU). The steps are numbered as in the GPT-2 network: a_1 is the input of a
-block, a_5 the residual stream after attention, a_10 its output.
+grouped-query attention, and a gated MLP (SwiGLU). Mistral's tokens attend to a sliding window; Qwen3 has an RMS norm of
+each head's queries and keys. The steps are numbered as in the GPT-2 network: a_1 is the input of a block, a_5 the
+residual stream after attention, a_10 its output.
 """
 
 from __future__ import annotations
@@ -38,24 +39,42 @@ class Rotary(NamedTuple):
     cos: Array  # (T, D/2) or (B, 1, T, D/2)
     sin: Array
     start: Array | None  # (B, T)
+    window_start: Array | None  # (B, T), in layers with a sliding window
 
 
 def rotary(run: Run, config: LlamaConfig, layout: Layout) -> Rotary:
     """The rotations of the tokens' positions, the same for all blocks and heads."""
     limit = layout.limit or int(layout.positions.max()) + 1
-    dtype = run.policy.dtype
+    dtype, window = run.policy.dtype, config.sliding_window
+    assert window is None or limit <= window or layout.window_start is not None, "the layout needs `in_window`"
     tables = rotations(config.rope_theta, config.key_width, config.rope_scaling, limit, dtype)
     cos, sin = (run.engine.embedding_forward(layout.positions, run.engine.floats(x, dtype))[0] for x in tables)
     if cos.ndim == 3:  # each sequence has its own positions
         cos, sin = cos[:, None], sin[:, None]
-    return Rotary(cos, sin, layout.start)
+    return Rotary(cos, sin, layout.start, layout.start if layout.window_start is None else layout.window_start)
 
 
 @lru_cache(maxsize=8)
 def rotations(theta: float, width: int, scaling: Any, limit: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of all positions below a limit, (limit, D/2)."""
-    cos, sin = angles(np.arange(limit), frequencies(theta, width, scaling))
+    cos, sin = angles(np.arange(limit), frequencies(theta, width, scaling, limit))
     return np.ascontiguousarray(cos, dtype), np.ascontiguousarray(sin, dtype)
+
+
+def head_norm(run: Run, config: LlamaConfig, layer: str, x: Array) -> tuple[Array, Any]:
+    """Qwen3's RMS norm of each head's queries or keys, x (B, T, H D); the others have none."""
+    if not config.qk_norm:
+        return x, None
+    y, saved = run.rms_norm(layer, x.reshape(*x.shape[:2], -1, config.key_width), config.rms_norm_eps)  # (B, T, H, D)
+    return y.reshape(*x.shape), saved  # eq LLAMA.5
+
+
+def head_norm_backward(run: Run, config: LlamaConfig, layer: str, dy: Array, saved: Any) -> Array:
+    """The gradient of x; that of the norm's weight is summed over tokens and heads."""
+    if not config.qk_norm:
+        return dy
+    dx = run.rms_norm_backward(layer, dy.reshape(*dy.shape[:2], -1, config.key_width), saved)
+    return dx.reshape(*dy.shape)
 
 
 def block_forward(run: Run, config: LlamaConfig, b: int, a1: Array, rope: Rotary) -> tuple[Array, Any]:
@@ -67,10 +86,13 @@ def block_forward(run: Run, config: LlamaConfig, b: int, a1: Array, rope: Rotary
     q, s_q = run.linear(f"{attn}.q_proj", a2)  # (B, T, H D)
     k, s_k = run.linear(f"{attn}.k_proj", a2)  # (B, T, Hkv D)
     v, s_v = run.linear(f"{attn}.v_proj", a2)  # (B, T, Hkv D)
+    q, s_norm_q = head_norm(run, config, f"{attn}.q_norm", q)
+    k, s_norm_k = head_norm(run, config, f"{attn}.k_norm", k)
     q, s_turn_q = eng.rope_forward(split_heads(q, config.n_head), rope.cos, rope.sin)  # (B, H, T, D)
     k, s_turn_k = eng.rope_forward(split_heads(k, config.n_kv_head), rope.cos, rope.sin)  # (B, Hkv, T, D)
     v = split_heads(v, config.n_kv_head)
-    a3, s_attention = run.attention(attn, q, k, v, True, rope.start, config.attention_dropout)
+    start = rope.start if config.window(b) is None else rope.window_start
+    a3, s_attention = run.attention(attn, q, k, v, True, start, config.attention_dropout)
     a5, s_o = run.linear_skip(f"{attn}.o_proj", a3, a1)  # a_5 = a_1 + a_4
 
     a6, s_norm2 = run.rms_norm(f"{name}.post_attention_layernorm", a5, eps)
@@ -79,14 +101,16 @@ def block_forward(run: Run, config: LlamaConfig, b: int, a1: Array, rope: Rotary
     a8, s_glu = run.activation(f"{mlp}.act", "swiglu", gate, up)
     a10, s_down = run.linear_skip(f"{mlp}.down_proj", a8, a5)  # a_10 = a_5 + a_9
 
-    return a10, (s_norm1, s_q, s_k, s_v, s_turn_q, s_turn_k, s_attention, s_o, s_norm2, s_gate, s_up, s_glu, s_down)
+    heads = s_q, s_k, s_v, s_norm_q, s_norm_k, s_turn_q, s_turn_k, s_attention
+    return a10, (s_norm1, heads, s_o, s_norm2, s_gate, s_up, s_glu, s_down)
 
 
 def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any) -> Array:
     """Δ_10 -> Δ_1, and the gradients of the block's parameters."""
     eng, name = run.engine, f"model.layers.{b}"
     attn, mlp = f"{name}.self_attn", f"{name}.mlp"
-    s_norm1, s_q, s_k, s_v, s_turn_q, s_turn_k, s_attention, s_o, s_norm2, s_gate, s_up, s_glu, s_down = saved
+    s_norm1, heads, s_o, s_norm2, s_gate, s_up, s_glu, s_down = saved
+    s_q, s_k, s_v, s_norm_q, s_norm_k, s_turn_q, s_turn_k, s_attention = heads
 
     d8 = run.linear_skip_backward(f"{mlp}.down_proj", d10, s_down)  # Δ_9 = Δ_10
     dgate, dup = run.activation_backward(f"{mlp}.act", "swiglu", d8, s_glu)
@@ -96,10 +120,12 @@ def block_backward(run: Run, config: LlamaConfig, b: int, d10: Array, saved: Any
 
     d3 = run.linear_skip_backward(f"{attn}.o_proj", d5, s_o)  # Δ_4 = Δ_5
     dq, dk, dv = run.attention_backward(attn, d3, s_attention)
-    dq, dk = eng.rope_backward(dq, s_turn_q), eng.rope_backward(dk, s_turn_k)
+    dq, dk = merge_heads(eng.rope_backward(dq, s_turn_q)), merge_heads(eng.rope_backward(dk, s_turn_k))
+    dq = head_norm_backward(run, config, f"{attn}.q_norm", dq, s_norm_q)
+    dk = head_norm_backward(run, config, f"{attn}.k_norm", dk, s_norm_k)
     d2 = run.linear_backward(f"{attn}.v_proj", merge_heads(dv), s_v)
-    d2 = eng.add(d2, run.linear_backward(f"{attn}.k_proj", merge_heads(dk), s_k))
-    d2 = eng.add(d2, run.linear_backward(f"{attn}.q_proj", merge_heads(dq), s_q))  # eq LLAMA.3
+    d2 = eng.add(d2, run.linear_backward(f"{attn}.k_proj", dk, s_k))
+    d2 = eng.add(d2, run.linear_backward(f"{attn}.q_proj", dq, s_q))  # eq LLAMA.3
     return run.rms_norm_backward(f"{name}.input_layernorm", d2, s_norm1, skip_gradient=d5)  # eq LLAMA.4
 
 

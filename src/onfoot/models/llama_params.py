@@ -33,6 +33,8 @@ def block_shapes(config: LlamaConfig) -> dict[str, Shape]:
         out[f"{name}.weight"] = (n_out, n_in)
         if bias:
             out[f"{name}.bias"] = (n_out,)
+        if config.qk_norm and name in ("self_attn.q_proj", "self_attn.k_proj"):
+            out[name.replace("_proj", "_norm.weight")] = (config.key_width,)
     return out
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.arrays import Array
-from onfoot.config import Config, GPT2Config
+from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.engine import Engine, check_dtype, get_engine
 from onfoot.models import adapters, examples, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
 from onfoot.models.gradients import OnGradient
-from onfoot.models.layout import Layout, Targets
+from onfoot.models.layout import Layout, Targets, in_window
 from onfoot.models.params import Drawn, default_targets, quantizable, shapes
 from onfoot.models.run import OnActivation, Policy, Run
 from onfoot.models.step import Batch, choose, forward_backward
@@ -291,10 +291,8 @@ class Model:
         input_gradient: bool = False,
     ) -> Trace:
         """Every activation and its gradient, by the paper's names; with `input_gradient` also Δ_0, (B, T, V)."""
-        if not isinstance(self.config, GPT2Config):
-            raise ValueError(
-                f"trace() uses the paper's names and supports GPT-2 only, got a {self.config.model_type} model"
-            )
+        if not isinstance(self.config, GPT2Config | LlamaConfig):
+            raise ValueError(f"trace() knows GPT2Config and LlamaConfig, got a {type(self.config).__name__}")
         recorder = Recorder(self.config.n_layer)
         run = self.new_run(on_activation=recorder)
         run.gradients.backprop_to_input()
@@ -383,22 +381,22 @@ class Model:
 
     def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[Layout, np.ndarray | None]:
         """The layout of the tokens, and their positions within their examples if there are segments."""
-        limit = tokens.shape[1]
+        batch, limit = tokens.shape
+        index = np.arange(limit)
         if segments is None:
-            return Layout(np.arange(limit), None, limit), None
+            return in_window(self.config, Layout(index, None, limit), index, batch), None
         if not self.config.causal:
             raise ValueError(
                 "segments need causal=True: without the causal mask, tokens would attend to later examples"
             )
         positions, start = inputs.check_segments(segments, tokens)
-        return Layout(positions, start, limit), positions
+        if limit > getattr(self.config, "max_position_embeddings", limit):
+            limit = int(positions.max()) + 1  # dynamic RoPE depends on the longest example
+        return in_window(self.config, Layout(positions, start, limit), index, batch), positions
 
     def _on_engine(self, layout: Layout) -> Layout:
         """The same with the engine's arrays."""
-        integers = self.engine.integers
-        return Layout(
-            integers(layout.positions), None if layout.start is None else integers(layout.start), layout.limit
-        )
+        return layout.map(lambda _, x: self.engine.integers(x))
 
     def _checked(self, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> Batch:
         """The checked batch: tokens and targets as integers, their layout, and the divisor of the loss."""
@@ -429,15 +427,20 @@ def _steps() -> Any:
     return Steps()
 
 
-def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False) -> Model:
-    """Loads a model from a Hugging Face folder, a GGUF file, a run's best checkpoint, or by name ("smollm2").
+def load(
+    path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False, download: bool = False
+) -> Model:
+    """Loads a model from a Hugging Face folder, a GGUF file, a run's best checkpoint, or by name.
 
+    A name is "smollm2", or that of a model on the Hugging Face Hub ("org/name"), which is looked up in the local cache;
+    with `download`, it is fetched first if it is not a local folder.
     For an adapter's folder, the base is loaded too. With `quantized`, weights stay quantized and frozen: those of a
     GGUF file unchanged, those of a folder rounded to 8 bits. Generation is then several times as fast, and a base for
     adapters needs a fraction of the memory.
     """
     from onfoot.formats.files import shown
     from onfoot.formats.gguf_model import find_file, load_gguf
+    from onfoot.formats.hub import fetch, is_hub_name, local_folder
     from onfoot.formats.huggingface import is_model_folder, load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.formats.run_folder import model_folder
@@ -447,18 +450,18 @@ def load(path: str | Path, dtype: str = "float32", engine: str = "auto", *, quan
         model = load_gguf(file, check_dtype(dtype), engine, quantized)
         model.source = str(path)
         return model
-    folder = model_folder(Path(path))
+    folder = model_folder(fetch(path) if download else local_folder(path))
     if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may be in its base's folder
         return load_folder(folder, check_dtype(dtype), engine, quantized)
     base = base_of(folder)
-    if not isinstance(base, str) or not (os.path.isdir(base) or find_file(base)):
+    if not isinstance(base, str) or not (os.path.isdir(base) or find_file(base) or is_hub_name(base)):
         raise ValueError(
             f"{folder} is an adapter of {shown(base)}, which was not found; load the base, then the adapter "
             f"(onfoot generate BASE --adapter {folder})"
         )
     if is_adapter_folder(base) and not is_model_folder(base):
         raise ValueError(f"{folder} is an adapter of {shown(base)}, which is an adapter itself")
-    model = load(base, dtype, engine, quantized=quantized)
+    model = load(base, dtype, engine, quantized=quantized, download=download)
     model.load_adapter(folder)
     return model
 

@@ -202,9 +202,7 @@ def given(recorder: Recorder, batch: Batch) -> tuple[Any, Targets, Layout, Any]:
         return None if x is None else recorder.input(x.shape, x.dtype, key)
 
     tokens = given_array(batch.tokens, "tokens")
-    recorded_layout = Layout(
-        given_array(layout.positions, "positions"), given_array(layout.start, "start"), layout.limit
-    )
+    recorded_layout = layout.map(lambda name, x: recorder.input(x.shape, x.dtype, name))
     wanted = Targets(
         given_array(targets.ids, "targets"),
         given_array(targets.rows, "rows"),
@@ -253,8 +251,7 @@ def fill(replay: Replay, model: Model, batch: Batch, whole: Batch, a: int) -> No
     """Fills in the inputs of a replay; `batch` is the part of `whole` that starts with sequence a."""
     values = {
         "tokens": batch.tokens,
-        "positions": batch.layout.positions,
-        "start": batch.layout.start,
+        **batch.layout._asdict(),
         "targets": batch.targets.ids,
         "rows": batch.targets.rows,
         "chosen": batch.targets.chosen,
@@ -340,7 +337,7 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
         kept = cache.step = _record_token(model, tokens, layout, cache, key)
     if kept.replay is None:
         return None
-    values = {"tokens": tokens, "positions": layout.positions, "start": layout.start}
+    values = {"tokens": tokens, **layout._asdict()}
     found: list[np.ndarray] = []
     with if_free(kept.entry.lock) as free:
         if not free:
@@ -356,8 +353,7 @@ def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, 
     entry = Entry.of(model, None, [])
     try:
         with recorder.recording():
-            start = None if layout.start is None else recorder.input(layout.start.shape, np.int64, "start")
-            recorded_layout = Layout(recorder.input(layout.positions.shape, np.int64, "positions"), start, layout.limit)
+            recorded_layout = layout.map(lambda name, x: recorder.input(x.shape, np.int64, name))
             run = model.new_run(keep_saved=False, cache=cache)
             run.params = recorded_params(model.params)
             net = network(model.config)

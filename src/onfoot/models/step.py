@@ -28,12 +28,10 @@ class Batch(NamedTuple):
 
     def rows(self, a: int, e: int) -> Batch:
         """The sequences a to e (exclusive)."""
-        layout = self.layout
-        positions = layout.positions if layout.positions.ndim == 1 else layout.positions[a:e]
-        start = None if layout.start is None else layout.start[a:e]
+        layout = self.layout.map(lambda _, x: x if x.ndim == 1 else x[a:e])
         chosen = self.targets.rows is not None
         targets = choose(self.targets.ids[a:e], chosen)
-        return self._replace(tokens=self.tokens[a:e], targets=targets, layout=Layout(positions, start, layout.limit))
+        return self._replace(tokens=self.tokens[a:e], targets=targets, layout=layout)
 
     def padded(self, rows: int) -> Batch:
         """The same with so many rows that have a target, where these are chosen: those beyond have none."""
@@ -54,7 +52,7 @@ class Batch(NamedTuple):
         """Everything about the batch that a recording depends on."""
         rows = None if self.targets.rows is None else self.targets.rows.size
         layout = self.layout
-        packed = layout.positions.ndim, layout.start is None, layout.limit
+        packed = layout.positions.ndim, layout.start is None, layout.limit, layout.window_start is None
         return *self.tokens.shape, rows, packed, self.dropout_seed is None
 
 

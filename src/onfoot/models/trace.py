@@ -1,4 +1,8 @@
-"""Trace: every activation and its gradient in one pass, by the paper's names."""
+"""Trace: every activation and its gradient in one pass, by the paper's names.
+
+A LLaMA block has the same steps as GPT-2's, except that its MLP has two branches: a["g"], the gate, and a["u"] instead
+of a[7]. Its q and k are those that attention reads, rotated and, in Qwen3, normed.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onfoot.arrays import Array, namespace
-from onfoot.config import GPT2Config
+from onfoot.config import Config, LlamaConfig
 from onfoot.models.layout import Layout, split_heads
-from onfoot.models.params import TOKEN_TABLE
+from onfoot.models.params import token_table
 from onfoot.ops.attention import attention_weights, softmax, softmax_backward
 from onfoot.ops.embedding import embedding_input_gradient
 
@@ -18,14 +22,14 @@ from onfoot.ops.embedding import embedding_input_gradient
 class BlockTrace:
     """One block: a[1] ... a[10], delta[1] ... delta[10], and the arrays inside its heads, all (B, H, ...)."""
 
-    a: dict[int, Array] = field(default_factory=dict)
-    delta: dict[int, Array] = field(default_factory=dict)
+    a: dict[int | str, Array] = field(default_factory=dict)
+    delta: dict[int | str, Array] = field(default_factory=dict)
     q: Array = None  # (B, H, T, d_ρ)
-    k: Array = None  # (B, H, T, d_ρ)
-    v: Array = None  # (B, H, T, d_h)
+    k: Array = None  # (B, Hkv, T, d_ρ)
+    v: Array = None  # (B, Hkv, T, d_h)
     rho: Array = None  # (B, H, T, T)
     delta_causal: Array = None  # (B, H, T, T)
-    dk: Array = None  # (B, H, T, d_ρ), the gradient of the keys as computed in the pass
+    dk: Array = None  # (B, Hkv, T, d_ρ), the gradient of the keys as computed in the pass
 
 
 @dataclass
@@ -33,7 +37,7 @@ class Trace:
     """The whole network. `trace["a_5", 0]` is a_5 of the first block; `trace["Δ_12"]` is not in a block."""
 
     loss: float
-    a: dict[int | str, Array]  # 0, "tok", "pos", 11, 12, "pred"
+    a: dict[int | str, Array]  # 0, "tok", "pos" (GPT-2), 11, 12, "pred"
     delta: dict[int, Array]  # 11, 12, and 0 if requested
     blocks: list[BlockTrace]
     grads: dict[str, Array]
@@ -94,6 +98,33 @@ IN_A_BLOCK = {
     "d attn.c_attn": ["Δ_2"],
     "d ln_1": ["Δ_1"],
 }
+IN_A_LLAMA_BLOCK = {
+    "input_layernorm": ["a_2"],
+    "self_attn.q": ["q"],
+    "self_attn.k": ["k"],
+    "self_attn.v": ["v"],
+    "self_attn": ["a_3"],
+    "self_attn.o_proj": ["a_4"],
+    "self_attn.o_proj + skip": ["a_5"],
+    "post_attention_layernorm": ["a_6"],
+    "mlp.gate_proj": ["a_g"],
+    "mlp.up_proj": ["a_u"],
+    "mlp.act": ["a_8"],
+    "mlp.down_proj": ["a_9"],
+    "mlp.down_proj + skip": ["a_10"],
+    "d mlp.down_proj": ["Δ_8"],
+    "d mlp.act": ["Δ_7"],  # of both branches, a pair
+    "d mlp.up_proj": ["Δ_6^u"],
+    "d mlp.gate_proj": ["Δ_6^g"],
+    "d post_attention_layernorm": ["Δ_5", "Δ_4"],
+    "d self_attn.o_proj": ["Δ_3"],
+    "d self_attn.k": ["dk"],
+    "d self_attn.v_proj": ["Δ_2^v"],
+    "d self_attn.k_proj": ["Δ_2^k"],
+    "d self_attn.q_proj": ["Δ_2^q"],
+    "d input_layernorm": ["Δ_1"],
+}
+BLOCKS = {"transformer.h.": IN_A_BLOCK, "model.layers.": IN_A_LLAMA_BLOCK}
 IN_THE_NETWORK = {
     "transformer.wte.weight": "a_tok",
     "transformer.wpe.weight": "a_pos",
@@ -101,6 +132,8 @@ IN_THE_NETWORK = {
     "lm_head": "a_12",
     "d lm_head out": "Δ_12",
     "d lm_head": "Δ_11",
+    "model.embed_tokens.weight": "a_tok",
+    "model.norm": "a_11",
 }
 
 
@@ -115,10 +148,10 @@ def paper_names(on_activation: Callable[[str, Array], None]) -> Callable[[str, A
             return
         if step in IN_THE_NETWORK:
             on_activation(IN_THE_NETWORK[step], value)
-        before, found, rest = step.partition("transformer.h.")
-        if found:
+        for prefix, names in BLOCKS.items():
+            before, found, rest = step.partition(prefix)
             b, _, layer = rest.partition(".")
-            for name in IN_A_BLOCK.get(before + layer, ()):
+            for name in names.get(before + layer, ()) if found else ():
                 on_activation(f"{b}.{name}", value)
 
     return on_step
@@ -142,7 +175,7 @@ class Recorder:
 def build_trace(
     recorder: Recorder,
     tokens: Array,
-    config: GPT2Config,
+    config: Config,
     params: dict[str, Array],
     loss: float,
     grads: dict[str, Array],
@@ -151,23 +184,43 @@ def build_trace(
 ) -> Trace:
     """Builds a `Trace` from collected activations, and computes the arrays inside each head from the formulas."""
     network: dict[str, Any] = recorder.network
-    start = None if layout.start is None else layout.start[:, None]
+    steps: list[int | str] = list(range(1, 11))
+    if isinstance(config, LlamaConfig):
+        steps[6:7] = ["g", "u"]
     blocks = []
-    for n in recorder.blocks:
-        a = {i: n[f"a_{i}"] for i in range(1, 11)}
-        delta = {i: n[f"Δ_{i}"] for i in range(1, 11)}
-        rho = attention_weights(n["q"], n["k"], config.causal, start)
+    for b, n in enumerate(recorder.blocks):
+        if isinstance(config, LlamaConfig):
+            n["Δ_g"], n["Δ_u"] = n["Δ_7"]
+            n["Δ_6"] = n["Δ_6^u"] + n["Δ_6^g"]  # eq LLAMA.1
+            n["Δ_2"] = n["Δ_2^v"] + n["Δ_2^k"] + n["Δ_2^q"]  # eq LLAMA.3
+        a, delta = ({i: n[f"{x}_{i}"] for i in steps} for x in ("a", "Δ"))
+        rho = attention_weights(n["q"], _of_query_heads(n["k"], config), config.causal, _start(layout, config, b))
         d3 = split_heads(delta[3], config.n_head)  # (B, H, T, d_h)
-        delta_causal = softmax_backward(d3 @ namespace(d3).swapaxes(n["v"], -1, -2), rho)  # eq 25
+        values = namespace(d3).swapaxes(_of_query_heads(n["v"], config), -1, -2)  # (B, H, d_h, T)
+        delta_causal = softmax_backward(d3 @ values, rho)  # eq 25
         blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal, n["dk"]))
+    positions: dict[int | str, Array] = {"pos": network["a_pos"]} if "a_pos" in network else {}
     trace = Trace(
         loss=loss,
-        a={0: tokens, "tok": network["a_tok"], "pos": network["a_pos"], 11: network["a_11"], 12: network["a_12"]},
+        a={0: tokens, "tok": network["a_tok"], **positions, 11: network["a_11"], 12: network["a_12"]},
         delta={12: network["Δ_12"], 11: network["Δ_11"]},
         blocks=blocks,
         grads=grads,
     )
     trace.a["pred"] = softmax(network["a_12"])
     if input_gradient:
-        trace.delta[0] = embedding_input_gradient(blocks[0].delta[1], params[TOKEN_TABLE])  # eq EMB.1
+        trace.delta[0] = embedding_input_gradient(blocks[0].delta[1], params[token_table(config)])  # eq EMB.1
     return trace
+
+
+def _of_query_heads(x: Array, config: Config) -> Array:
+    """The keys or values (B, Hkv, T, D) that each query head reads, (B, H, T, D)."""
+    heads = [h // (config.n_head // config.n_kv_head) for h in range(config.n_head)]
+    return x[:, heads]
+
+
+def _start(layout: Layout, config: Config, b: int) -> Array | None:
+    """The first token that each token of a block may attend to, (B, 1, T); None: the first of all."""
+    windowed = isinstance(config, LlamaConfig) and config.window(b) is not None and layout.window_start is not None
+    start = layout.window_start if windowed else layout.start
+    return None if start is None else start[:, None]

@@ -38,17 +38,23 @@ class RoPESaved(NamedTuple):
     interleaved: bool
 
 
-def frequencies(theta: float, width: int, scaling: Scaling | None = None) -> np.ndarray:
-    """The angle per position of each pair of features, (D/2,), in float64."""
+def frequencies(theta: float, width: int, scaling: Scaling | None = None, length: int = 0) -> np.ndarray:
+    """The angle per position of each pair of features, (D/2,), in float64.
+
+    Dynamic (NTK) scaling depends on the length of the longest sequence; up to the original length there is none.
+    """
     if width % 2:
         raise ValueError(f"width must be even (RoPE rotates pairs of features), got {width}")
+    if scaling is not None and scaling.rope_type == "dynamic":
+        ratio = max(1.0, length / scaling.original_max_position_embeddings)
+        theta = theta * (scaling.factor * ratio - (scaling.factor - 1)) ** (width / (width - 2))  # eq ROPE.8
     speed = theta ** (-np.arange(0, width, 2) / width)  # eq ROPE.1
-    if scaling is None:
+    if scaling is None or scaling.rope_type == "dynamic":
         return speed
     if scaling.rope_type == "linear":
         return speed / scaling.factor  # eq ROPE.2
     if scaling.rope_type != "llama3":
-        raise ValueError(f"rope scaling {scaling.rope_type!r} is not supported; choose from linear, llama3")
+        raise ValueError(f"rope scaling {scaling.rope_type!r} is not supported; choose from linear, llama3, dynamic")
     turns = scaling.original_max_position_embeddings * speed / (2 * math.pi)  # within the original context length
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     share = np.clip((turns - low) / (high - low), 0, 1)  # 1: unchanged; 0: divided by the full factor

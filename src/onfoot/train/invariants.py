@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onfoot.arrays import to_numpy
+from onfoot.config import GPT2Config
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -18,6 +19,8 @@ def invariants(model: Model, tokens: np.ndarray, targets: np.ndarray) -> dict[st
     - rows of Δ_causal sum to 0 (eq. 26)
     - the key bias has gradient 0 (eq. 29): the sum of the backward pass's dk over the tokens
     - the input gradient of a layer norm sums to 0 over the features (eq. 40)
+
+    LLaMA has RMS norms, and RoPE makes its key bias count: only the first holds for it.
     """
     trace = model.trace(tokens, targets)
     rows, norms, keys = 0.0, 0.0, 0.0
@@ -30,6 +33,8 @@ def invariants(model: Model, tokens: np.ndarray, targets: np.ndarray) -> dict[st
             norms = max(norms, _share(sent.sum(-1), (np.abs(sent) + np.abs(skipped)).sum(-1)))
         dk = to_numpy(block.dk)  # (B, H, T, d_ρ)
         keys = max(keys, _share(dk.sum(axis=(0, 2)), np.abs(dk).sum(axis=(0, 2))))
+    if not isinstance(model.config, GPT2Config):
+        return {"rows_of_delta_causal": rows}
     return {"rows_of_delta_causal": rows, "gradient_of_b_k": keys, "features_of_layer_norm": norms}
 
 
