@@ -15,6 +15,7 @@ from onfoot.cli import (
     blame,
     check,
     curvature,
+    evaluate,
     explore,
     finetune,
     generate,
@@ -55,6 +56,7 @@ app.command("walk")(walk.walk)
 app.command("attribute")(attribute.attribute)
 app.command("check")(check.check)
 app.command("curvature")(curvature.curvature)
+app.command("eval")(evaluate.evaluate)
 app.command("explore")(explore.explore)
 app.command("train")(train.train)
 app.command("finetune")(finetune.finetune)
