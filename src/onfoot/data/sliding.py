@@ -150,10 +150,11 @@ def window_batches(windows: Iterator[Window], batch_size: int, context: int) -> 
     """Tokens and targets of several windows, (B, T) each, padded at the end."""
     while group := sorted(islice(windows, SORTED * batch_size), key=lambda window: -len(window[0])):
         for begin in range(0, len(group), batch_size):
-            yield _padded(group[begin : begin + batch_size], context)
+            yield padded_batch(group[begin : begin + batch_size], context)
 
 
-def _padded(windows: list[Window], context: int) -> Window:
+def padded_batch(windows: list[Window], context: int) -> Window:
+    """Windows of any lengths as one batch, as wide as the longest or a little wider."""
     longest = max(len(tokens) for tokens, _ in windows)
     width = min(context, max(NARROW, 1 << (longest - 1).bit_length()))
     batch_tokens = np.zeros((len(windows), width), np.int64)
