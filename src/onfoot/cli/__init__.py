@@ -13,6 +13,7 @@ from onfoot.cli import (
     attribute,
     bench,
     blame,
+    chat,
     check,
     curvature,
     evaluate,
@@ -63,6 +64,7 @@ app.command("finetune")(finetune.finetune)
 app.command("blame")(blame.blame)
 app.command("merge")(merge.merge)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
 
