@@ -75,7 +75,6 @@ GENERATE = [
         ("            cache.length += t\n", ""),
         ("done[row] = token in stop_ids or (", "done[row] = token in stop_ids[:1] or ("),
         ("found[row].add(decoders[row].add(token))[1]", "StopStrings(after=stop).add(decoders[row].add(token))[1]"),
-        ("found[row].add(decoders[row].add(token))[1]", "found[row].add(decoders[0].add(token))[1]"),
         ("found = [StopStrings(after=stop) for", "found = [StopStrings(after=stop[:1]) for"),
         ("        if all(done):\n            break", "        if any(done):\n            break"),
         ("[row[-1]] * (width - len(row))", "[0] * (width - len(row))"),

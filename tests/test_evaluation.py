@@ -154,24 +154,39 @@ def test_batch_size_and_pieces_do_not_change_the_loss(
     assert (parts.loss, parts.n_bytes, parts.n_tokens) == (whole.loss, whole.n_bytes, whole.n_tokens)
 
 
-def test_a_limit_keeps_the_first_targets_and_progress_reaches_all(saved: tuple[Model, Path], tmp_path: Path) -> None:
+def test_a_limit_keeps_the_first_bytes_and_progress_reaches_all(saved: tuple[Model, Path], tmp_path: Path) -> None:
     model, _ = saved
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    (tmp_path / "first.txt").write_text(TEXT[:21], encoding="utf-8")
+    place = TEXT.index("—")  # three bytes, of which a limit may keep none or all
+    size = len(TEXT[:place].encode())
     seen: list[tuple[int, int, float]] = []
 
     def on_progress(done: int, of: int, loss: float) -> None:
         seen.append((done, of, loss))
 
     settings: dict[str, Any] = {"context": 8, "stride": 3, "batch_size": 2}
-    cut = onfoot.evaluate(model, tmp_path / "text.txt", limit=21, on_progress=on_progress, **settings)
-    assert cut == onfoot.evaluate(model, tmp_path / "first.txt", **settings)
-    assert (cut.n_tokens, cut.n_bytes) == (21, 21)
-    assert seen[-1] == (21, 21, cut.loss) and [done for done, _, _ in seen] == sorted({d for d, _, _ in seen})
-    lines = "".join(json.dumps({"prompt": "a", "completion": f"{n}" * 4}) + "\n" for n in range(3))
-    (tmp_path / "data.jsonl").write_text(lines)
-    assert onfoot.evaluate(model, tmp_path / "data.jsonl", limit=7).n_tokens == 7
-    assert onfoot.evaluate(model, tmp_path / "data.jsonl", limit=99).n_tokens == 15
+    for limit, end in ((size, place), (size + 2, place), (size + 3, place + 1), (999, len(TEXT))):
+        (tmp_path / "first.txt").write_text(TEXT[:end], encoding="utf-8")
+        cut = onfoot.evaluate(model, tmp_path / "text.txt", limit=limit, on_progress=on_progress, **settings)
+        assert cut == onfoot.evaluate(model, tmp_path / "first.txt", **settings)
+        assert cut.n_tokens == cut.n_bytes == len(TEXT[:end].encode())
+        assert seen[-1] == (cut.n_tokens, cut.n_tokens, cut.loss)
+    assert all(a < b for (a, _, _), (b, _, _) in pairwise(seen[-3:]))
+    examples = "".join(json.dumps({"prompt": "a", "completion": f"{n}" * 4}) + "\n" for n in range(3))
+    texts = "".join(json.dumps({"text": f"{n}" * 4}) + "\n" for n in range(3))
+    (tmp_path / "examples.jsonl").write_text(examples)
+    (tmp_path / "texts.jsonl").write_text(texts)
+    for limit, n_examples, n_text in ((1, 1, 1), (4, 1, 4), (5, 2, 5), (99, 3, 12)):
+        assert onfoot.evaluate(model, tmp_path / "examples.jsonl", limit=limit).n_bytes == 4 * n_examples
+        assert onfoot.evaluate(model, tmp_path / "texts.jsonl", limit=limit).n_bytes == n_text
+
+
+def test_a_limit_cuts_pieces_where_it_cuts_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = scrambled(CONFIGS["gpt2"]), tmp_path / "text.txt"
+    path.write_text(TEXT.replace(" ", "\n"), encoding="utf-8")
+    whole = onfoot.evaluate(model, path, limit=50)
+    monkeypatch.setattr("onfoot.data.corpus.PIECE", 7)
+    assert onfoot.evaluate(model, path, limit=50) == whole and whole.n_bytes == 50
 
 
 def test_a_tokenizer_without_special_tokens_leaves_out_the_first_token(tmp_path: Path) -> None:
@@ -271,7 +286,7 @@ def test_settings_out_of_range_are_named(tmp_path: Path, settings: dict[str, int
         ("a.jsonl", b'{"text": "a"}\n{"x": 1}', r'a.jsonl, line 2: expected {"text"}, {"prompt", "completion"}'),
         ("a.jsonl", b"[1]", r'a.jsonl, line 1: expected {"text"}'),
         ("a.jsonl", b'{"prompt": "a"}', r'a.jsonl, line 1: found "prompt" but no "completion"'),
-        ("a.jsonl", b'{"text": "\\ud800"}', r"a.jsonl, line 1: the text has an unpaired surrogate"),
+        ("a.jsonl", b'{"text": "\\ud800"}', r'a.jsonl, line 1: "text" has an unpaired surrogate'),
         ("a.txt", b"a\xff", r"a.txt is not valid UTF-8: byte 0xff at position 1"),
     ],
     ids=str,

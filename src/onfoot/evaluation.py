@@ -57,10 +57,10 @@ def evaluate(
     The tokens are read in windows of `context` tokens (by default 1024, or n_positions), each `stride` tokens after the
     one before (by default half of the context). Every target counts exactly once, with at least context − stride tokens
     before it, or all that there are: a smaller stride gives each token more context and costs more windows. Lines of a
-    .jsonl file are separate documents. `limit` keeps the first targets only. `on_progress(done, all, loss)` is called
-    with numbers of targets and the mean loss so far.
+    .jsonl file are separate documents. With a `limit`, the data ends after so many bytes of targets.
+    `on_progress(done, all, loss)` is called with numbers of targets and the mean loss so far.
     """
-    from onfoot.data.sliding import first_targets, read_documents, sliding_windows, window_batches
+    from onfoot.data.sliding import read_documents, sliding_windows, window_batches
     from onfoot.generate.chat import template_of
 
     context, stride = _check_windows(model, context, stride)
@@ -76,8 +76,7 @@ def evaluate(
     template = template_of(model)
 
     def documents() -> Iterator[Iterator[Piece]]:
-        found = read_documents(path, tokenizer, template)
-        return found if limit is None else first_targets(found, limit, tokenizer)
+        return read_documents(path, tokenizer, template, limit)
 
     n_tokens, n_bytes, digest = _count(documents())  # tokenizing twice costs little beside the model
     if n_tokens == 0:

@@ -45,7 +45,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Windows per batch.", min=1)] = 8,
     limit: Annotated[
         int | None,
-        typer.Option(help="Only the first N tokens, or N examples per task.", min=1, show_default=False),
+        typer.Option(help="Only the first N bytes of the data, or N examples per task.", min=1, show_default=False),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results as JSON to this file; - prints them instead.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from onfoot.data import corpus
 from onfoot.data.sft_examples import ACCEPTED, FORMS, encode, read_parts
-from onfoot.formats.chat import ChatTemplate
+from onfoot.formats.chat import ChatTemplate, check_text
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
 
@@ -29,11 +29,14 @@ class Piece(NamedTuple):
     n_bytes: int  # of the targets' text
 
 
-def read_documents(path: Path, tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[Iterator[Piece]]:
+def read_documents(
+    path: Path, tokenizer: Tokenizer, template: ChatTemplate, limit: int | None = None
+) -> Iterator[Iterator[Piece]]:
     """The documents of a file, each an iterator over pieces: the file itself, or each line of a .jsonl file.
 
     A text starts after the BOS or EOS token, so that all its tokens are targets. Of a line with prompts and
-    completions, the completions are targets, as in fine-tuning.
+    completions, the completions are targets, as in fine-tuning. With a limit, the documents end after so many bytes of
+    targets, whatever the tokenizer; a line with prompts and completions is never cut.
     """
     suffix = path.suffix.lower()
     if path.is_dir():
@@ -42,13 +45,18 @@ def read_documents(path: Path, tokenizer: Tokenizer, template: ChatTemplate) -> 
         raise ValueError(f"{path} is a .json file; write one object per line and name it .jsonl")
     corpus.find_texts([path], (suffix,))  # raises if there is no such file, or if it is empty
     if suffix != ".jsonl":
-        yield text_pieces(corpus.file_pieces(path), tokenizer)
+        yield text_pieces(_first_bytes(corpus.file_pieces(path), limit), tokenizer)
         return
     for number, value in corpus.json_lines(path):
         try:
-            yield iter(_line_pieces(value, tokenizer, template, f"{path}, line {number}"))
+            pieces = _line_pieces(value, tokenizer, template, f"{path}, line {number}", limit)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
+        yield iter(pieces)
+        if limit is not None:
+            limit -= sum(piece.n_bytes for piece in pieces)
+            if limit <= 0:
+                return
 
 
 def start_id(tokenizer: Tokenizer) -> int | None:
@@ -79,12 +87,12 @@ def _without_first(piece: Piece, tokenizer: Tokenizer) -> Piece:
     return Piece(piece.ids, learn, piece.n_bytes - _n_bytes(tokenizer, piece.ids[:1]))
 
 
-def _line_pieces(value: object, tokenizer: Tokenizer, template: ChatTemplate, where: str) -> list[Piece]:
+def _line_pieces(
+    value: object, tokenizer: Tokenizer, template: ChatTemplate, where: str, limit: int | None
+) -> list[Piece]:
     """The pieces of one line of a .jsonl file."""
     if isinstance(value, dict) and "text" in value and not value.keys() & FORMS.keys():
-        if not isinstance(value["text"], str):
-            raise ValueError(f'"text" must be a string, got {repr(value["text"])[:40]}')
-        return list(text_pieces([value["text"]], tokenizer))
+        return list(text_pieces(_first_bytes([check_text(value["text"], '"text"')], limit), tokenizer))
     if not isinstance(value, dict) or not value.keys() & FORMS.keys():
         raise ValueError(f'expected {{"text"}}, {ACCEPTED}')
     parts = read_parts(value, template)
@@ -93,26 +101,17 @@ def _line_pieces(value: object, tokenizer: Tokenizer, template: ChatTemplate, wh
     return [_without_first(Piece(example.ids.astype(np.int64), example.learn, n_bytes), tokenizer)]
 
 
-def first_targets(documents: Iterable[Iterator[Piece]], n: int, tokenizer: Tokenizer) -> Iterator[Iterator[Piece]]:
-    """The documents up to the n-th target."""
-
-    def cut(document: Iterable[Piece]) -> Iterator[Piece]:
-        nonlocal n
-        for piece in document:
-            places = np.flatnonzero(piece.learn)
-            if places.size > n:
-                end = int(places[n])
-                ids, learn = piece.ids[:end], piece.learn[:end]
-                piece = Piece(ids, learn, _n_bytes(tokenizer, ids[learn]))
-            n -= int(piece.learn.sum())
-            yield piece
-            if n == 0:
-                return
-
-    for document in documents:
-        yield cut(document)
-        if n == 0:
-            return
+def _first_bytes(texts: Iterable[str], limit: int | None) -> Iterator[str]:
+    """The first bytes of a text that comes in pieces, without an incomplete character at the end."""
+    for text in texts:
+        data = text.encode("utf-8")
+        if limit is None or len(data) <= limit:
+            limit = None if limit is None else limit - len(data)
+            yield text
+            continue
+        if limit:
+            yield data[:limit].decode("utf-8", errors="ignore")
+        return
 
 
 def _n_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
