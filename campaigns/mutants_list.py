@@ -112,6 +112,12 @@ GENERATE = [
 
 CLI = [
     *of(
+        "cli/evaluate.py", "cli/test_eval_command.py",
+        ("if adapter is not None and len(models) > 1:", "if False:"),
+        ("if len(windows) > 1:", "if False:"),
+        ("if len({r.tokens_sha256 for r in results.values()}) > 1:", "if False:"),
+    ),
+    *of(
         "cli/curvature.py", "cli/test_curvature_command.py",
         ("if plot.suffix.lower() != \".png\":", "if False:"),
         ("if not plot.parent.is_dir():", "if False:"),
