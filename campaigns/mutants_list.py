@@ -629,6 +629,15 @@ TRAIN = [
         ("& 0xC0 != 0x80", "& 0x80 != 0x80"),
     ),
     *of(
+        "data/sliding.py", "test_evaluation.py",
+        ("targets[: done - begin] = IGNORE", "targets[: done - begin - 1] = IGNORE"),
+        ("begin = max(0, end - context)", "begin = done"),
+        ("done, end = context, context + stride", "done, end = context, context + stride + 1"),
+        ("start = tokenizer.bos or tokenizer.eos", "start = tokenizer.bos"),
+        ("for part in parts if part.learn)", "for part in parts)"),
+        ("if limit <= 0:", "if limit < 0:"),
+    ),
+    *of(
         "data/windows.py", "train/test_data.py train/test_step_details.py",
         ("return -(-(len(self.tokens) - 1) // self.context)", "return (len(self.tokens) - 1) // self.context"),
         ("begin = index * self.context", "begin = index * (self.context - 1)"),
