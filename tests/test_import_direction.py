@@ -12,7 +12,7 @@ PACKAGE = Path(onfoot.__file__).parent
 ORDER = [
     "arrays", "ops", "quantized", "threads", "terminal", "recording", "kernels", "engine", "config", "models",
     "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check", "torch", "train",
-    "blame",
+    "blame", "evaluation", "lm_eval",
     "__init__", "bench", "explore", "cli", "__main__",
 ]  # fmt: skip
 ALLOWED = {

@@ -73,7 +73,7 @@ def test_the_command_answers_questions_and_holds_a_conversation(tmp_path: Path) 
     assert result.exit_code == 0 and result.output == f"{answer}\n"
     result = CliRunner().invoke(app, options, input="hi\nand now?\n")
     assert result.exit_code == 0
-    assert result.output.startswith(f"> {answer}\n> ") and result.output.count("> ") >= 3
+    assert result.stdout.startswith(f"> {answer}\n> ") and result.stdout.count("> ") >= 3
 
 
 def test_a_name_whose_package_is_missing_gives_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

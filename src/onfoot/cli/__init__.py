@@ -13,8 +13,10 @@ from onfoot.cli import (
     attribute,
     bench,
     blame,
+    chat,
     check,
     curvature,
+    evaluate,
     explore,
     export,
     finetune,
@@ -56,6 +58,7 @@ app.command("walk")(walk.walk)
 app.command("attribute")(attribute.attribute)
 app.command("check")(check.check)
 app.command("curvature")(curvature.curvature)
+app.command("eval")(evaluate.evaluate)
 app.command("explore")(explore.explore)
 app.command("train")(train.train)
 app.command("finetune")(finetune.finetune)
@@ -63,6 +66,7 @@ app.command("blame")(blame.blame)
 app.command("merge")(merge.merge)
 app.command("export")(export.export)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
 

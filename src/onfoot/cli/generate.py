@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,6 @@ from onfoot.formats.files import read_text
 from onfoot.terminal import for_terminal
 
 if TYPE_CHECKING:
-    from onfoot.formats.tokenizer import Tokenizer
     from onfoot.generate.sampling import Sampling
     from onfoot.models.model import Model
 
@@ -39,17 +38,27 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Treat prompts as user messages; without a prompt, chat interactively.")
     ] = False,
+    system: Annotated[str | None, typer.Option(help="The system message of a chat.", show_default=False)] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Number of tokens to generate; by default 200, or what fits in the context.", show_default=False
+            help="Number of tokens to generate; by default 200 (512 in a conversation), or what fits in the context.",
+            show_default=False,
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")] = 0.8,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Sampling temperature; 0 is greedy decoding; by default 0.8, 0.2 with --chat.", show_default=False
+        ),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.", show_default=False)] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample from the most likely tokens with total probability p.", show_default=False),
+        typer.Option(
+            help="Sample from the most likely tokens with total probability p; by default 0.9 with --chat, else all.",
+            show_default=False,
+        ),
     ] = None,
     min_p: Annotated[
         float | None, typer.Option(help="Drop tokens below this fraction of the top probability.", show_default=False)
@@ -70,8 +79,13 @@ def generate(
 ) -> None:
     """Generate text with a model, or chat with it (--chat)."""
     from onfoot import load
+    from onfoot.generate.chat import CHAT_SAMPLING, Chat
     from onfoot.generate.sampling import Sampling
+    from onfoot.generate.stop import cut
 
+    default = CHAT_SAMPLING if chat else Sampling(0.8)
+    temperature = default.temperature if temperature is None else temperature
+    top_p = default.top_p if top_p is None else top_p
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     inputs = [
         name for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--tokens", tokens)) if value
@@ -80,14 +94,23 @@ def generate(
         raise ValueError(f"give only one of {' and '.join(inputs)}")
     if chat and (tokens or slide):
         raise ValueError(f"--chat cannot be used with {'--tokens' if tokens else '--slide'}; remove one of them")
+    if system is not None and not chat:
+        raise ValueError("--system needs --chat: only a conversation has a system message")
     if "" in (stop or []):
         raise ValueError("--stop must not be empty")
     loaded = load(model, dtype, engine, quantized=quantized, download=download)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if chat:
-        user_prompts = [read_text(prompt_file)] if prompt_file else (prompt or None)
-        _chat(loaded, user_prompts, max_new_tokens or 200, sampling, seed, stop or [])
+        from onfoot.cli.chat import ANSWER_TOKENS, answer_prompts, converse
+
+        conversation = Chat(loaded, sampling, system=system, seed=seed, stop=stop or [])
+        if prompt or prompt_file:
+            answer_prompts(
+                conversation, [read_text(prompt_file)] if prompt_file else prompt or [], max_new_tokens or 200
+            )
+        else:
+            converse(conversation, str(model), max_new_tokens or ANSWER_TOKENS)
         return
     if tokens is not None:
         prompts = [np.asarray(parse_tokens(tokens))]
@@ -105,7 +128,10 @@ def generate(
         stop=stop or [], slide=slide,
     )  # fmt: skip
     for i, ids in enumerate(outputs):
-        text = " ".join(map(str, ids.tolist())) if loaded.tokenizer is None else loaded.tokenizer.decode(ids.tolist())
+        if loaded.tokenizer is None:
+            text = " ".join(map(str, ids.tolist()))
+        else:
+            text = cut(loaded.tokenizer, ids.tolist(), len(prompts[i]), stop or [])
         show_text((f"--- {i + 1} ---\n" if len(outputs) > 1 else "") + text)
 
 
@@ -123,80 +149,22 @@ def _encode(model: Model, texts: list[str]) -> list[np.ndarray]:
     return prompts
 
 
-def _chat(
-    model: Model, user_prompts: list[str] | None, max_new_tokens: int, sampling: Sampling, seed: int, stop: list[str]
-) -> None:
-    """Answers each prompt in its own conversation, or, if None, chats until the end of the input."""
-    from onfoot.generate.chat import ends, prompt_ids
-
-    stop_ids, stop_texts = ends(model) if model.tokenizer is not None else ((), [])
-    if user_prompts is not None:
-        for prompt in user_prompts:
-            ids = prompt_ids(model, [{"role": "user", "content": prompt}])
-            n_new = _n_new(model, ids, max_new_tokens)
-            _stream(model, ids, n_new, sampling, seed, stop + stop_texts, stop_ids=stop_ids)
-        return
-    messages: list[dict[str, str]] = []
-    while True:
-        try:
-            messages.append({"role": "user", "content": input("> ")})
-        except EOFError:
-            print()
-            return
-        ids = prompt_ids(model, messages)
-        n_new = _n_new(model, ids, max_new_tokens)
-        answer = _stream(model, ids, n_new, sampling, seed, stop + stop_texts, stop_ids=stop_ids)
-        messages.append({"role": "assistant", "content": answer})
-
-
-def _n_new(model: Model, ids: np.ndarray, max_new_tokens: int) -> int:
-    """max_new_tokens, limited to what fits in the context after the prompt, and at least 1."""
-    return max(1, min(max_new_tokens, model.config.n_positions - ids.size))
-
-
 def _stream(
-    model: Model,
-    prompt: np.ndarray,
-    max_new_tokens: int,
-    sampling: Sampling,
-    seed: int,
-    stop: list[str],
-    slide: bool = False,
-    stop_ids: tuple[int, ...] | None = None,
-) -> str:
-    """Prints text while it is generated and returns it; prints the prompt first unless `stop_ids` is given (chat)."""
+    model: Model, prompt: np.ndarray, max_new_tokens: int, sampling: Sampling, seed: int, stop: list[str], slide: bool
+) -> None:
+    """Prints the prompt, and then text while it is generated."""
+    from onfoot.generate.decode import StreamDecoder
     from onfoot.generate.loop import stream
+    from onfoot.generate.stop import StopStrings, texts
     from onfoot.models.inputs import check_tokens
 
     check_tokens(prompt[None], model.config.vocab_size, model.config.n_positions)
     assert model.tokenizer is not None
-    new: list[int] = []
     steps = stream(model, [prompt], max_new_tokens, sampling, seed, slide)
     first = next(steps)  # invalid arguments raise here, before anything is printed
-    if stop_ids is None:
-        print(for_terminal(model.tokenizer.decode(prompt.tolist())), end="", flush=True)
-    written = ""
-    for tokens in _chain(first, steps):
-        if int(tokens[0]) in (model.eos_ids if stop_ids is None else stop_ids):
-            break
-        new.append(int(tokens[0]))
-        written = _write(model.tokenizer, new, written)
-        if any(s in model.tokenizer.decode(new) for s in stop):
-            break
-    text = model.tokenizer.decode(new)
-    print(for_terminal(text[len(written) :]))
-    return text
-
-
-def _write(tokenizer: Tokenizer, ids: list[int], written: str) -> str:
-    """Prints the text after `written` and returns all of it; waits while the last character is incomplete."""
-    text = tokenizer.decode(ids)
-    if not text.endswith("\ufffd"):
-        print(for_terminal(text[len(written) :]), end="", flush=True)
-        return text
-    return written
-
-
-def _chain(first: np.ndarray, rest: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
-    yield first
-    yield from rest
+    decoder = StreamDecoder(model.tokenizer)
+    print(for_terminal("".join(map(decoder.add, prompt.tolist()))), end="", flush=True)
+    new = (int(tokens[0]) for tokens in chain([first], steps))
+    for text in texts(decoder, new, model.eos_ids, StopStrings(after=stop)):
+        print(for_terminal(text), end="", flush=True)
+    print()

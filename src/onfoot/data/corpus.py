@@ -75,7 +75,7 @@ def documents(text: Text) -> Iterator[Iterator[str]]:
                 raise ValueError(f'{text.path}, line {number}: the field "text" is missing or not a string')
             yield iter([_check_surrogates(value["text"], f"{text.path}, line {number}")])
     elif text.path is not None:
-        yield _pieces(text.path)
+        yield file_pieces(text.path)
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -91,7 +91,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, parse_json(line, f"{path}, line {number}:")
 
 
-def _pieces(path: Path) -> Iterator[str]:
+def file_pieces(path: Path) -> Iterator[str]:
     """The text in pieces that end at line ends where possible, so that tokens are rarely split."""
     rest, offset = b"", 0
     with open_file(path) as file:

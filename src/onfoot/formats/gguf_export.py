@@ -95,7 +95,7 @@ def check_type(type_: str | None) -> None:
 def check_config(config: Config) -> None:
     """Raises ValueError for a network that GGUF and llama.cpp do not have."""
     if type(config) not in HELD:
-        raise ValueError(f"a {config.model_type} model cannot be stored in a GGUF file, only GPT-2 and the LLaMA family")
+        raise ValueError(f"a {config.model_type} model cannot be a GGUF file, only GPT-2 and the LLaMA family")
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name in HELD[type(config)] or value == field.default:
@@ -107,8 +107,8 @@ def check_config(config: Config) -> None:
         scaling = config.rope_scaling
         if config.sliding_window is not None and config.sliding_window < config.n_positions:
             raise ValueError(
-                f"llama.cpp has no sliding window for {config.model_type}: sliding_window={config.sliding_window} is less "
-                f"than the {config.n_positions} positions of the model"
+                f"llama.cpp has no sliding window for {config.model_type}, and sliding_window={config.sliding_window} is "
+                f"less than the model's {config.n_positions} positions"
             )
         if scaling is not None and scaling.rope_type not in ("linear", "llama3"):
             raise ValueError(f"GGUF cannot hold a model with rope scaling {shown(scaling.rope_type)}")

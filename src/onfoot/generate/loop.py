@@ -9,7 +9,9 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.generate.cache import KVCache
+from onfoot.generate.decode import StreamDecoder
 from onfoot.generate.sampling import Sampling, next_token
+from onfoot.generate.stop import StopStrings
 from onfoot.models import inputs
 from onfoot.models.families import network
 from onfoot.models.layout import Layout, in_window
@@ -113,13 +115,13 @@ def generate(
         raise ValueError("no prompts given; at least one is required")
     new: list[list[int]] = [[] for _ in prompts]
     done = [False] * len(prompts)
+    decoders = [StreamDecoder(model.tokenizer) for _ in prompts] if stop else []  # type: ignore[arg-type]
+    found = [StopStrings(after=stop) for _ in decoders]
     for column in stream(model, prompts, max_new_tokens, sampling, seed, slide):
         for row, token in enumerate(column.tolist()):
             if not done[row]:
                 new[row].append(token)
-                done[row] = token in stop_ids or (
-                    bool(stop) and any(s in model.tokenizer.decode(new[row]) for s in stop)  # type: ignore[union-attr]
-                )
+                done[row] = token in stop_ids or (bool(stop) and found[row].add(decoders[row].add(token))[1])
         if all(done):
             break
     if as_list:
