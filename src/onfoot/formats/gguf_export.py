@@ -107,7 +107,7 @@ def check_config(config: Config) -> None:
         scaling = config.rope_scaling
         if config.sliding_window is not None and config.sliding_window < config.n_positions:
             raise ValueError(
-                f"llama.cpp has no sliding window for {config.model_type}, and sliding_window={config.sliding_window} is "
+                f"llama.cpp has no sliding window for {config.model_type}: its window of {config.sliding_window} is "
                 f"less than the model's {config.n_positions} positions"
             )
         if scaling is not None and scaling.rope_type not in ("linear", "llama3"):
