@@ -79,7 +79,7 @@ def resume_run(context: typer.Context, run: Path, resume: Callable[[Path], tuple
     for warning in warnings:
         show_text(warning, "yellow")
     if trainer.state.step >= trainer.options.steps:
-        trainer.train()  # no steps left, but the loss curve may not have been drawn
+        trainer.run()  # no steps left, but the loss curve may not have been drawn
         show_text(f"{run} is complete: all {trainer.options.steps:,} steps are done")
         return
     show_text(f"resuming {run} at step {trainer.state.step:,}")
@@ -88,7 +88,8 @@ def resume_run(context: typer.Context, run: Path, resume: Callable[[Path], tuple
 
 def train_and_report(trainer: Trainer) -> None:
     """Trains, then prints the validation loss, a sample, the files written and the next command."""
-    model, options, run = trainer.model, trainer.options, trainer.run
+    model, options, run = trainer.model, trainer.options, trainer.folder
+    assert run is not None
     show_text(trainer.source.report())
     show_text(
         f"{model.n_trainable:,} of {model.n_params:,} parameters are trainable; {model.dtype}, engine "
@@ -96,7 +97,7 @@ def train_and_report(trainer: Trainer) -> None:
     )
     if trainer.privacy is not None:
         show_text(trainer.privacy.report())
-    outcome = trainer.train()
+    outcome = trainer.run()
     if outcome.interrupted:
         show_text(
             f"\nstopped and saved at step {outcome.state.step}; resume with: onfoot {options.command} --resume {run}"

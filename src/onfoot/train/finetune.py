@@ -75,7 +75,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         model.save(folder)
         template.save(folder)  # the saved model must format conversations as in training
 
-    return Trainer(run, options, model, source, write)
+    return Trainer(model, source, options, out=run, write=write)
 
 
 def add_lora_layers(model: Model, options: FinetuneOptions) -> None:

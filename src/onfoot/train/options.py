@@ -21,7 +21,7 @@ def option(default: Any, text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class LoopOptions:
+class TrainingOptions:
     """Options of the training loop, common to `onfoot train` and `onfoot finetune`."""
 
     command: ClassVar[str] = ""  # the subcommand of these options
@@ -155,7 +155,7 @@ class LoopOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions(LoopOptions):
+class TrainOptions(TrainingOptions):
     """Options of `onfoot train`. The defaults train a small model on a small text in a few minutes."""
 
     command = "train"
@@ -183,7 +183,7 @@ class TrainOptions(LoopOptions):
 
 
 @dataclass(frozen=True)
-class FinetuneOptions(LoopOptions):
+class FinetuneOptions(TrainingOptions):
     """Options of `onfoot finetune`: LoRA layers, or all weights, on prompts and completions."""
 
     command = "finetune"

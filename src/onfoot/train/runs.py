@@ -20,10 +20,10 @@ from onfoot.train.checkpoint import checkpoint_to_resume
 from onfoot.train.fingerprint import made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
-from onfoot.train.options import LoopOptions
+from onfoot.train.options import TrainingOptions
 from onfoot.train.parallel import world
 
-Options = TypeVar("Options", bound=LoopOptions)
+Options = TypeVar("Options", bound=TrainingOptions)
 Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its options, a checkpoint or None
 
 RUN_FILE = "run.json"
@@ -54,7 +54,7 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
     return trainer
 
 
-def _create_run_folder(run: Path, options: LoopOptions) -> FileLock:
+def _create_run_folder(run: Path, options: TrainingOptions) -> FileLock:
     """Creates the run folder and acquires its lock."""
     _check_unused(run)
     existed = run.exists()
@@ -132,7 +132,7 @@ def _lock(run: Path) -> FileLock:
     return take_lock(run)
 
 
-def _record(run: Path, options: LoopOptions, versions: dict[str, Any]) -> None:
+def _record(run: Path, options: TrainingOptions, versions: dict[str, Any]) -> None:
     """Writes run.json: the options, the software versions, and a hash of both."""
     values = {"command": options.command, **asdict(options), "made_with": versions}
     write_json(run / RUN_FILE, {**values, "sha256": _hash(values)})
