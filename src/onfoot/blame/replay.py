@@ -19,10 +19,10 @@ import numpy as np
 
 from onfoot.arrays import Array, to_numpy
 from onfoot.blame.adjoint import UpdateSettings
+from onfoot.data.batches import Batch
 from onfoot.formats.peft import restore_adapter
 from onfoot.formats.run_folder import MOMENTS
 from onfoot.formats.tensors import TensorFile
-from onfoot.data.batches import Batch
 from onfoot.models.model import load
 from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import AdamW

@@ -111,10 +111,10 @@ class Progress(Callback):
         self.report.update(step.step, figures)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        assert self.report is not None
         first, *others = evaluation.lines
+        report = self.report or Reporter(trainer.options.steps, trainer.state.step)  # evaluated outside of a run
         for line in (f"{first}  ({duration(trainer.state.seconds)})", *others):
-            self.report.say(line)
+            report.say(line)
 
     def on_end(self, trainer: Trainer, outcome: Outcome) -> None:
         self._close()

@@ -47,6 +47,7 @@ from onfoot.train.private_step import PrivateResult, Settings, private_step
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.sources import as_source
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
+from onfoot.train.trackers import tracker
 from onfoot.train.vector import BucketLayout
 
 
@@ -91,11 +92,12 @@ class Trainer:
         *,
         out: str | Path | None = None,
         write: Callable[[Path], None] | None = None,
-        quiet: bool = False,
     ) -> None:
         self.options = options = options or TrainingOptions()
         self.model, self.source = model, as_source(data, model, options)
         self.folder = None if out is None else Path(out)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
         self.write = write or (model.save if model.active_adapter is None else model.save_adapter)
         model.recompute = options.recompute == "block"
         self.bigram: float | None = None  # the entropy drawn as a baseline in the loss plot
@@ -111,10 +113,10 @@ class Trainer:
         self.lock: FileLock | None = None  # held on the run folder
         self.warnings: list[str] = []  # about the log, when the run was resumed
         self.callbacks = list(callbacks)
-        self._own = self._own_callbacks(quiet)
+        self._own = self._own_callbacks()
         self._stopping = False
 
-    def _own_callbacks(self, quiet: bool) -> list[Callback]:
+    def _own_callbacks(self) -> list[Callback]:
         """What a run does besides stepping; after the user's callbacks, which may add to an evaluation."""
         out: list[Callback] = [Logging()]
         if self.options.watch:
@@ -123,7 +125,9 @@ class Trainer:
             out.append(Samples())
         if self.log is not None:
             out.append(LogFile(self.log))
-        if not quiet:
+        if self.world.writes:
+            out += tracker(self.options.log, self.folder)
+        if not self.options.quiet:
             out.append(Progress())
         return out if self.folder is None else [*out, Checkpoints(), LossCurve()]
 
@@ -217,7 +221,6 @@ class Trainer:
     def _locked(self) -> Iterator[None]:
         """Holds the run's lock, so that no other process trains the same run."""
         if self.folder is not None and self.world.writes and (self.lock is None or not self.lock.is_locked):
-            self.folder.mkdir(parents=True, exist_ok=True)
             self.lock = take_lock(self.folder)
         try:
             yield

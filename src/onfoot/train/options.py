@@ -12,6 +12,7 @@ from onfoot.formats.files import naming, read_json, shown
 from onfoot.train.schedule import SCHEDULES, learning_rate
 
 RECOMPUTE = ("none", "block")
+TRACKERS = ("none", "tensorboard", "wandb")
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -59,6 +60,8 @@ class TrainingOptions:
         None, "With --dp-clip, instead of --dp-epsilon: noise as a multiple of --dp-clip; 0 only clips (ε = ∞)."
     )
     watch: bool = option(False, "Measure the mathematical invariants at each evaluation.")
+    log: str = option("none", f"Also log to: {', '.join(TRACKERS)}; TensorBoard's files are in the run folder.")
+    quiet: bool = option(False, "Show no progress; the log and the files are written as usual.")
     seed: int = option(0, "Random seed of the initial weights, the data order, dropout and samples.")
     dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
     engine: str = option("auto", f"auto, {', '.join(ENGINES)}.")
@@ -78,6 +81,7 @@ class TrainingOptions:
             ("dtype", DTYPES),
             ("engine", ("auto", *ENGINES)),
             ("recompute", RECOMPUTE),
+            ("log", TRACKERS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {shown(getattr(self, name))}; choose from {', '.join(known)}")
