@@ -152,13 +152,11 @@ def test_a_source_need_not_be_derived_and_may_use_segments() -> None:
 
 
 def test_evaluation_in_the_loop(text: Path) -> None:
-    trainer, found = onfoot.Trainer(tiny(), text, options(eval_every=1000)), []
+    trainer, found = onfoot.Trainer(tiny(), text, options(eval_every=1000)), list[Any]()
     for step in trainer:
         if step.step in (2, 5):
-            evaluation = trainer.evaluate()
-            assert evaluation is not None
-            found.append((evaluation.step, evaluation.loss))
-    assert [n for n, _ in found] == [2, 5] and found[1][1] < found[0][1]
+            found.append(trainer.evaluate())
+    assert [one.step for one in found] == [2, 5] and found[1].loss < found[0].loss
 
 
 def test_gradients_can_be_watched_and_changed_before_the_update(text: Path) -> None:
@@ -187,10 +185,8 @@ def test_examples_in_a_list_train_a_lora_adapter_that_can_be_saved(tmp_path: Pat
     first = trainer.evaluate()
     assert first is not None
     assert trainer.run().state.best_loss < first.loss - 0.5
-    assert (
-        sorted(p.parent.name for p in (tmp_path / "run" / "checkpoints").rglob("adapter_config.json"))[-1]
-        == "step-0000040"
-    )
+    saved = sorted((tmp_path / "run" / "checkpoints").rglob("adapter_config.json"))
+    assert saved[-1].parent.name == "step-0000040"
 
 
 def test_token_ids_in_an_array_and_bad_data(text: Path) -> None:
