@@ -79,6 +79,13 @@ def _options(run: Path) -> tuple[Any, dict[str, Any]]:
 
 def _refuse(run: Path, options: TrainingOptions) -> None:
     """Raises ValueError for runs that cannot be replayed here."""
+    fixed = ("batch_size", "accumulate", "clip")
+    changed = [c["step"] for c in options.changes if set(fixed) & set(c["before"])]
+    if changed:
+        raise ValueError(
+            f"{run}: its batch size or clipping was changed at step {changed[0]:,}, which blame cannot replay yet; "
+            f"runs whose steps or learning rate were changed can be explained"
+        )
     if world().size > 1:
         raise ValueError("onfoot blame runs on one rank; start it without mpiexec")
     if any("waiting" in record for record in Log(run / "log.jsonl").read()):

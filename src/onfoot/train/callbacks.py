@@ -171,6 +171,21 @@ class Samples(Callback):
             evaluation.lines.append("  " + sample.replace("\n", "\n  "))
 
 
+class EarlyStopping(Callback):
+    """Stops a run whose validation loss has not improved in the last `patience` evaluations."""
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._check(trainer)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        self._check(trainer)
+
+    def _check(self, trainer: Trainer) -> None:
+        options, state = trainer.options, trainer.state
+        if state.step // options.eval_every - state.best_step // options.eval_every >= options.patience:
+            trainer.stop(f"no better validation loss in {options.patience} evaluations")
+
+
 class Checkpoints(Callback):
     """Saves the run every `save_every` steps, at a new best loss, at the end, and for the trajectory."""
 

@@ -26,6 +26,7 @@ from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, Reduce
 from onfoot.train.callbacks import (
     Callback,
     Checkpoints,
+    EarlyStopping,
     Evaluation,
     Invariants,
     LogFile,
@@ -68,7 +69,8 @@ class Outcome:
     state: State
     checkpoint: Path | None  # None without a run folder
     validation_loss: float | None
-    interrupted: bool
+    interrupted: bool  # before the last step
+    stopped: str = ""  # why, if a callback has stopped it
 
 
 class CallbackError(ValueError):
@@ -114,7 +116,7 @@ class Trainer:
         self.warnings: list[str] = []  # about the log, when the run was resumed
         self.callbacks = list(callbacks)
         self._own = self._own_callbacks()
-        self._stopping = False
+        self.stopped = ""  # why the run was stopped by `stop`
 
     def _own_callbacks(self) -> list[Callback]:
         """What a run does besides stepping; after the user's callbacks, which may add to an evaluation."""
@@ -123,6 +125,8 @@ class Trainer:
             out.append(Invariants())
         if self.options.sample_tokens:
             out.append(Samples())
+        if self.options.patience:
+            out.append(EarlyStopping())
         if self.log is not None:
             out.append(LogFile(self.log))
         if self.world.writes:
@@ -150,16 +154,16 @@ class Trainer:
             pass
         return self.outcome
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "stopped by a callback") -> None:
         """Ends the run after the current step."""
-        self._stopping = True
+        self.stopped = reason
 
     @property
     def outcome(self) -> Outcome:
         """The result so far."""
         state = self.state
         where = None if self.folder is None else checkpoint_folder(self.folder, state.step)
-        return Outcome(state, where, self.validation_loss, state.step < self.options.steps)
+        return Outcome(state, where, self.validation_loss, state.step < self.options.steps, self.stopped)
 
     @property
     def evaluates_now(self) -> bool:
@@ -170,12 +174,12 @@ class Trainer:
         """Makes one step after the other; whatever belongs to a step is done before it is yielded."""
         guard = nullcontext() if self.folder is None else self.world.guard(self.folder, self.options.command)
         with guard, self._locked(), stop_requested() as interrupted:
-            self._stopping = False
+            self.stopped = ""
             started = time.monotonic() - self.state.seconds
             try:
                 self._tell("on_begin")
                 try:
-                    while self.state.step < self.options.steps and not self.world.any(interrupted() or self._stopping):
+                    while self.state.step < self.options.steps and not self._stops(interrupted()):
                         yield self._next(started)
                 except GeneratorExit:  # the caller has left the loop
                     pass
@@ -184,6 +188,10 @@ class Trainer:
                 for callback in (*self.callbacks, *self._own):
                     callback.on_error(self, error)
                 raise
+
+    def _stops(self, interrupted: bool) -> bool:
+        """Whether any rank was interrupted or stopped."""
+        return self.world.any(interrupted or bool(self.stopped))
 
     def _next(self, started: float) -> Step:
         """One step, its evaluation and its checkpoint, as far as they are due."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from onfoot.config import GPT2Config
 from onfoot.data import corpus
+from onfoot.data.batches import place
 from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import differs, manifest_of
@@ -119,9 +121,9 @@ def check(options: TrainOptions) -> None:
     GPT2Config(n_embd=options.n_embd, n_head=options.n_head)
 
 
-def resume(run: Path) -> tuple[Trainer, list[str]]:
-    """The trainer of a run at its newest valid checkpoint, and warnings."""
-    return runs.resume(run, TrainOptions, build)
+def resume(run: Path, **changes: Any) -> tuple[Trainer, list[str]]:
+    """The trainer of a run at its newest valid checkpoint, with changed options, and warnings."""
+    return runs.resume(run, TrainOptions, build, changes)
 
 
 def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
@@ -148,6 +150,7 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
         options.batch_size,
         options.accumulate,
         options.eval_windows,
+        place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
     )
     bigram = corpus.bigram_entropy(tokens, model.config.vocab_size) if ranks.writes else None
     trainer = Trainer(model, source, options, out=run)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.data import corpus
-from onfoot.data.batches import ALL, NO_EXAMPLE, Batch, Share
+from onfoot.data.batches import ALL, FIRST, NO_EXAMPLE, Batch, Place, Share
 from onfoot.data.packing import Rows
 from onfoot.data.sft import SftSource
 from onfoot.data.sft_examples import encode, fit, read_examples, read_parts, split_examples
@@ -75,10 +75,12 @@ class TextSource(Source):
     batch_size: int
     accumulate: int
     eval_windows: int
+    begin: Place = FIRST
 
     def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
         n = self.batch_size * self.accumulate
-        return [Batch(*self.train.sample(step * n + p.start, len(p))) for p in share.pieces(n, self.batch_size)]
+        first = self.begin.of(step, n)
+        return [Batch(*self.train.sample(first + p.start, len(p))) for p in share.pieces(n, self.batch_size)]
 
     @property
     def unit(self) -> str:
@@ -98,7 +100,7 @@ class TextSource(Source):
     def example_numbers(self, step: int) -> list[np.ndarray]:
         """For each microbatch of a step, the window of each token, (B, T); padding has −1."""
         n = self.batch_size * self.accumulate
-        pieces = [(step * n + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
+        pieces = [(self.begin.of(step, n) + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
         return [
             np.where(self.train.sample(*piece)[1] == IGNORE, NO_EXAMPLE, np.array(self.train.indices(*piece))[:, None])
             for piece in pieces
