@@ -337,7 +337,7 @@ def _run(root: Path) -> Path:
     folder = root / "run"
     out = io.StringIO()
     with redirect_stdout(out):
-        pretrain.start(folder, options).train()
+        pretrain.start(folder, options).run()
     text.unlink()
     for link in ("best", "last"):
         (folder / link).unlink(missing_ok=True)

@@ -205,7 +205,7 @@ def go(folder: Path, job: str, run: Path) -> None:
         sizes: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 8, "context": 16, "dropout": 0.1}
         more: dict[str, Any] = {"clip": 0.0, "keep": 2} if job == "stream" else {"shard": True}
         trainer = pretrain.start(run, TrainOptions(texts=[str(folder / "text.txt")], **{**common, **sizes, **more}))
-    trainer.train()
+    trainer.run()
 
 
 @dataclass

@@ -41,7 +41,7 @@ def compare(run: Path, logits: Callable[[OpenRun], Logits], zero: Any = lambda n
 
 def test_scores_of_a_gpt2_with_tied_weights_equal_autograd(tmp_path: Path) -> None:
     options = TrainOptions(texts=[str(text(tmp_path))], n_layer=2, n_head=2, n_embd=6, context=7, **LOOP)
-    pretrain.start(tmp_path / "run", options).train()
+    pretrain.start(tmp_path / "run", options).run()
     config = onfoot.load(tmp_path / "run").config
     assert config.tie_word_embeddings
     compare(tmp_path / "run", lambda opened: gpt2(config), zero_key_bias(config))
@@ -50,7 +50,7 @@ def test_scores_of_a_gpt2_with_tied_weights_equal_autograd(tmp_path: Path) -> No
 def test_scores_of_a_llama_equal_autograd(tmp_path: Path) -> None:
     base = llama_base(tmp_path)
     options = TrainOptions(texts=[str(text(tmp_path))], init=str(base), context=7, **LOOP | {"clip": 2.5})
-    pretrain.start(tmp_path / "run", options).train()
+    pretrain.start(tmp_path / "run", options).run()
     with in_float64():
         compare(tmp_path / "run", lambda opened: theirs_of(opened, tmp_path))
 
@@ -81,14 +81,14 @@ def merged(opened: OpenRun, logits: Logits, transposed: bool) -> Logits:
 @pytest.mark.parametrize("pack", [True, False])
 def test_scores_of_a_lora_run_of_gpt2_equal_autograd(tmp_path: Path, pack: bool) -> None:
     base = gpt2_base(tmp_path)
-    finetune.start(tmp_path / "run", lora_options(base, lines(tmp_path), pack=pack, clip=0.47)).train()
+    finetune.start(tmp_path / "run", lora_options(base, lines(tmp_path), pack=pack, clip=0.47)).run()
     config = onfoot.load(base).config
     compare(tmp_path / "run", lambda opened: merged(opened, gpt2(config), transposed=False))
 
 
 def test_scores_of_a_lora_run_of_llama_equal_autograd(tmp_path: Path) -> None:
     base = llama_base(tmp_path)
-    finetune.start(tmp_path / "run", lora_options(base, lines(tmp_path))).train()
+    finetune.start(tmp_path / "run", lora_options(base, lines(tmp_path))).run()
     with in_float64():
         theirs = in_transformers(onfoot.load(base, "float64"), tmp_path / "theirs")
 
@@ -100,6 +100,6 @@ def test_scores_of_a_lora_run_of_llama_equal_autograd(tmp_path: Path) -> None:
 
 def test_scores_of_full_fine_tuning_on_packed_lines_equal_autograd(tmp_path: Path) -> None:
     base = gpt2_base(tmp_path)
-    finetune.start(tmp_path / "run", lora_options(base, lines(tmp_path), full=True, steps=5)).train()
+    finetune.start(tmp_path / "run", lora_options(base, lines(tmp_path), full=True, steps=5)).run()
     config = onfoot.load(base).config
     compare(tmp_path / "run", lambda opened: gpt2(config), zero_key_bias(config))

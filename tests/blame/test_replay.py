@@ -27,7 +27,7 @@ def options(path: Path, **changes: Any) -> TrainOptions:
 
 
 def train(run: Path, settings: TrainOptions) -> Path:
-    pretrain.start(run, settings).train()
+    pretrain.start(run, settings).run()
     return run
 
 
@@ -50,7 +50,7 @@ def test_a_run_resumes_from_the_initial_state(tmp_path: Path) -> None:
         shutil.rmtree(checkpoint_folder(run, step))
     resumed, warnings = pretrain.resume(run)
     assert resumed.state.step == 0 and warnings == []
-    resumed.train()
+    resumed.run()
     assert (run / "last" / "model.safetensors").read_bytes() == expected
 
 
@@ -123,7 +123,7 @@ def test_scores_with_dropout_are_the_derivatives_of_weighted_training(tmp_path: 
         train(run, options(tmp_path, dropout=0.2, steps=5))
     else:
         settings = lora_options(gpt2_base(tmp_path), lines(tmp_path), dropout=0.2, lora_dropout=0.3, steps=5, clip=0.3)
-        finetune.start(run, settings).train()
+        finetune.start(run, settings).run()
     opened, scores, loss, query = scores_of(run)
     ones = np.ones(len(opened.examples))
     assert weighted_loss(opened, query, ones) == pytest.approx(loss, rel=1e-9)
@@ -194,8 +194,8 @@ def test_a_quantized_base_has_the_scores_of_the_same_weights_as_floats(tmp_path:
     floats.tokenizer = rounded.tokenizer
     floats.save(tmp_path / "floats")
     settings = {"dtype": "float32", "engine": "auto", "steps": 5, "lr": 1e-3}
-    finetune.start(tmp_path / "a", lora_options(base, data, quantized=True, **settings)).train()
-    finetune.start(tmp_path / "b", lora_options(tmp_path / "floats", data, **settings)).train()
+    finetune.start(tmp_path / "a", lora_options(base, data, quantized=True, **settings)).run()
+    finetune.start(tmp_path / "b", lora_options(tmp_path / "floats", data, **settings)).run()
     blocks, plain = (scores_of(tmp_path / name)[1].totals for name in "ab")
     assert_close(blocks, plain, 1e-2)
 

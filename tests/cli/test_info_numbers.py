@@ -85,7 +85,7 @@ def test_the_numbers_of_a_run_are_those_of_its_log(tmp_path: Path) -> None:
         eval_every=2, save_every=2, eval_windows=2, sample_tokens=0, warmup=1,
     )  # fmt: skip
     run_folder = tmp_path / "run"
-    pretrain.start(run_folder, options).train()
+    pretrain.start(run_folder, options).run()
     output = info(run_folder)
     assert row(output, "steps") == "6 of 6" and "--resume" not in output
     log = run_folder / "log.jsonl"

@@ -170,7 +170,7 @@ def test_training_has_the_same_loss_curve_on_all_engines(tmp_path: Path, clip: f
     curves = {}
     for engine in ("numpy", "torch", "numba"):
         options = TrainOptions(texts=[str(text)], engine=engine, clip=clip, **SMALL)
-        pretrain.start(tmp_path / engine, options).train()
+        pretrain.start(tmp_path / engine, options).run()
         curves[engine] = losses(tmp_path / engine)
     assert len(curves["numpy"]) == 12 and curves["numpy"][-1] < curves["numpy"][0]
     for engine in ("torch", "numba"):
@@ -181,7 +181,7 @@ def test_fine_tuning_has_the_same_loss_curve_on_all_engines(tmp_path: Path) -> N
     text, data = tmp_path / "text.txt", tmp_path / "chats.jsonl"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
     data.write_text("".join(f'{{"prompt": "q{i} ", "completion": "a{i}{i}"}}\n' for i in range(24)))
-    pretrain.start(tmp_path / "base", TrainOptions(texts=[str(text)], **SMALL)).train()
+    pretrain.start(tmp_path / "base", TrainOptions(texts=[str(text)], **SMALL)).run()
     curves = {}
     for engine in ("numpy", "torch", "numba"):
         options = FinetuneOptions(
@@ -194,7 +194,7 @@ def test_fine_tuning_has_the_same_loss_curve_on_all_engines(tmp_path: Path) -> N
             sample_tokens=0,
             engine=engine,
         )
-        finetune.start(tmp_path / engine, options).train()
+        finetune.start(tmp_path / engine, options).run()
         curves[engine] = losses(tmp_path / engine)
     assert len(curves["numpy"]) == 8 and curves["numpy"][-1] < curves["numpy"][0]
     for engine in ("torch", "numba"):
@@ -206,7 +206,7 @@ def test_a_run_that_recomputes_blocks_ends_with_the_same_bits(tmp_path: Path) ->
     text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
     for recompute in ("none", "block"):
         options = TrainOptions(texts=[str(text)], recompute=recompute, dropout=0.1, **SMALL)
-        pretrain.start(tmp_path / recompute, options).train()
+        pretrain.start(tmp_path / recompute, options).run()
     weights = [(tmp_path / name / "last" / "model.safetensors").read_bytes() for name in ("none", "block")]
     assert weights[0] == weights[1]
     with pytest.raises(ValueError, match="unknown recompute 'blocks'; choose from none, block"):
@@ -220,7 +220,7 @@ def test_eight_bits_leave_the_perplexity_within_one_percent(tmp_path: Path) -> N
     words = ["walk", "on", "foot", "through", "every", "gradient", "by", "hand", "and", "see"]
     text.write_text(" ".join(words[i] for i in rng.integers(0, len(words), 4000)))
     options = TrainOptions(texts=[str(text)], **{**SMALL, "steps": 120, "n_embd": 32, "lr": 3e-3})
-    pretrain.start(tmp_path / "run", options).train()
+    pretrain.start(tmp_path / "run", options).run()
     floats, small = (onfoot.load(tmp_path / "run", quantized=q) for q in (False, True))
     assert floats.tokenizer is not None
     tokens = np.array(floats.tokenizer.encode(text.read_text())[:3200]).reshape(-1, 16)

@@ -234,7 +234,7 @@ def test_a_run_with_an_adapter_resumes_to_the_same_bits(
         lr=1e-2, warmup=2, eval_every=3, save_every=2, keep=9, sample_tokens=3, dropout=0.0, lora_dropout=0.2,
     )  # fmt: skip
     whole = finetune.start(tmp_path / "whole", settings)
-    whole.train()
+    whole.run()
     assert len(whole.model._steps) > 0
     cut = finetune.start(tmp_path / "cut", settings)
     step = cut.step
@@ -246,10 +246,10 @@ def test_a_run_with_an_adapter_resumes_to_the_same_bits(
 
     cut.step = stopping  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        cut.train()
+        cut.run()
     resumed, complaints = finetune.resume(tmp_path / "cut")
     assert complaints == [] and resumed.state.step == 4
-    resumed.train()
+    resumed.run()
     one, other = (
         {k: np.array(v) for k, v in TensorFile(tmp_path / run / "last" / "adapter_model.safetensors").items()}
         for run in ("whole", "cut")

@@ -51,7 +51,7 @@ def drift(folder: Path) -> None:
         return result
 
     trainer.step = poisoned  # type: ignore[method-assign]
-    trainer.train()
+    trainer.run()
 
 
 @ranks_needed

@@ -62,7 +62,7 @@ def test_a_run_learns_and_resumes_to_bit_identical_weights(
     full = targets == "full"
     chosen = "" if full else targets
     settings = options(base, data, full=full, targets=chosen, dropout=0.1, lora_dropout=0.0 if full else 0.2)
-    outcome = finetune.start(tmp_path / "whole", settings).train()
+    outcome = finetune.start(tmp_path / "whole", settings).run()
     assert outcome.validation_loss is not None
     plain = onfoot.load(base)
     batches = list(finetune.start(tmp_path / "other", settings).source.validation())
@@ -80,10 +80,10 @@ def test_a_run_learns_and_resumes_to_bit_identical_weights(
 
     cut.step = stopping  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        cut.train()
+        cut.run()
     resumed, complaints = finetune.resume(run)
     assert resumed.state.step == 6 and complaints == []
-    resumed.train()
+    resumed.run()
     name = "model.safetensors" if full else "adapter_model.safetensors"
     one, other = tensors(tmp_path / "whole" / "last", name), tensors(run / "last", name)
     assert set(one) == set(other)
@@ -108,14 +108,14 @@ def test_full_fine_tuning_keeps_the_chat_template(tmp_path: Path, base: Path) ->
     run = tmp_path / "run"
     trainer = finetune.start(run, options(base, chats, full=True, steps=4))
     before = trainer.source.microbatches(0)[0].tokens
-    trainer.train()
+    trainer.run()
     resumed, _ = finetune.resume(run)
     assert (resumed.source.microbatches(0)[0].tokens == before).all()
     assert (run / "best" / "chat_template.jinja").read_text() == template
 
 
 def test_an_adapter_is_not_a_base(tmp_path: Path, base: Path, data: Path) -> None:
-    finetune.start(tmp_path / "first", options(base, data)).train()
+    finetune.start(tmp_path / "first", options(base, data)).run()
     for full in (False, True):
         with pytest.raises(ValueError, match="is an adapter; merge it into its base model first with: onfoot merge"):
             finetune.start(tmp_path / "second", options(tmp_path / "first", data, full=full))
@@ -123,7 +123,7 @@ def test_an_adapter_is_not_a_base(tmp_path: Path, base: Path, data: Path) -> Non
 
 def test_a_runs_adapter_opens_in_peft_and_merged_in_transformers(tmp_path: Path, base: Path, data: Path) -> None:
     run = tmp_path / "run"
-    finetune.start(run, options(base, data, targets="c_attn, c_fc")).train()
+    finetune.start(run, options(base, data, targets="c_attn, c_fc")).run()
     tokens = np.random.default_rng(0).integers(0, 256, (2, 12))
     model = onfoot.load(run)  # brings its base along
     logits = model.logits(tokens)

@@ -108,7 +108,7 @@ def do_all_cases(folder: Path) -> None:
         if "full" in changes and world().size > 1:  # completions of different lengths
             assert unequal_targets(trainer)
         with patch("onfoot.train.loop.draw_losses"):  # it takes longer than the training
-            trainer.train()
+            trainer.run()
         world().compare(trainer.model.params, "at the end")
         if changes.get("shard") and world().size > 1:
             assert isinstance(trainer.optimizer, ShardedAdamW)
@@ -138,17 +138,17 @@ def do_interrupted(folder: Path) -> None:
         return result
 
     trainer.step = step_then_interrupt  # type: ignore[method-assign]
-    outcome = trainer.train()
+    outcome = trainer.run()
     assert outcome.interrupted and outcome.state.step == 5
 
 
 def do_resumed(folder: Path) -> None:
     for name in ("cut-whole", "cut-other"):
-        pretrain.resume(folder / name)[0].train()
+        pretrain.resume(folder / name)[0].run()
 
 
 def do_whole(folder: Path) -> None:
-    start(folder, folder / f"whole {world().size}", **WHOLE).train()
+    start(folder, folder / f"whole {world().size}", **WHOLE).run()
 
 
 def do_failing(folder: Path) -> None:
@@ -162,7 +162,7 @@ def do_failing(folder: Path) -> None:
         return step(lr)
 
     trainer.step = fails  # type: ignore[method-assign]
-    trainer.train()
+    trainer.run()
 
 
 def do_small_things(folder: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_run_stops_at_one_step_on_all_ranks_and_resumes_on_any_number(tmp_path
         without_dropout(tmp_path / name)
     without_dropout(tmp_path / "cut")
     ranks_do(4, tmp_path, "resumed")  # from then on 4 ranks are as good as one
-    pretrain.resume(tmp_path / "cut")[0].train()
+    pretrain.resume(tmp_path / "cut")[0].run()
     assert difference(tmp_path / "cut", tmp_path / "cut-whole") <= 1e-12
     assert_same_bits(tmp_path / "cut-whole", tmp_path / "cut-other")
 

@@ -426,10 +426,10 @@ def cut_and_resume(module: Any, run: Path, settings: Any, at: int) -> None:
 
     cut.private_step = stopping
     with pytest.raises(KeyboardInterrupt):
-        cut.train()
+        cut.run()
     resumed, complaints = module.resume(run)
     assert complaints == [] and resumed.state.step == at - at % 2
-    resumed.train()
+    resumed.run()
 
 
 @pytest.mark.parametrize("which", ["pretraining", "LoRA", "full"])
@@ -442,7 +442,7 @@ def test_a_private_run_resumes_to_bit_identical_weights(
         "LoRA": lambda: sft(base, data),
         "full": lambda: sft(base, data, full=True, lora_dropout=0.0),
     }[which]()
-    module.start(tmp_path / "whole", settings).train()
+    module.start(tmp_path / "whole", settings).run()
     cut_and_resume(module, tmp_path / "cut", settings, 5)
     name = "adapter_model.safetensors" if which == "LoRA" else "model.safetensors"
     one, other = (TensorFile(tmp_path / run / "last" / name) for run in ("whole", "cut"))
@@ -455,7 +455,7 @@ def test_a_private_run_resumes_to_bit_identical_weights(
 
 def test_the_log_has_the_epsilon_of_the_accountant(tmp_path: Path, text: Path) -> None:
     trainer = pretrain.start(tmp_path / "run", pretraining(text))
-    trainer.train()
+    trainer.run()
     last = [r for r in Log(tmp_path / "run" / "log.jsonl").read() if "epsilon" in r][-1]
     theirs = RdpAccountant()
     event = dp_accounting.PoissonSampledDpEvent(2 / trainer.source.n_examples, dp_accounting.GaussianDpEvent(0.7))
@@ -469,7 +469,7 @@ def test_a_step_without_examples_adds_noise_and_has_no_loss(tmp_path: Path, text
     assert trainer.privacy is not None
     empty = [step + 1 for step in range(12) if trainer.privacy.sample(step).size == 0]
     assert 0 < len(empty) < 12
-    assert not trainer.train().interrupted
+    assert not trainer.run().interrupted
     records = [r for r in Log(tmp_path / "run" / "log.jsonl").read() if "loss" in r]
     assert [r["step"] for r in records if r["loss"] is None] == empty
     assert picture(records).startswith(b"\x89PNG")

@@ -62,7 +62,7 @@ def stop_before(trainer: Any, at: int) -> None:
 
     trainer.step = stopping
     with pytest.raises(KeyboardInterrupt):
-        trainer.train()
+        trainer.run()
     trainer.step = step
 
 
@@ -117,7 +117,7 @@ def test_a_newly_written_checkpoint_stays_whatever_is_damaged(
         assert linked(run) == {"last": only.name, "best": only.name}
 
     trainer.save = damaging  # type: ignore[method-assign]
-    trainer.train()
+    trainer.run()
     assert names(run) == [f"damaged-step-000000{n}" for n in (2, 4, 6)] + ["step-0000008"]
     assert capsys.readouterr().err.count("is corrupted (its checksum differs); renamed to damaged-step-") == 3
 
@@ -130,7 +130,7 @@ def test_a_damaged_best_checkpoint_is_renamed_and_replaced_by_another(tmp_path: 
     resolved = model_folder(run)
     trainer, _ = pretrain.resume(run)
     assert resolved.name == "step-0000006" and linked(run) == {"last": "step-0000006", "best": "step-0000006"}
-    trainer.train()
+    trainer.run()
     assert names(run) == ["damaged-step-0000004", "step-0000008"]
     assert linked(run) == {"last": "step-0000008", "best": "step-0000008"}
 
@@ -139,7 +139,7 @@ def test_checkpoints_are_not_hashed_again_at_each_save(tmp_path: Path, monkeypat
     hashed: list[Path] = []
     digest = run_folder._sha256
     monkeypatch.setattr(run_folder, "_sha256", lambda path: hashed.append(path) or digest(path))  # type: ignore[func-returns-value]
-    pretrain.start(tmp_path / "run", options(tmp_path, keep=9)).train()
+    pretrain.start(tmp_path / "run", options(tmp_path, keep=9)).run()
     assert len(checkpoints(tmp_path / "run")) == 4
     assert all(".writing-" in str(path) or path.parent.name == "data" for path in hashed)  # each once, as it is written
 
@@ -148,7 +148,7 @@ def test_an_io_error_in_the_newest_falls_back_to_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    pretrain.start(tmp_path / "whole", options(tmp_path, keep=3)).train()
+    pretrain.start(tmp_path / "whole", options(tmp_path, keep=3)).run()
     stopped(run, 7, options(tmp_path, keep=3))
     digest = run_folder._sha256
 
@@ -162,7 +162,7 @@ def test_an_io_error_in_the_newest_falls_back_to_the_one_before(
     assert trainer.state.step == 4
     assert "step-0000006 cannot be used: model.safetensors cannot be read (Input/output error)" in said[0]
     monkeypatch.setattr(run_folder, "_sha256", digest)
-    trainer.train()
+    trainer.run()
     assert weights(run / "last") == weights(tmp_path / "whole" / "last")
     assert "damaged-step-0000006" in names(run) and validate(run / "checkpoints" / "damaged-step-0000006") is None
 
@@ -202,11 +202,11 @@ def test_a_checkpoint_that_is_half_deleted_is_not_taken_for_a_damaged_one(
 
     monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        trainer.train()
+        trainer.run()
     monkeypatch.setattr(shutil, "rmtree", rmtree)
     resumed, said = pretrain.resume(run)
     assert said == [] and resumed.state.step == 4
-    resumed.train()
+    resumed.run()
     assert names(run) == ["step-0000008"]
 
 
@@ -222,7 +222,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         ValueError, match=rf"{name} is a symbolic link, and its target would be overwritten; remove the link"
     ):
-        pretrain.resume(run)[0].train()
+        pretrain.resume(run)[0].run()
     assert victim.read_bytes() == before
 
 
@@ -232,7 +232,7 @@ def test_a_log_and_a_curve_do_not_follow_a_link_that_appears_later(tmp_path: Pat
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (run / "loss.png").symlink_to(victim)
-    trainer.train()
+    trainer.run()
     assert victim.read_text() == "precious" and not (run / "loss.png").is_symlink()  # the link itself is replaced
     (run / "log.jsonl").unlink()
     (run / "log.jsonl").symlink_to(victim)
@@ -249,7 +249,7 @@ def test_a_folder_killed_before_the_run_began_can_be_used_again(tmp_path: Path, 
         (run / name).mkdir() if name.endswith("/") else (run / name).write_text("")
     with pytest.raises(ValueError, match=r"is not a run folder: it has no run\.json"):
         pretrain.resume(run)
-    pretrain.start(run, options(tmp_path)).train()
+    pretrain.start(run, options(tmp_path)).run()
     assert linked(run)["last"] == "step-0000008"
 
 
@@ -279,7 +279,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_touches_nothing(tmp_path
         shutil.move(path, run / path.name)
     (tmp_path / "elsewhere").rename(run / "run.json")
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-    trainer.train()
+    trainer.run()
 
 
 def test_run_json_that_has_changed_is_refused_until_its_hash_is_removed(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_missing_log_lines_are_reported_without_stopping(tmp_path: Path) -> None
     path.write_text(lines[0] + lines[1][:-9] + "\n" + "".join(lines[2:]))
     trainer, said = pretrain.resume(run)
     assert "log.jsonl, line 2: not a log record; skipped" in said[0] and "lacks 1 of the 4 steps" in said[1]
-    trainer.train()
+    trainer.run()
     assert [r["step"] for r in Log(path).read() if "loss" in r] == [1, 3, 4, 5, 6, 7, 8]
 
 
@@ -382,7 +382,7 @@ def test_a_lora_run_resumes_only_with_its_own_base(tmp_path: Path, base: Path, q
     with pytest.raises(ValueError, match=r"the model .*base has changed"):
         finetune.resume(run)
     config_file.write_text(text)
-    assert not finetune.resume(run)[0].train().interrupted
+    assert not finetune.resume(run)[0].run().interrupted
 
 
 def test_a_run_from_a_model_that_changed_before_the_first_checkpoint_is_refused(tmp_path: Path, base: Path) -> None:
@@ -423,7 +423,7 @@ def test_peak_memory_is_in_bytes_on_every_system(tmp_path: Path, monkeypatch: py
 
 def test_a_run_killed_while_its_curve_was_drawn_gets_it_when_it_is_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    pretrain.start(run, options(tmp_path)).train()
+    pretrain.start(run, options(tmp_path)).run()
     (run / "loss.png").rename(run / ".loss.png.new")
     (run / "checkpoints" / ".removing-step-0000002").mkdir()
     result = CliRunner().invoke(app, ["train", "--resume", str(run)])
@@ -472,14 +472,14 @@ def test_before_a_checkpoint_counts_everything_that_resuming_needs_is_on_the_dis
 
 
 def test_data_that_was_not_complete_when_the_run_was_killed_is_made_again(tmp_path: Path) -> None:
-    pretrain.start(tmp_path / "whole", options(tmp_path)).train()
+    pretrain.start(tmp_path / "whole", options(tmp_path)).run()
     run = tmp_path / "run"
     stopped(run, 1, options(tmp_path))  # no checkpoint yet
     (run / "data" / "manifest.json").unlink()
     (run / "data.json").unlink()
     path = run / "data" / "tokenizer_config.json"
     path.write_bytes(path.read_bytes()[:20])
-    pretrain.resume(run)[0].train()
+    pretrain.resume(run)[0].run()
     assert weights(run / "last") == weights(tmp_path / "whole" / "last")
     assert path.read_bytes() == (tmp_path / "whole" / "data" / "tokenizer_config.json").read_bytes()
 

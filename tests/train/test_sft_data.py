@@ -30,7 +30,7 @@ from onfoot.formats.chat import CHATML, ChatTemplate, Part, chat_prompt, chat_pr
 from onfoot.formats.tokenizer import Tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.loop import Trainer
-from onfoot.train.options import LoopOptions
+from onfoot.train.options import TrainingOptions
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_id
@@ -645,11 +645,11 @@ def test_truncated_examples_are_in_the_sources_report(tmp_path: Path) -> None:
 def test_a_model_learns_the_completions_in_the_training_loop(tmp_path: Path) -> None:
     lines = [{"prompt": f"{a}{b}>", "completion": f"{b}"} for a in "abcd" for b in "abcd"]
     data = write(tmp_path / "a.jsonl", *lines)
-    options = LoopOptions(steps=60, batch_size=2, lr=1e-2, warmup=5, eval_every=60, sample_tokens=0, engine="numpy")
+    options = TrainingOptions(steps=60, batch_size=2, lr=1e-2, warmup=5, eval_every=60, sample_tokens=0, engine="numpy")
     config = onfoot.GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=32, vocab_size=TOKENIZER.size)
     model = onfoot.create(config, seed=0, engine="numpy")
     source = load_source([data], TOKENIZER, PLAIN, max_length=32, batch_size=2, validation_files=[data])
     before = np.mean([model.loss(b.tokens, b.targets, segments=b.segments) for b in source.validation()])
     (tmp_path / "run").mkdir()
-    outcome = Trainer(tmp_path / "run", options, model, source, model.save).train()
+    outcome = Trainer(model, source, options, out=tmp_path / "run").run()
     assert before > 5 and outcome.validation_loss is not None and outcome.validation_loss < 0.5 * before

@@ -273,7 +273,7 @@ def test_a_log_is_truncated_after_the_step_that_a_run_resumes_from(tmp_path: Pat
 
 def test_evaluations_checkpoints_and_rates_come_when_they_are_due(tmp_path: Path, text: Path) -> None:
     one = trainer(tmp_path / "a", text, steps=7, eval_every=3, save_every=2, keep=100, warmup=2, lr=1e-2, dropout=0.0)
-    outcome = one.train()
+    outcome = one.run()
     records = [json.loads(line) for line in (tmp_path / "a" / "log.jsonl").read_text().splitlines()]
     validated = {r["step"]: r["val_loss"] for r in records if "val_loss" in r}
     assert list(validated) == [3, 6, 7]

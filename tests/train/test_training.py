@@ -96,7 +96,7 @@ def test_microbatches_of_unequal_target_counts_equal_one_big_batch(tmp_path: Pat
         model = Model(config, params, "float64")
         run = tmp_path / str(i)
         run.mkdir()
-        Trainer(run, TrainOptions(steps=3, dtype="float64"), model, Source(parts), model.save).train()
+        Trainer(model, Source(parts), TrainOptions(steps=3, dtype="float64"), out=run).run()
         results.append(model.params)
     for name in params:
         assert_close(results[1][name], results[0][name], 1e-11, name)
@@ -104,7 +104,7 @@ def test_microbatches_of_unequal_target_counts_equal_one_big_batch(tmp_path: Pat
 
 def test_a_run_writes_its_log_its_curve_and_checkpoints_that_load(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
-    outcome = pretrain.start(run, options(text, watch=True)).train()
+    outcome = pretrain.start(run, options(text, watch=True)).run()
     assert outcome.state.step == 12 and not outcome.interrupted
     records = Log(run / "log.jsonl").read()
     losses = [r["loss"] for r in records if "loss" in r]
@@ -128,7 +128,7 @@ def test_a_run_writes_its_log_its_curve_and_checkpoints_that_load(tmp_path: Path
 def test_old_checkpoints_are_removed_but_never_the_best(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     worse = options(text, keep=1, lr=30.0, clip=0.0, warmup=0, steps=9, eval_every=3, schedule="constant")
-    pretrain.start(run, worse).train()
+    pretrain.start(run, worse).run()
     steps = {int(p.name[5:]) for p in checkpoints(run)}
     best = json.loads((run / "last" / "trainer" / "state.json").read_text())["best_step"]
     assert best < 9 and steps == {9, best}
@@ -147,20 +147,20 @@ def interrupted_run(run: Path, settings: TrainOptions, at: int) -> Outcome:
         return result
 
     trainer.step = step_then_interrupt  # type: ignore[method-assign]
-    return trainer.train()
+    return trainer.run()
 
 
 @pytest.mark.parametrize("interrupted_at", [1, 3, 7, 11])
 def test_an_interrupted_run_resumes_to_bit_identical_weights(tmp_path: Path, text: Path, interrupted_at: int) -> None:
     whole = pretrain.start(tmp_path / "whole", options(text))
-    whole.train()
+    whole.run()
 
     run = tmp_path / "cut"
     outcome = interrupted_run(run, options(text), interrupted_at)
     assert outcome.interrupted and outcome.state.step == interrupted_at
     resumed, complaints = pretrain.resume(run)
     assert complaints == [] and resumed.state.step == interrupted_at
-    resumed.train()
+    resumed.run()
     assert_same_weights(tmp_path / "whole" / "last", run / "last")
     steps = [r["step"] for r in Log(run / "log.jsonl").read() if "loss" in r]
     assert steps == list(range(1, 13))
@@ -230,12 +230,12 @@ def test_ten_kills_at_random_moments_all_resume_to_bit_identical_weights(
 
 def test_a_run_killed_before_its_first_checkpoint_restarts(tmp_path: Path, text: Path) -> None:
     whole = pretrain.start(tmp_path / "whole", options(text))
-    whole.train()
+    whole.run()
     run = tmp_path / "run"
     pretrain.start(run, options(text))  # prepared, but never trained
     shutil.rmtree(run / "data")  # not even its tokens were ready
     resumed, _ = pretrain.resume(run)
-    resumed.train()
+    resumed.run()
     assert_same_weights(tmp_path / "whole" / "last", run / "last")
 
 
@@ -255,7 +255,7 @@ def test_a_run_does_not_resume_with_other_tokens(tmp_path: Path, text: Path) -> 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, text: Path, damage: str) -> None:
     run = tmp_path / "run"
-    pretrain.start(run, options(text)).train()
+    pretrain.start(run, options(text)).run()
     reference = weights(run / "last")
     newest, before = checkpoints(run)[-1], checkpoints(run)[-2]
     path = newest / ("trainer/manifest.json" if damage == "manifest" else "model.safetensors")
@@ -274,7 +274,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
     resumed, said = pretrain.resume(run)
     assert said == [f"{complaints[0]}; renamed to damaged-{newest.name}"]
     assert validate(newest.with_name(f"damaged-{newest.name}")) and (run / "last").resolve() == before.resolve()
-    resumed.train()
+    resumed.run()
     assert validate(newest) is None  # written again
     assert all((weights(run / "last")[k] == reference[k]).all() for k in reference)
 
@@ -291,16 +291,16 @@ def test_a_full_disk_leaves_the_checkpoints_before_intact(tmp_path: Path, text: 
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
         with pytest.raises(ValueError, match=r"cannot write the checkpoint .*; earlier checkpoints are intact"):
-            resumed.train()
+            resumed.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     assert checkpoints(run) == sound and all(validate(p) is None for p in sound)
     assert not list((run / "checkpoints").glob(".writing-*"))
     again, _ = pretrain.resume(run)
-    again.train()
+    again.run()
     whole = pretrain.start(tmp_path / "whole", options(text))
-    whole.train()
+    whole.run()
     assert_same_weights(tmp_path / "whole" / "last", run / "last")
 
 
@@ -316,7 +316,7 @@ def test_a_non_finite_loss_names_the_step_and_overwrites_nothing(tmp_path: Path,
 
     trainer.step = poisoned  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"step 8: the loss is nan .* no checkpoint was overwritten"):
-        trainer.train()
+        trainer.run()
     found, complaints = newest_valid(run)
     assert found is not None and found.name == "step-0000006" and complaints == []
     assert all(np.isfinite(w).all() for w in weights(found).values())
@@ -327,14 +327,14 @@ def test_a_diverged_run_does_not_become_the_best(tmp_path: Path, text: Path) -> 
     trainer = pretrain.start(run, options(text))
     evaluate = trainer.evaluate
 
-    def poisoned(report: Any, show_sample: bool) -> bool:
+    def poisoned() -> Any:
         if trainer.state.step == 8:
             trainer.model.params["transformer.ln_f.weight"][0] = np.nan
-        return evaluate(report, show_sample)
+        return evaluate()
 
     trainer.evaluate = poisoned  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="the validation loss is nan"):
-        trainer.train()
+        trainer.run()
     assert model_folder(run).name == "step-0000004"
     assert all(np.isfinite(w).all() for w in weights(model_folder(run)).values())
 
@@ -371,7 +371,7 @@ def test_one_step_is_the_gradient_clipped_and_pytorchs_adamw(tmp_path: Path, tex
 
 
 def test_the_loop_follows_the_schedule(tmp_path: Path, text: Path) -> None:
-    pretrain.start(tmp_path / "run", options(text, schedule="linear")).train()
+    pretrain.start(tmp_path / "run", options(text, schedule="linear")).run()
     rates = [r["lr"] for r in Log(tmp_path / "run" / "log.jsonl").read() if "loss" in r]
     assert rates == [learning_rate(s, 12, 2e-3, 2, "linear") for s in range(12)]
 
@@ -381,7 +381,7 @@ def test_a_copy_that_followed_the_links_gets_new_ones(tmp_path: Path, text: Path
     interrupted_run(run, options(text), 7)
     shutil.copytree(run, tmp_path / "copy", symlinks=False)
     resumed, _ = pretrain.resume(tmp_path / "copy")
-    resumed.train()
+    resumed.run()
     assert (tmp_path / "copy" / "last").is_symlink()
     assert (tmp_path / "copy" / "last").resolve().name == "step-0000012"
 
@@ -401,17 +401,17 @@ def test_a_run_is_trained_by_one_process_at_a_time_and_a_rejected_one_truncates_
         return step(lr)
 
     trainer.step = meanwhile  # type: ignore[method-assign]
-    assert not trainer.train().interrupted
+    assert not trainer.run().interrupted
 
 
 def test_a_model_can_be_trained_further_on_other_text(tmp_path: Path, text: Path) -> None:
-    pretrain.start(tmp_path / "first", options(text)).train()
+    pretrain.start(tmp_path / "first", options(text)).run()
     start = weights(tmp_path / "first" / "best")
     other = tmp_path / "other.txt"
     other.write_text("lorem ipsum dolor sit amet " * 80)
     trainer = pretrain.start(tmp_path / "second", options(other, init=str(tmp_path / "first"), context=8))
     assert all((trainer.model.params[k] == start[k]).all() for k in start)
-    trainer.train()
+    trainer.run()
     assert any((trainer.model.params[k] != start[k]).any() for k in start)
 
 

@@ -255,7 +255,7 @@ def test_a_diverged_step_without_clipping_leaves_the_weights_unchanged(tmp_path:
 
     trainer.step = poisoned
     with pytest.raises(ValueError, match=r"step 3: the loss is inf; training stopped; no checkpoint was overwritten"):
-        trainer.train()
+        trainer.run()
     assert all((trainer.model.params[k] == v).all() for k, v in saved(tmp_path, 2).items())
     assert trainer.optimizer.steps == 2
 
@@ -275,7 +275,7 @@ def test_non_finite_gradients_without_clipping_are_reported_with_the_changed_wei
 
     trainer.step = poisoned
     with pytest.raises(ValueError, match=r"is not finite; .*some weights in memory were already updated"):
-        trainer.train()
+        trainer.run()
     assert trainer.optimizer.steps == 2 and all(np.isfinite(v).all() for v in saved(tmp_path, 2).values())
     with pytest.raises(ValueError, match="the last step failed halfway"):
         trainer.optimizer.step({})

@@ -11,7 +11,7 @@ from onfoot.blame.query import Query
 from onfoot.blame.replay import Replay
 from onfoot.data.batches import ALL, Batch, Share
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.loop import Source
+from onfoot.train.sources import Source
 
 
 class WithoutExamples:

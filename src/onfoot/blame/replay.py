@@ -19,6 +19,7 @@ import numpy as np
 
 from onfoot.arrays import Array, to_numpy
 from onfoot.blame.adjoint import UpdateSettings
+from onfoot.data.batches import Batch
 from onfoot.formats.peft import restore_adapter
 from onfoot.formats.run_folder import MOMENTS
 from onfoot.formats.tensors import TensorFile
@@ -150,7 +151,7 @@ class Replay:
     def microbatches(self, step: int) -> list[Microbatch]:
         """The batches of a step, with their dropout seeds."""
         self.trainer.state.step = step
-        batches = self.trainer.source.microbatches(step)
+        batches: list[Batch] = self.trainer.source.microbatches(step)
         return [Microbatch(*batch, self.trainer.dropout_seed(i)) for i, batch in enumerate(batches)]
 
     def forward(self) -> Step:

@@ -17,10 +17,11 @@ from onfoot.train import finetune, pretrain
 from onfoot.train.lock import refuse_while_training
 from onfoot.train.log import Log
 from onfoot.train.loop import Trainer
-from onfoot.train.options import FinetuneOptions, LoopOptions, TrainOptions
+from onfoot.train.options import FinetuneOptions, TrainingOptions, TrainOptions
 from onfoot.train.parallel import world
-from onfoot.train.pretrain import MANIFEST, TextSource
+from onfoot.train.pretrain import MANIFEST
 from onfoot.train.runs import RUN_FILE, read_options
+from onfoot.train.sources import TextSource
 
 
 @dataclass
@@ -70,14 +71,21 @@ def _options(run: Path) -> tuple[Any, dict[str, Any]]:
     if not (run / RUN_FILE).is_file():
         raise ValueError(f"{run} is not a run folder: it has no {RUN_FILE}")
     command = read_json(run / RUN_FILE).get("command")
-    kinds: dict[Any, type[LoopOptions]] = {"train": TrainOptions, "finetune": FinetuneOptions}
+    kinds: dict[Any, type[TrainingOptions]] = {"train": TrainOptions, "finetune": FinetuneOptions}
     if command not in kinds:
         raise ValueError(f"{run / RUN_FILE}: unknown command {shown(command)}; expected train or finetune")
     return read_options(run, kinds[command])
 
 
-def _refuse(run: Path, options: LoopOptions) -> None:
+def _refuse(run: Path, options: TrainingOptions) -> None:
     """Raises ValueError for runs that cannot be replayed here."""
+    fixed = ("batch_size", "accumulate", "clip")
+    changed = [c["step"] for c in options.changes if set(fixed) & set(c["before"])]
+    if changed:
+        raise ValueError(
+            f"{run}: its batch size or clipping was changed at step {changed[0]:,}, which blame cannot replay yet; "
+            f"runs whose steps or learning rate were changed can be explained"
+        )
     if world().size > 1:
         raise ValueError("onfoot blame runs on one rank; start it without mpiexec")
     if any("waiting" in record for record in Log(run / "log.jsonl").read()):
@@ -118,7 +126,7 @@ def _chosen(run: Path, checkpoint: str, valid: dict[int, Path]) -> int:
     return step
 
 
-def _trainer(run: Path, options: LoopOptions) -> Trainer:
+def _trainer(run: Path, options: TrainingOptions) -> Trainer:
     """The run's trainer at step 0. The base model and the data must be those of the training."""
     if isinstance(options, TrainOptions):
         return pretrain.make_trainer(run, options, None)
@@ -132,4 +140,5 @@ def _examples(trainer: Trainer) -> Examples:
     if isinstance(source, SftSource):
         return LineExamples(source.train, tokenizer)
     assert isinstance(source, TextSource)
-    return WindowExamples(trainer.run / "data", source.train, tokenizer)
+    assert trainer.folder is not None
+    return WindowExamples(trainer.folder / "data", source.train, tokenizer)

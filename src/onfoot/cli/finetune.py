@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from onfoot.cli.config_file import Config, PrintConfig, show_config, with_config
 from onfoot.cli.fields import options_from, reject_with
 from onfoot.cli.options import Download, Threads, download_model
 from onfoot.cli.train import next_run_folder, private_values, resume_run, train_and_report
@@ -20,7 +21,7 @@ PEFT_NAMES = {  # additional PEFT-style spellings; messages show the first
 }
 
 
-@options_from(FinetuneOptions, exclude={"model", "data", "validation_data"}, names=PEFT_NAMES)
+@options_from(FinetuneOptions, exclude={"model", "data", "validation_data", "changes"}, names=PEFT_NAMES)
 def finetune(
     context_: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or run folder.", show_default=False)] = "",
@@ -35,8 +36,10 @@ def finetune(
         Path | None, typer.Option(help="Run folder; by default a new one in runs/.", show_default=False)
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Run folder to resume, with its original options.", show_default=False)
+        Path | None, typer.Option(help="Run folder to resume; --steps, --lr and others may change.", show_default=False)
     ] = None,
+    config: Config = None,
+    print_config: PrintConfig = False,
     threads: Threads = None,
     download: Download = False,
     **values: Any,
@@ -50,22 +53,22 @@ def finetune(
     if resume is not None:
         resume_run(context_, resume, runs.resume)
         return
-    if not model:
+    paths = {"data": [str(p) for p in data or []], "validation_data": [str(p) for p in validation_data or []]}
+    values = with_config(context_, config, FinetuneOptions, {"model": model, **paths, **values})
+    if not values["model"]:
         raise ValueError("no model: give one, as in onfoot finetune MODEL --data FILE.jsonl")
     if values["full"]:
         reject_with(context_, "--full", LORA_OPTIONS, "full fine-tuning has no LoRA layers")
     if values["steps"]:
         reject_with(context_, "--steps", ("epochs",), "both set the length of the run")
-    if validation_data:
+    if values["validation_data"]:
         reject_with(context_, "--validation-data", ("validation",), "both choose the validation data")
     private_values(context_, values)
+    options = FinetuneOptions(**values)
+    if print_config:
+        show_config(options)
+        return
     if download:
-        download_model(model)
-    options = FinetuneOptions(
-        model=model,
-        data=[str(p) for p in data or []],
-        validation_data=[str(p) for p in validation_data or []],
-        **values,
-    )
+        download_model(options.model)
     trainer = runs.start(out or next_run_folder(Path("runs"), "finetune"), options)
     train_and_report(trainer)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onfoot.cli.config_file import Config, PrintConfig, show_config, with_config
 from onfoot.cli.console import show_text
 from onfoot.cli.fields import explicit_options, options_from, reject_with
 from onfoot.cli.options import Threads
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
 
 
-@options_from(TrainOptions, exclude={"texts"})
+@options_from(TrainOptions, exclude={"texts", "changes"})
 def train(
     context_: typer.Context,
     texts: Annotated[
@@ -33,8 +34,10 @@ def train(
         Path | None, typer.Option(help="Run folder; by default a new one in runs/.", show_default=False)
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Run folder to resume, with its original options.", show_default=False)
+        Path | None, typer.Option(help="Run folder to resume; --steps, --lr and others may change.", show_default=False)
     ] = None,
+    config: Config = None,
+    print_config: PrintConfig = False,
     threads: Threads = None,
     **values: Any,
 ) -> None:
@@ -44,6 +47,7 @@ def train(
     if resume is not None:
         resume_run(context_, resume, pretrain.resume)
         return
+    values = with_config(context_, config, TrainOptions, {"texts": [str(p) for p in texts or []], **values})
     if values["init"] is not None:
         reason = f"{values['init']} has its own configuration and tokenizer"
         reject_with(context_, "--init", (*SIZES, "tokenizer", "vocab_size"), reason)
@@ -51,7 +55,10 @@ def train(
         reason = "it sets the vocabulary size of a new BPE tokenizer (--tokenizer bpe)"
         reject_with(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), reason)
     private_values(context_, values)
-    options = TrainOptions(texts=[str(p) for p in texts or []], **values)
+    options = TrainOptions(**values)
+    if print_config:
+        show_config(options)
+        return
     trainer = pretrain.start(out or next_run_folder(Path("runs"), "train"), options)
     train_and_report(trainer)
 
@@ -70,25 +77,43 @@ def next_run_folder(parent: Path, name: str) -> Path:
     return next(p for i in range(1, 10**6) if not (p := parent / f"{name}-{i:03d}").exists())
 
 
-def resume_run(context: typer.Context, run: Path, resume: Callable[[Path], tuple[Trainer, list[str]]]) -> None:
-    """Resumes a run with its original options."""
-    others = [name for name in explicit_options(context) if name not in ("resume", "threads")]
-    if others:
-        raise ValueError(f"--resume uses the options that the run was started with; remove {', '.join(others)}")
-    trainer, warnings = resume(run)
+def resume_run(context: typer.Context, run: Path, resume: Callable[..., tuple[Trainer, list[str]]]) -> None:
+    """Resumes a run with its options, and with those that are given anew."""
+    changes = {name: context.params[name] for name in explicit_options(context) if name not in ("resume", "threads")}
+    trainer, warnings = resume(run, **changes)
     for warning in warnings:
         show_text(warning, "yellow")
-    if trainer.state.step >= trainer.options.steps:
-        trainer.train()  # no steps left, but the loss curve may not have been drawn
-        show_text(f"{run} is complete: all {trainer.options.steps:,} steps are done")
+    options, step = trainer.options, trainer.state.step
+    if step >= options.steps:
+        trainer.run()  # no steps left, but the loss curve may not have been drawn
+        show_text(f"{run} is complete: all {options.steps:,} steps are done; --resume {run} --steps N makes more")
         return
-    show_text(f"resuming {run} at step {trainer.state.step:,}")
+    show_text(f"resuming {run} at step {step:,}{_changes(trainer)}")
     train_and_report(trainer)
+
+
+def _changes(trainer: Trainer) -> str:
+    """What is different from this step on, and how the learning rate continues."""
+    options, step = trainer.options, trainer.state.step
+    if not options.changes or options.changes[-1]["step"] != step:
+        return ""
+    before: dict[str, Any] = options.changes[-1]["before"]
+    said = ", ".join(f"{name} {getattr(options, name)} (was {value})" for name, value in before.items())
+    if not {"steps", "lr", "warmup", "schedule", "lr_floor"} & set(before) or not step:
+        return f" with {said}"
+    end = "stays there" if options.schedule == "constant" else (
+        f"decays ({options.schedule}) to {options.lr * options.lr_floor:.2e} at step {options.steps:,}"
+    )  # fmt: skip
+    return (
+        f" with {said}: the learning rate goes from {options.learning_rate(step - 1):.2e} to {options.lr:.2e} over "
+        f"{options.warmup:,} steps, then {end}"
+    )
 
 
 def train_and_report(trainer: Trainer) -> None:
     """Trains, then prints the validation loss, a sample, the files written and the next command."""
-    model, options, run = trainer.model, trainer.options, trainer.run
+    model, options, run = trainer.model, trainer.options, trainer.folder
+    assert run is not None
     show_text(trainer.source.report())
     show_text(
         f"{model.n_trainable:,} of {model.n_params:,} parameters are trainable; {model.dtype}, engine "
@@ -96,15 +121,16 @@ def train_and_report(trainer: Trainer) -> None:
     )
     if trainer.privacy is not None:
         show_text(trainer.privacy.report())
-    outcome = trainer.train()
-    if outcome.interrupted:
+    outcome = trainer.run()
+    if outcome.stopped:
+        show_text(f"\nstopped at step {outcome.state.step:,}: {outcome.stopped}")
+    elif outcome.interrupted:
         show_text(
             f"\nstopped and saved at step {outcome.state.step}; resume with: onfoot {options.command} --resume {run}"
         )
         show_spent(trainer, outcome.state.step)
         raise typer.Exit(130)
-    loss = outcome.validation_loss
-    assert loss is not None  # the last step is always evaluated
+    loss = outcome.validation_loss if outcome.validation_loss is not None else outcome.state.best_loss
     show_text(f"\nvalidation loss {loss:.4f} nats per token (perplexity {math.exp(min(loss, 700)):.2f})")
     if trainer.bigram is not None:
         below = trainer.bigram - loss

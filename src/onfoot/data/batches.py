@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,3 +38,26 @@ class Share(NamedTuple):
 
 
 ALL = Share()
+
+
+class Place(NamedTuple):
+    """Where a step's rows begin in the endless shuffled sequence of rows."""
+
+    step: int = 0  # since the last change of the number of rows per step
+    row: int = 0  # the first row of that step
+
+    def of(self, step: int, n: int) -> int:
+        """The first row of a step, with n rows per step."""
+        return self.row + (step - self.step) * n
+
+
+FIRST = Place()
+
+
+def place(sizes: Sequence[tuple[int, int]]) -> Place:
+    """The place after the last change of the rows per step, from (first step, rows per step) of each part of a run."""
+    out, n = FIRST, sizes[0][1]
+    for step, rows in sizes[1:]:
+        if rows != n:
+            out, n = Place(step, out.of(step, n)), rows
+    return out

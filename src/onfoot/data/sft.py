@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onfoot.data.batches import ALL, Batch, Share
+from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
 from onfoot.data.packing import Rows
 from onfoot.data.sft_examples import fit, read_examples, split_examples
 from onfoot.formats.chat import ChatTemplate
@@ -27,10 +27,12 @@ class SftSource:
     accumulate: int = 1
     eval_rows: int = 192
     about: str = ""  # report of the examples read, truncated and skipped
+    begin: Place = FIRST
 
     def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
         n = self.batch_size * self.accumulate
-        return [self.train.sample(step * n + p.start, len(p)) for p in share.pieces(n, self.batch_size)]
+        first = self.begin.of(step, n)
+        return [self.train.sample(first + p.start, len(p)) for p in share.pieces(n, self.batch_size)]
 
     @property
     def unit(self) -> str:
@@ -50,7 +52,8 @@ class SftSource:
     def example_numbers(self, step: int) -> list[np.ndarray]:
         """For each microbatch of a step, the index in `train.examples` of each token's example, (B, T); padding: −1."""
         n = self.batch_size * self.accumulate
-        return [self.train.example_numbers(step * n + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
+        first = self.begin.of(step, n)
+        return [self.train.example_numbers(first + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
 
     def validation(self, share: Share = ALL) -> Iterable[Batch]:
         numbers = self.held_out.order(0)[: self.eval_rows]  # shuffled: the first packed rows are the longest
@@ -113,6 +116,7 @@ def load_source(
     validation: float = 0.1,
     validation_files: Sequence[str | Path] = (),
     seed: int = 0,
+    begin: Place = FIRST,
 ) -> SftSource:
     """A source of batches from .jsonl files, validated on `validation_files` or on a held-out fraction."""
     read = fit(read_examples([Path(f) for f in files], tokenizer, template), max_length, on_long)
@@ -130,4 +134,5 @@ def load_source(
         accumulate,
         eval_rows,
         about,
+        begin,
     )

@@ -56,7 +56,7 @@ def make(folder: Path, steps: int = 8000) -> None:
             sample_tokens=80,
         )
         trainer = pretrain.start(work / "run", options)
-        trainer.train()
+        trainer.run()
         folder.mkdir(parents=True, exist_ok=True)
         trainer.model.save(work / "model")
         for name in FILES:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from onfoot.data.batches import place
 from onfoot.data.sft import load_source
 from onfoot.formats.peft import restore_adapter
 from onfoot.generate.chat import template_of
@@ -22,9 +24,9 @@ def start(run: Path, options: FinetuneOptions) -> Trainer:
     return runs.create(run, options, build)
 
 
-def resume(run: Path) -> tuple[Trainer, list[str]]:
-    """The trainer of a run at its newest valid checkpoint, and warnings."""
-    return runs.resume(run, FinetuneOptions, build)
+def resume(run: Path, **changes: Any) -> tuple[Trainer, list[str]]:
+    """The trainer of a run at its newest valid checkpoint, with changed options, and warnings."""
+    return runs.resume(run, FinetuneOptions, build, changes)
 
 
 def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
@@ -59,6 +61,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         validation=options.validation,
         validation_files=options.validation_data,
         seed=options.seed,
+        begin=place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
     )
     record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.steps == 0:
@@ -75,7 +78,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         model.save(folder)
         template.save(folder)  # the saved model must format conversations as in training
 
-    return Trainer(run, options, model, source, write)
+    return Trainer(model, source, options, out=run, write=write)
 
 
 def add_lora_layers(model: Model, options: FinetuneOptions) -> None:

@@ -1,6 +1,6 @@
-"""The training loop: steps, evaluations, checkpoints and interrupts.
+"""The training loop: steps, evaluations, checkpoints and interrupts, each told to the callbacks.
 
-`Source` provides the batches, and `write` saves the weights into a checkpoint.
+A `Source` provides the batches, and `write` saves the weights into a checkpoint.
 """
 
 from __future__ import annotations
@@ -9,65 +9,47 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from onfoot.arrays import to_numpy
-from onfoot.data.batches import ALL, Batch, Share
+from onfoot.data.batches import Batch
 from onfoot.formats.run_folder import checkpoint_folder, read_state
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
+from onfoot.train.callbacks import (
+    Callback,
+    Checkpoints,
+    EarlyStopping,
+    Invariants,
+    LogFile,
+    Logging,
+    LossCurve,
+    Progress,
+    Samples,
+    Step,
+    Validation,
+)
 from onfoot.train.checkpoint import restore_optimizer, save_checkpoint
 from onfoot.train.interrupts import stop_requested
-from onfoot.train.invariants import invariants
 from onfoot.train.lock import take_lock
-from onfoot.train.log import Log, draw_losses
+from onfoot.train.log import Log
 from onfoot.train.optimizer import AdamW
-from onfoot.train.options import LoopOptions
+from onfoot.train.options import TrainingOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.privacy import plan
 from onfoot.train.private_step import PrivateResult, Settings, private_step
-from onfoot.train.progress import Reporter, duration
 from onfoot.train.shard import ShardedAdamW
+from onfoot.train.sources import as_source
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
+from onfoot.train.trackers import tracker
 from onfoot.train.vector import BucketLayout
-
-
-class Source(Protocol):
-    """Provides batches. A step number determines its batches, so resuming needs no other state.
-
-    With several ranks, each asks for its share of the rows only.
-    """
-
-    def microbatches(self, step: int, share: Share = ALL) -> list[Batch]: ...
-
-    def example_numbers(self, step: int) -> list[np.ndarray]:
-        """For each microbatch of a step (of one rank), the number of each token's example, (B, T); padding has −1."""
-
-    def validation(self, share: Share = ALL) -> Iterable[Batch]: ...
-
-    @property
-    def unit(self) -> str:
-        """What private training protects, one by one."""
-
-    @property
-    def n_examples(self) -> int:
-        """The number of these units."""
-
-    def batches_of(self, examples: np.ndarray) -> list[Batch]:
-        """Microbatches of the training examples of these numbers; each is a row, or a segment of one."""
-
-    def prompt(self) -> np.ndarray | None:
-        """The prompt of the sample at each evaluation, (T,), or None."""
-
-    def report(self) -> str:
-        """A summary of the training and validation data, in one or two lines."""
 
 
 @dataclass
@@ -85,39 +67,77 @@ class Outcome:
     """The result of a run."""
 
     state: State
-    checkpoint: Path
+    checkpoint: Path | None  # None without a run folder
     validation_loss: float | None
-    interrupted: bool
+    interrupted: bool  # before the last step
+    stopped: str = ""  # why, if a callback has stopped it
+
+
+class CallbackError(ValueError):
+    """A callback of the user has raised an exception; the run was saved before this was raised."""
 
 
 class Trainer:
-    """One run: a model, its optimizer, its data and its folder."""
+    """One run: a model, its data, its optimizer, and what hears its events.
+
+    `data` is a `Source`, or what `as_source` makes one of: text files, examples, or token ids. With a folder `out`, the
+    run is logged, saved and can be resumed; without one, it only trains. `run()` trains to the end; iterating over a
+    trainer makes one step at a time, and leaving the loop stops the run.
+    """
 
     def __init__(
         self,
-        run: Path,
-        options: LoopOptions,
         model: Model,
-        source: Source,
-        write: Callable[[Path], None],
-        bigram: float | None = None,
+        data: Any,
+        options: TrainingOptions | None = None,
+        callbacks: Iterable[Callback] = (),
+        *,
+        out: str | Path | None = None,
+        write: Callable[[Path], None] | None = None,
     ) -> None:
-        self.run, self.options, self.model, self.source, self.write = run, options, model, source, write
+        self.options = options = options or TrainingOptions()
+        self.model, self.source = model, as_source(data, model, options)
+        self.folder = None if out is None else Path(out)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.write = write or (model.save if model.active_adapter is None else model.save_adapter)
         model.recompute = options.recompute == "block"
-        self.bigram = bigram  # the entropy drawn as a baseline in the loss plot
+        self.bigram: float | None = None  # the entropy drawn as a baseline in the loss plot
         self.world = world()
         self.share_args = () if self.world.size == 1 else (self.world.share,)  # arguments of the source's methods
         self.accumulator, self.optimizer = make_update(self.world, model, options)
-        self.privacy = None if options.dp_clip is None else plan(options, source.n_examples, self.world.size)
+        self.privacy = None if options.dp_clip is None else plan(options, self.source.n_examples, self.world.size)
+        self.learning_rate: Callable[[int], float] = options.learning_rate
         self.state = State()
         self.saved: int | None = None  # the step of the last checkpoint
-        self.log = Log(run / "log.jsonl", self.world.writes)
+        self.log = None if self.folder is None else Log(self.folder / "log.jsonl", self.world.writes)
         self.validation_loss: float | None = None
         self.lock: FileLock | None = None  # held on the run folder
         self.warnings: list[str] = []  # about the log, when the run was resumed
+        self.callbacks = list(callbacks)
+        self._own = self._own_callbacks()
+        self.stopped = ""  # why the run was stopped by `stop`
+
+    def _own_callbacks(self) -> list[Callback]:
+        """What a run does besides stepping; after the user's callbacks, which may add to an evaluation."""
+        out: list[Callback] = [Logging()]
+        if self.options.watch:
+            out.append(Invariants())
+        if self.options.sample_tokens:
+            out.append(Samples())
+        if self.options.patience:
+            out.append(EarlyStopping())
+        if self.log is not None:
+            out.append(LogFile(self.log))
+        if self.world.writes:
+            out += tracker(self.options.log, self.folder)
+        if not self.options.quiet:
+            out.append(Progress())
+        return out if self.folder is None else [*out, Checkpoints(), LossCurve()]
 
     def restore(self, checkpoint: Path | None) -> None:
         """Restores the optimizer, state and log from a checkpoint; None: step 0. The caller restores the weights."""
+        assert self.log is not None
         if checkpoint is None:
             if self.world.writes:
                 self.log.path.unlink(missing_ok=True)
@@ -128,61 +148,93 @@ class Trainer:
         self.saved = self.state.step
         self.warnings = self.log.resume(self.state.step)
 
-    def train(self) -> Outcome:
-        """Trains to the last step, or until interrupted, and saves a checkpoint either way."""
-        with self.world.guard(self.run, self.options.command), self._locked():
-            return self._train()
+    def run(self) -> Outcome:
+        """Trains to the last step, or until stopped or interrupted, and saves a checkpoint either way."""
+        for _ in self:
+            pass
+        return self.outcome
+
+    def stop(self, reason: str = "stopped by a callback") -> None:
+        """Ends the run after the current step."""
+        self.stopped = reason
+
+    @property
+    def outcome(self) -> Outcome:
+        """The result so far."""
+        state = self.state
+        where = None if self.folder is None else checkpoint_folder(self.folder, state.step)
+        return Outcome(state, where, self.validation_loss, state.step < self.options.steps, self.stopped)
+
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether the validation loss is measured after this step."""
+        return self.state.step == self.options.steps or self.state.step % self.options.eval_every == 0
+
+    def __iter__(self) -> Iterator[Step]:
+        """Makes one step after the other; whatever belongs to a step is done before it is yielded."""
+        guard = nullcontext() if self.folder is None else self.world.guard(self.folder, self.options.command)
+        with guard, self._locked(), stop_requested() as interrupted:
+            self.stopped = ""
+            started = time.monotonic() - self.state.seconds
+            try:
+                self._tell("on_begin")
+                try:
+                    while self.state.step < self.options.steps and not self._stops(interrupted()):
+                        yield self._next(started)
+                except GeneratorExit:  # the caller has left the loop
+                    pass
+                self._tell("on_end", self.outcome)
+            except BaseException as error:
+                for callback in (*self.callbacks, *self._own):
+                    callback.on_error(self, error)
+                raise
+
+    def _stops(self, interrupted: bool) -> bool:
+        """Whether any rank was interrupted or stopped."""
+        return self.world.any(interrupted or bool(self.stopped))
+
+    def _next(self, started: float) -> Step:
+        """One step, its evaluation and its checkpoint, as far as they are due."""
+        lr = self.learning_rate(self.state.step)
+        tick = time.monotonic()
+        loss, norm, n_tokens, more = self._step(lr)
+        seconds = time.monotonic() - tick
+        if self.world.size > 1:
+            more = {"waiting": round(self.accumulator.times.waiting / seconds, 4), **more}
+        self.state.step += 1
+        self.state.seconds = time.monotonic() - started
+        step = Step(self.state.step, loss, lr, norm, n_tokens, seconds, more)
+        self._tell("on_step", step)
+        if self.evaluates_now:
+            self.evaluate()
+        return step
+
+    def _tell(self, event: str, *args: Any) -> None:
+        """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
+        for callback in self.callbacks:
+            try:
+                getattr(callback, event)(self, *args)
+            except Exception as error:
+                saved = ""
+                if self.folder is not None:
+                    if self.saved != self.state.step:
+                        self.save()
+                    saved = f"; the run is saved at step {self.state.step}, in {self.folder}"
+                what = f"{type(callback).__name__}.{event} failed after step {self.state.step}"
+                raise CallbackError(f"{what}: {type(error).__name__}: {error}{saved}") from error
+        for callback in self._own:
+            getattr(callback, event)(self, *args)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Holds the run's lock, so that no other process trains the same run."""
-        if self.world.writes and (self.lock is None or not self.lock.is_locked):
-            self.lock = take_lock(self.run)
+        if self.folder is not None and self.world.writes and (self.lock is None or not self.lock.is_locked):
+            self.lock = take_lock(self.folder)
         try:
             yield
         finally:
             if self.lock is not None:
                 self.lock.release(force=True)
-
-    def _train(self) -> Outcome:
-        options, state = self.options, self.state
-        started = time.monotonic() - state.seconds
-        with stop_requested() as interrupted, Reporter(options.steps, state.step) as report:
-            speed, stopped = 0.0, False
-            if options.keep_trajectory and self.saved is None:
-                self.save()  # the initial state
-            while state.step < options.steps and not (stopped := self.world.any(interrupted())):
-                lr = options.learning_rate(state.step)
-                tick = time.monotonic()
-                loss, norm, n_tokens, private = self._step(lr)
-                seconds = time.monotonic() - tick
-                rate = n_tokens / seconds
-                waited = {"waiting": round(self.accumulator.times.waiting / seconds, 4)} if self.world.size > 1 else {}
-                speed = rate if speed == 0 else 0.9 * speed + 0.1 * rate
-                state.step += 1
-                state.seconds = time.monotonic() - started
-                last = state.step == options.steps
-                known = {"loss": loss if math.isfinite(loss) else None, "lr": lr, "grad_norm": norm}
-                self.log.append(step=state.step, **known, tokens_per_s=round(rate), **waited, **private)
-                figures = {"loss": f"{loss:.4f}"}
-                if self.validation_loss is not None:
-                    figures["val"] = f"{self.validation_loss:.4f}"
-                figures |= {"lr": f"{lr:.2e}", "norm": f"{norm:.2f}", "tokens/s": f"{speed:,.0f}"}
-                if waited:
-                    figures["waiting"] = f"{waited['waiting']:.0%}"
-                if self.privacy is not None:
-                    figures |= {"clipped": f"{private['clipped']:.0%}", "ε": f"{self.privacy.epsilon(state.step):.3g}"}
-                report.update(state.step, figures)
-                improved = False
-                if last or state.step % options.eval_every == 0:
-                    improved = self.evaluate(report, show_sample=not last)
-                if last or improved or self._save_due():
-                    self.save()
-            if stopped and self.saved != state.step:
-                self.save()
-        if self.world.writes:
-            draw_losses(self.log.read(), self.run / "loss.png", self.bigram)
-        return Outcome(state, checkpoint_folder(self.run, state.step), self.validation_loss, state.step < options.steps)
 
     def _step(self, lr: float) -> tuple[float, float, int, dict[str, Any]]:
         """One step, private or not, with what the log records about a private one."""
@@ -197,31 +249,30 @@ class Trainer:
         """One step of private training on a random sample of the examples, and its number of tokens."""
         assert self.privacy is not None
         privacy, step = self.privacy, self.state.step
-        batches = self.source.batches_of(privacy.sample(step))
+        batches: list[Batch] = self.source.batches_of(privacy.sample(step))
         microbatches = [Microbatch(*batch, self.dropout_seed(i)) for i, batch in enumerate(batches)]
         settings = Settings(privacy.clip, privacy.noise, privacy.expected, privacy.seed, step)
         result = private_step(self.model, self.optimizer, microbatches, lr, settings, self._diverged)
         return result, sum(b.tokens.size for b in batches)
 
-    def _save_due(self) -> bool:
-        """Whether a checkpoint of this step is due, for resuming or for the trajectory."""
-        every = (self.options.save_every, self.options.keep_trajectory)
-        return any(n and self.state.step % n == 0 for n in every)
-
     def step(self, lr: float) -> tuple[float, float, int]:
         """One optimizer step; returns the mean loss, the gradient norm before clipping, and the number of tokens."""
-        batches = self.source.microbatches(self.state.step, *self.share_args)
+        batches = [Batch(*batch) for batch in self.source.microbatches(self.state.step, *self.share_args)]
         n_targets = sum(int((b.targets != IGNORE).sum()) for b in batches)
         divisor, n_tokens = self.world.sum(n_targets, sum(b.tokens.size for b in batches))  # over all ranks
         if divisor == 0:
             where = f"step {self.state.step + 1}"
             raise self.world.agreed(ValueError(f"{where}: all {n_tokens:.0f} targets are ignored ({IGNORE})"))
         microbatches = [Microbatch(*batch, self.dropout_seed(i)) for i, batch in enumerate(batches)]
-        if len(microbatches) == 1 and self.world.size == 1 and not self.options.clip:
+        hears = any(type(callback).on_gradient is not Callback.on_gradient for callback in self.callbacks)
+        if len(microbatches) == 1 and self.world.size == 1 and not self.options.clip and not hears:
             loss, norm = fused_step(self.model, self.optimizer, microbatches[0], int(divisor), lr, self._diverged)
         else:
             settings = lr, self.options.clip, self._diverged, self.accumulator, self.world
-            loss, norm = accumulated_step(self.model, self.optimizer, microbatches, int(divisor), *settings)
+            on_gradients = (lambda grads: self._tell("on_gradient", grads)) if hears else None
+            loss, norm = accumulated_step(
+                self.model, self.optimizer, microbatches, int(divisor), *settings, on_gradients
+            )
         return loss, norm, int(n_tokens)
 
     def _diverged(self, what: str, changed: bool = False) -> ValueError:
@@ -236,35 +287,31 @@ class Trainer:
         where = [self.options.seed, self.state.step, i, *([self.world.rank] if self.world.rank else [])]
         return int(np.random.SeedSequence(where).generate_state(1)[0])
 
-    def evaluate(self, report: Reporter, show_sample: bool) -> bool:
-        """Logs the validation loss, the invariants and a sample; returns whether the loss is the best so far."""
+    def evaluate(self) -> Validation | None:
+        """Measures the validation loss, and tells the callbacks; None if there is no validation data."""
         total, n_targets = 0.0, 0
         first = None
-        for batch in self.source.validation(*self.share_args):
+        for batch in (Batch(*one) for one in self.source.validation(*self.share_args)):
             first = first or batch
             n = int((batch.targets != IGNORE).sum())
             total += self.model.loss(batch.tokens, batch.targets, divisor=1.0, segments=batch.segments) if n else 0.0
             n_targets += n
         total, n_all = self.world.sum(total, n_targets)
-        self.validation_loss = total / n_all
-        if not math.isfinite(self.validation_loss):
-            raise self.world.agreed(self._diverged(f"the validation loss is {self.validation_loss}"))
-        record: dict[str, Any] = {"step": self.state.step, "val_loss": self.validation_loss}
-        line = f"step {self.state.step}: validation loss {self.validation_loss:.4f}"
-        if self.options.watch and first is not None and self.world.writes:
-            record["invariants"] = invariants(self.model, first.tokens[:2], first.targets[:2])
-            line += "  " + "  ".join(f"{name} {value:.1e}" for name, value in record["invariants"].items())
-        report.say(line + f"  ({duration(self.state.seconds)})")
-        sample = self.sample() if show_sample else None
-        if sample is not None:
-            record["sample"] = sample
-            report.say("  " + sample.replace("\n", "\n  "))
-        self.log.append(**record)
+        if not n_all:
+            return None
+        self.validation_loss = loss = total / n_all
+        step = self.state.step
+        if not math.isfinite(loss):
+            raise self.world.agreed(self._diverged(f"the validation loss is {loss}"))
+        improved = loss < self.state.best_loss
+        if improved:
+            self.state.best_loss, self.state.best_step = loss, step
+        evaluation = Validation(step, loss, improved, step == self.options.steps, first)
+        evaluation.record |= {"step": step, "val_loss": loss}
+        evaluation.lines.append(f"step {step}: validation loss {loss:.4f}")
+        self._tell("on_evaluation", evaluation)
         self.world.wait()
-        if self.validation_loss < self.state.best_loss:
-            self.state.best_loss, self.state.best_step = self.validation_loss, self.state.step
-            return True
-        return False
+        return evaluation
 
     def sample(self) -> str | None:
         """Generated text at temperature 0.8, on rank 0; None elsewhere and where samples are disabled."""
@@ -283,14 +330,16 @@ class Trainer:
             self.state.best_step = self.state.step
         self.world.compare(replicated_state(self.optimizer), f"step {self.state.step}")
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
+        assert self.folder is not None
         if self.world.writes:
             kept = self.options.keep, self.options.keep_trajectory
-            for line in save_checkpoint(self.run, self.write, self.optimizer, values, *kept):
+            for line in save_checkpoint(self.folder, self.write, self.optimizer, values, *kept):
                 print(line, file=sys.stderr)
         elif isinstance(self.optimizer, ShardedAdamW):
             self.optimizer.send_moments()
         self.saved = self.state.step
         self.world.wait()
+        self._tell("on_checkpoint", checkpoint_folder(self.folder, self.state.step))
 
 
 def replicated_state(optimizer: AdamW) -> dict[str, np.ndarray]:
@@ -306,7 +355,7 @@ def set_dropout(model: Model, p: float) -> None:
     model.config = replace(model.config, **{name: p for name in fields if hasattr(model.config, name)})
 
 
-def make_update(ranks: World, model: Model, options: LoopOptions) -> tuple[GradientAccumulator, AdamW]:
+def make_update(ranks: World, model: Model, options: TrainingOptions) -> tuple[GradientAccumulator, AdamW]:
     """The gradient accumulator (over microbatches and ranks) and the optimizer."""
     settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
     if ranks.size == 1:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 from onfoot.config import LARGEST_FLOAT
 from onfoot.engine import DTYPES, ENGINES
 from onfoot.formats.files import naming, read_json, shown
-from onfoot.train.schedule import SCHEDULES, learning_rate
+from onfoot.train.schedule import SCHEDULES, Schedule, rate_in
 
 RECOMPUTE = ("none", "block")
+# Options that may change when a run is resumed.
+CHANGEABLE = (
+    "steps", "batch_size", "accumulate", "lr", "warmup", "schedule", "lr_floor", "clip", "eval_every", "eval_windows",
+    "save_every", "patience", "keep", "sample_tokens", "watch", "log", "quiet",
+)  # fmt: skip
+TRACKERS = ("none", "tensorboard", "wandb")
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -21,7 +28,7 @@ def option(default: Any, text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class LoopOptions:
+class TrainingOptions:
     """Options of the training loop, common to `onfoot train` and `onfoot finetune`."""
 
     command: ClassVar[str] = ""  # the subcommand of these options
@@ -32,6 +39,7 @@ class LoopOptions:
     accumulate: int = option(1, "Microbatches per step (gradient accumulation); equivalent to one larger batch.")
     lr: float = option(2e-3, "Peak learning rate. Small models need a high rate; 124M parameters need about 6e-4.")
     warmup: int = option(50, "Warmup steps, over which the learning rate rises linearly to its peak.")
+    lr_floor: float = option(0.1, "The learning rate at the end, as a fraction of --lr.")
     schedule: str = option("cosine", f"Learning-rate schedule after the warmup: {', '.join(SCHEDULES)}.")
     betas: tuple[float, float] = option((0.9, 0.99), "AdamW's betas: decay rates of the first and second moments.")
     weight_decay: float = option(0.1, "AdamW's weight decay; biases and norms are not decayed.")
@@ -39,6 +47,7 @@ class LoopOptions:
     dropout: float = option(0.0, "Dropout probability in training. Small models on enough text need none.")
     eval_every: int = option(100, "Steps between evaluations.")
     eval_windows: int = option(192, "Maximum number of validation sequences per evaluation.")
+    patience: int = option(0, "Stop after this many evaluations without a better validation loss; 0: never.")
     save_every: int = option(100, "Steps between checkpoints; a new best validation loss is always saved.")
     keep: int = option(2, "Number of newest checkpoints to keep, in addition to the best one.")
     keep_trajectory: int = option(
@@ -59,18 +68,24 @@ class LoopOptions:
         None, "With --dp-clip, instead of --dp-epsilon: noise as a multiple of --dp-clip; 0 only clips (ε = ∞)."
     )
     watch: bool = option(False, "Measure the mathematical invariants at each evaluation.")
+    log: str = option("none", f"Also log to: {', '.join(TRACKERS)}; TensorBoard's files are in the run folder.")
+    quiet: bool = option(False, "Show no progress; the log and the files are written as usual.")
     seed: int = option(0, "Random seed of the initial weights, the data order, dropout and samples.")
     dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
     engine: str = option("auto", f"auto, {', '.join(ENGINES)}.")
+    # What was changed when the run was resumed: the step, and the values before.
+    changes: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.check_types()
         self.check_at_least(
             steps=self.min_steps, batch_size=1, accumulate=1, lr=0, warmup=0, weight_decay=0, clip=0, eval_every=1,
-            eval_windows=1, save_every=1, keep=1, keep_trajectory=0, sample_tokens=0, seed=0,
+            eval_windows=1, save_every=1, patience=0, keep=1, keep_trajectory=0, sample_tokens=0, seed=0,
         )  # fmt: skip
         if not self.bucket_mb > 0:
             raise ValueError(f"bucket_mb must be > 0, got {self.bucket_mb}")
+        if not 0 <= self.lr_floor <= 1:
+            raise ValueError(f"lr_floor must be in [0, 1], got {self.lr_floor}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         for name, known in (
@@ -78,10 +93,41 @@ class LoopOptions:
             ("dtype", DTYPES),
             ("engine", ("auto", *ENGINES)),
             ("recompute", RECOMPUTE),
+            ("log", TRACKERS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {shown(getattr(self, name))}; choose from {', '.join(known)}")
         self.check_privacy()
+        self.check_changes()
+
+    def check_changes(self) -> None:
+        """Raises ValueError unless the changes are what `changed` makes."""
+        if not isinstance(self.changes, list):
+            raise ValueError(f"changes must be a list, got {shown(self.changes)}")
+        for change in self.changes:
+            if not isinstance(change, dict) or type(change.get("step")) is not int or set(change) != {"step", "before"}:
+                raise ValueError(f"a change must have a step and the values before it, got {shown(change)}")
+            before = change["before"]
+            if not isinstance(before, dict) or not set(before) <= set(CHANGEABLE):
+                raise ValueError(f"the values before a change must be options that can change, got {shown(before)}")
+
+    def changed(self, step: int, **values: Any) -> Any:
+        """The options of a run that continues from this step with other values."""
+        before = {name: getattr(self, name) for name in values}
+        new = {name: value for name, value in values.items() if value != before[name]}
+        if not new:
+            return self
+        kept = {name: before[name] for name in new}
+        return replace(self, **new, changes=[*self.changes, {"step": step, "before": kept}])
+
+    def phases(self) -> list[tuple[int, TrainingOptions]]:
+        """The options between the changes, each with its first step; the newest last."""
+        out: list[tuple[int, TrainingOptions]] = []
+        options = replace(self, changes=[])
+        for change in reversed(self.changes):
+            out.append((change["step"], options))
+            options = replace(options, **change["before"])
+        return [(0, options), *reversed(out)]
 
     def check_privacy(self) -> None:
         """Raises ValueError for options of private training that do not go together."""
@@ -108,13 +154,23 @@ class LoopOptions:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ..., steps − 1."""
-        return learning_rate(step, self.steps, self.lr, self.warmup, self.schedule)
+        return rate_in(self._schedules, step)
+
+    @cached_property
+    def _schedules(self) -> list[Schedule]:
+        """The schedules between the changes that concern them."""
+        out: list[Schedule] = []
+        for since, o in self.phases():
+            settings = o.steps, o.lr, o.warmup, o.schedule, o.lr_floor
+            if not out or out[-1][1:] != settings:
+                out.append(Schedule(since, *settings))
+        return out
 
     def check_types(self) -> None:
         """Raises ValueError for a value that is not of its field's type, and for a number out of range."""
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if name in ("command", "min_steps") or (value is None and hint in (str | None, float | None)):
+            if name in ("command", "min_steps", "changes") or (value is None and hint in (str | None, float | None)):
                 continue
             items = value if hint in (list[str], tuple[float, float]) else [value]
             if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
@@ -155,7 +211,7 @@ class LoopOptions:
 
 
 @dataclass(frozen=True)
-class TrainOptions(LoopOptions):
+class TrainOptions(TrainingOptions):
     """Options of `onfoot train`. The defaults train a small model on a small text in a few minutes."""
 
     command = "train"
@@ -183,7 +239,7 @@ class TrainOptions(LoopOptions):
 
 
 @dataclass(frozen=True)
-class FinetuneOptions(LoopOptions):
+class FinetuneOptions(TrainingOptions):
     """Options of `onfoot finetune`: LoRA layers, or all weights, on prompts and completions."""
 
     command = "finetune"

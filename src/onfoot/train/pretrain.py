@@ -3,83 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from onfoot.config import GPT2Config
 from onfoot.data import corpus
-from onfoot.data.batches import ALL, NO_EXAMPLE, Batch, Share
+from onfoot.data.batches import place
 from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import differs, manifest_of
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.formats.write import flush, write_json
 from onfoot.models.model import Model, create, load
-from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train import runs
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
+from onfoot.train.sources import TextSource
 
 MANIFEST = "manifest.json"  # hashes of the other files in data/; tokens.json has the hash of tokens.bin
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Batches of shuffled windows for training, and of windows in order for validation."""
-
-    train: Windows
-    held_out: Windows
-    batch_size: int
-    accumulate: int
-    eval_windows: int
-
-    def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
-        n = self.batch_size * self.accumulate
-        return [Batch(*self.train.sample(step * n + p.start, len(p))) for p in share.pieces(n, self.batch_size)]
-
-    @property
-    def unit(self) -> str:
-        """What private training protects, one by one."""
-        return f"window of {self.train.context} tokens"
-
-    @property
-    def n_examples(self) -> int:
-        """The number of windows."""
-        return len(self.train)
-
-    def batches_of(self, examples: np.ndarray) -> list[Batch]:
-        """The windows of these numbers."""
-        parts = [examples[p.start : p.stop] for p in ALL.pieces(len(examples), self.batch_size)]
-        return [Batch(*self.train.batch(part)) for part in parts]
-
-    def example_numbers(self, step: int) -> list[np.ndarray]:
-        """For each microbatch of a step, the window of each token, (B, T); padding has −1."""
-        n = self.batch_size * self.accumulate
-        pieces = [(step * n + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
-        return [
-            np.where(self.train.sample(*piece)[1] == IGNORE, NO_EXAMPLE, np.array(self.train.indices(*piece))[:, None])
-            for piece in pieces
-        ]
-
-    def validation(self, share: Share = ALL) -> Iterable[Batch]:
-        rows = share.of(min(len(self.held_out), self.eval_windows))
-        for begin in range(0, len(rows), self.batch_size):
-            yield Batch(*self.held_out.batch(rows[begin : begin + self.batch_size]))
-
-    def report(self) -> str:
-        epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
-        return (
-            f"{len(self.train.tokens):,} training tokens, {len(self.held_out.tokens):,} validation tokens; "
-            f"one epoch is {epoch:,} steps of {self.batch_size * self.accumulate * self.train.context:,} tokens"
-        )
-
-    def prompt(self) -> np.ndarray:
-        return np.asarray(self.held_out.tokens[: max(1, self.held_out.context // 8)], dtype=np.int64)
 
 
 def make_tokenizer(options: TrainOptions, texts: list[corpus.Text]) -> Tokenizer:
@@ -176,9 +121,9 @@ def check(options: TrainOptions) -> None:
     GPT2Config(n_embd=options.n_embd, n_head=options.n_head)
 
 
-def resume(run: Path) -> tuple[Trainer, list[str]]:
-    """The trainer of a run at its newest valid checkpoint, and warnings."""
-    return runs.resume(run, TrainOptions, build)
+def resume(run: Path, **changes: Any) -> tuple[Trainer, list[str]]:
+    """The trainer of a run at its newest valid checkpoint, with changed options, and warnings."""
+    return runs.resume(run, TrainOptions, build, changes)
 
 
 def build(run: Path, options: TrainOptions, checkpoint: Path | None) -> Trainer:
@@ -205,6 +150,9 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
         options.batch_size,
         options.accumulate,
         options.eval_windows,
+        place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
     )
     bigram = corpus.bigram_entropy(tokens, model.config.vocab_size) if ranks.writes else None
-    return Trainer(run, options, model, source, model.save, bigram)
+    trainer = Trainer(model, source, options, out=run)
+    trainer.bigram = bigram
+    return trainer

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.train.options import LoopOptions
+from onfoot.train.options import TrainingOptions
 
 LARGEST_NOISE = 1e6  # as a multiple of the clipping norm: more than any useful run needs
 CLOSE = 1e-4  # relative: how closely the noise for an ε is found
@@ -109,7 +109,7 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
     return high
 
 
-def plan(options: LoopOptions, n_examples: int, ranks: int) -> Privacy:
+def plan(options: TrainingOptions, n_examples: int, ranks: int) -> Privacy:
     """The privacy of a run with these options, or a ValueError where its guarantee would not hold."""
     assert options.dp_clip is not None
     if ranks > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +23,8 @@ class Reporter:
         self.total = total
         self._begin, self._first, self._last_line = time.monotonic(), done, 0.0
         self._bar: Progress | None = None
-        if self.console.is_terminal:
+        notebook = self.console.is_jupyter and find_spec("ipywidgets") is not None
+        if self.console.is_terminal or notebook:
             self._bar = Progress(
                 TextColumn("step {task.completed}/{task.total}"),
                 BarColumn(bar_width=None),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from onfoot.formats.files import read_json
+from onfoot.formats.run_folder import read_state
 from onfoot.formats.write import write_json
 from onfoot.train.checkpoint import checkpoint_to_resume
 from onfoot.train.fingerprint import made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
-from onfoot.train.options import LoopOptions
+from onfoot.train.options import CHANGEABLE, TrainingOptions
 from onfoot.train.parallel import world
 
-Options = TypeVar("Options", bound=LoopOptions)
+Options = TypeVar("Options", bound=TrainingOptions)
 Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its options, a checkpoint or None
 
 RUN_FILE = "run.json"
@@ -54,7 +55,7 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
     return trainer
 
 
-def _create_run_folder(run: Path, options: LoopOptions) -> FileLock:
+def _create_run_folder(run: Path, options: TrainingOptions) -> FileLock:
     """Creates the run folder and acquires its lock."""
     _check_unused(run)
     existed = run.exists()
@@ -100,8 +101,13 @@ def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
             run.rmdir()
 
 
-def resume(run: Path, kind: type[Options], build: Build[Options]) -> tuple[Trainer, list[str]]:
-    """The trainer of a run at its newest valid checkpoint, and warnings: damaged files, changed versions."""
+def resume(
+    run: Path, kind: type[Options], build: Build[Options], changes: Mapping[str, Any] | None = None
+) -> tuple[Trainer, list[str]]:
+    """The trainer of a run at its newest valid checkpoint, and warnings: damaged files, changed versions.
+
+    `changes` are options that are different from here on; they are recorded in run.json.
+    """
     ranks = world()
     ranks.silence_stdout()
     with ranks.guard(run, kind.command):
@@ -113,17 +119,35 @@ def resume(run: Path, kind: type[Options], build: Build[Options]) -> tuple[Train
             )  # only rank 0 reads and hashes the checkpoints
             name, warnings = ranks.allgather_json(found)[0]
             checkpoint = None if name is None else Path(name)
+            if changes:
+                step = 0 if checkpoint is None else read_state(checkpoint)["step"]
+                options = ranks.run_all_or_raise(lambda: change(options, step, changes))
             trainer = ranks.run_all_or_raise(lambda: build(run, options, checkpoint))
             trainer.lock = lock
             versions_now = made_with(trainer.model)
-            if checkpoint is None and ranks.writes:
-                _record(run, trainer.options, versions_now)
+            if (checkpoint is None or changes) and ranks.writes:
+                _record(run, trainer.options, versions_now if checkpoint is None else versions_before)
         except BaseException:
             if lock is not None:
                 lock.release(force=True)
             raise
-        changes = [] if checkpoint is None else _changes(versions_before, versions_now)
-        return trainer, [*warnings, *trainer.warnings, *changes]
+        others = [] if checkpoint is None else _changes(versions_before, versions_now)
+        return trainer, [*warnings, *trainer.warnings, *others]
+
+
+def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
+    """The options of a run that continues at this step with other values; a ValueError for fixed ones."""
+    fixed = sorted(set(values) - set(CHANGEABLE))
+    if fixed:
+        raise ValueError(
+            f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed; what can: "
+            f"{', '.join('--' + name.replace('_', '-') for name in CHANGEABLE)}"
+        )
+    if options.dp_clip is not None and {"steps", "batch_size", "accumulate"} & set(values):
+        raise ValueError("a private run's number of steps and of examples per step cannot change: ε depends on them")
+    if values.get("steps", options.steps) < step:
+        raise ValueError(f"--steps {values['steps']:,} is less than the {step:,} steps that are done")
+    return options.changed(step, **values)
 
 
 def _lock(run: Path) -> FileLock:
@@ -132,7 +156,7 @@ def _lock(run: Path) -> FileLock:
     return take_lock(run)
 
 
-def _record(run: Path, options: LoopOptions, versions: dict[str, Any]) -> None:
+def _record(run: Path, options: TrainingOptions, versions: dict[str, Any]) -> None:
     """Writes run.json: the options, the software versions, and a hash of both."""
     values = {"command": options.command, **asdict(options), "made_with": versions}
     write_json(run / RUN_FILE, {**values, "sha256": _hash(values)})

@@ -75,10 +75,12 @@ def accumulated_step(
     diverged: Diverged,
     accumulator: GradientAccumulator | None = None,
     world: World | None = None,
+    on_gradients: Callable[[dict[str, Array]], None] | None = None,
 ) -> tuple[float, float]:
     """One step over microbatches and ranks; returns the mean loss and the gradient norm before clipping.
 
-    `divisor` is the number of targets of all microbatches on all ranks. Gradients are complete before any update.
+    `divisor` is the number of targets of all microbatches on all ranks. Gradients are complete before any update, and
+    `on_gradients` may change them.
     """
     from onfoot.train.buckets import GradientAccumulator
 
@@ -90,6 +92,8 @@ def accumulated_step(
             accumulator.last()
         loss += _gradients(model, batch, divisor, accumulator.add, None)[0]
     grads = accumulator.finish()
+    if on_gradients is not None:
+        on_gradients(grads)
     squares = optimizer.squares(grads)
     table = np.array([[loss, squares]]) if world is None else world.table(loss, squares)
     loss, norm = float(table[:, 0].sum()), math.sqrt(accumulator.total_squares(table[:, 1]))

@@ -1,0 +1,232 @@
+"""What happens during a run besides stepping: progress, log, samples, invariants, checkpoints, curve.
+
+Each is a `Callback`, as a user's own are. `Trainer` tells every callback about every event, in their order.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onfoot.arrays import Array
+from onfoot.data.batches import Batch
+from onfoot.train.invariants import invariants
+from onfoot.train.log import Log, draw_losses
+from onfoot.train.progress import Reporter, duration
+
+if TYPE_CHECKING:
+    from onfoot.train.loop import Outcome, Trainer
+
+logger = logging.getLogger("onfoot.train")
+logger.addHandler(logging.NullHandler())  # silent unless the user configures logging
+
+
+@dataclass
+class Step:
+    """One optimizer step."""
+
+    step: int  # the number of steps so far, this one included
+    loss: float  # nats per target; nan if a private step sampled no example
+    lr: float
+    grad_norm: float  # before clipping
+    n_tokens: int
+    seconds: float
+    more: dict[str, Any] = field(default_factory=dict)  # of several ranks or of private training, for the log
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.n_tokens / self.seconds
+
+
+@dataclass
+class Validation:
+    """The validation loss after a step. Callbacks may add to `record`, which is logged, and to `lines`, printed."""
+
+    step: int
+    loss: float
+    improved: bool  # the best so far
+    last: bool  # of the run
+    batch: Batch | None  # the first of the validation data
+    record: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+
+class Callback:
+    """Hears the events of a run. Subclasses override what they need.
+
+    `trainer.stop()` ends the run after the current step, saved. `trainer.learning_rate` is a function of the step
+    number, and may be replaced. With several ranks, every rank has its callbacks, and each hears every event.
+    """
+
+    def on_begin(self, trainer: Trainer) -> None:
+        """Before the first step of this process."""
+
+    def on_gradient(self, trainer: Trainer, grads: dict[str, Array]) -> None:
+        """Before an update, with the gradients of all trainable parameters, which may be changed in place.
+
+        Called before clipping. A run whose callbacks override it holds all gradients at once.
+        """
+
+    def on_step(self, trainer: Trainer, step: Step) -> None:
+        """After an update."""
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        """After the validation loss was measured, and before a checkpoint is saved."""
+
+    def on_checkpoint(self, trainer: Trainer, folder: Path) -> None:
+        """After a checkpoint was saved, completely."""
+
+    def on_end(self, trainer: Trainer, outcome: Outcome) -> None:
+        """After the last step, or after the run was stopped and saved."""
+
+    def on_error(self, trainer: Trainer, error: BaseException) -> None:
+        """When the run ends with an exception, which is raised afterwards."""
+
+
+class Progress(Callback):
+    """A bar on a terminal or in a notebook, plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self.report: Reporter | None = None
+        self.speed = 0.0  # tokens per second, smoothed
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self.report = Reporter(trainer.options.steps, trainer.state.step).__enter__()
+
+    def on_step(self, trainer: Trainer, step: Step) -> None:
+        assert self.report is not None
+        rate = step.tokens_per_s
+        self.speed = rate if self.speed == 0 else 0.9 * self.speed + 0.1 * rate
+        figures = {"loss": f"{step.loss:.4f}"}
+        if trainer.validation_loss is not None:
+            figures["val"] = f"{trainer.validation_loss:.4f}"
+        figures |= {"lr": f"{step.lr:.2e}", "norm": f"{step.grad_norm:.2f}", "tokens/s": f"{self.speed:,.0f}"}
+        if "waiting" in step.more:
+            figures["waiting"] = f"{step.more['waiting']:.0%}"
+        if trainer.privacy is not None:
+            epsilon = trainer.privacy.epsilon(step.step)
+            figures |= {"clipped": f"{step.more['clipped']:.0%}", "ε": f"{epsilon:.3g}"}
+        self.report.update(step.step, figures)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        first, *others = evaluation.lines
+        report = self.report or Reporter(trainer.options.steps, trainer.state.step)  # evaluated outside of a run
+        for line in (f"{first}  ({duration(trainer.state.seconds)})", *others):
+            report.say(line)
+
+    def on_end(self, trainer: Trainer, outcome: Outcome) -> None:
+        self._close()
+
+    def on_error(self, trainer: Trainer, error: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.report is not None:
+            self.report.__exit__()
+
+
+class LogFile(Callback):
+    """log.jsonl: one line per step and per evaluation."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+
+    def on_step(self, trainer: Trainer, step: Step) -> None:
+        known = {"loss": step.loss if step.loss == step.loss else None, "lr": step.lr, "grad_norm": step.grad_norm}
+        self.log.append(step=step.step, **known, tokens_per_s=round(step.tokens_per_s), **step.more)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        self.log.append(**evaluation.record)
+
+
+class LossCurve(Callback):
+    """loss.png, drawn from the log at the end."""
+
+    def on_end(self, trainer: Trainer, outcome: Outcome) -> None:
+        if trainer.world.writes and trainer.folder is not None and trainer.log is not None:
+            draw_losses(trainer.log.read(), trainer.folder / "loss.png", trainer.bigram)
+
+
+class Invariants(Callback):
+    """Measures properties that the mathematics guarantees, at each evaluation."""
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        batch = evaluation.batch
+        if batch is None or not trainer.world.writes:
+            return
+        found = invariants(trainer.model, batch.tokens[:2], batch.targets[:2])
+        evaluation.record["invariants"] = found
+        evaluation.lines[0] += "".join(f"  {name} {value:.1e}" for name, value in found.items())
+
+
+class Samples(Callback):
+    """Text generated at each evaluation but the last, whose sample is the caller's to show."""
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        sample = None if evaluation.last else trainer.sample()
+        if sample is not None:
+            evaluation.record["sample"] = sample
+            evaluation.lines.append("  " + sample.replace("\n", "\n  "))
+
+
+class EarlyStopping(Callback):
+    """Stops a run whose validation loss has not improved in the last `patience` evaluations."""
+
+    def on_begin(self, trainer: Trainer) -> None:
+        self._check(trainer)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        self._check(trainer)
+
+    def _check(self, trainer: Trainer) -> None:
+        options, state = trainer.options, trainer.state
+        if state.step // options.eval_every - state.best_step // options.eval_every >= options.patience:
+            trainer.stop(f"no better validation loss in {options.patience} evaluations")
+
+
+class Checkpoints(Callback):
+    """Saves the run every `save_every` steps, at a new best loss, at the end, and for the trajectory."""
+
+    def on_begin(self, trainer: Trainer) -> None:
+        if trainer.options.keep_trajectory and trainer.saved is None:
+            trainer.save()  # the initial state
+
+    def on_step(self, trainer: Trainer, step: Step) -> None:
+        if self._due(trainer) and not trainer.evaluates_now:
+            trainer.save()
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        if evaluation.last or evaluation.improved or self._due(trainer):
+            trainer.save()
+
+    def on_end(self, trainer: Trainer, outcome: Outcome) -> None:
+        if trainer.saved != trainer.state.step:
+            trainer.save()
+
+    def _due(self, trainer: Trainer) -> bool:
+        every = (trainer.options.save_every, trainer.options.keep_trajectory)
+        return any(n and trainer.state.step % n == 0 for n in every)
+
+
+class Logging(Callback):
+    """The same by Python's `logging`, as the logger "onfoot.train"."""
+
+    def on_begin(self, trainer: Trainer) -> None:
+        logger.info("step %d of %d, %s", trainer.state.step, trainer.options.steps, trainer.folder or "no run folder")
+
+    def on_step(self, trainer: Trainer, step: Step) -> None:
+        logger.debug("step %d: loss %.4f, lr %.2e, norm %.2f", step.step, step.loss, step.lr, step.grad_norm)
+
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        logger.info("step %d: validation loss %.4f", evaluation.step, evaluation.loss)
+
+    def on_checkpoint(self, trainer: Trainer, folder: Path) -> None:
+        logger.info("saved %s", folder)
+
+    def on_end(self, trainer: Trainer, outcome: Outcome) -> None:
+        logger.info("%s at step %d", "stopped" if outcome.interrupted else "done", outcome.state.step)
+
+    def on_error(self, trainer: Trainer, error: BaseException) -> None:
+        logger.error("step %d: %s", trainer.state.step + 1, error)

@@ -1,0 +1,206 @@
+"""Where a run's batches come from: a token stream, fine-tuning examples, or a source of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onfoot.data import corpus
+from onfoot.data.batches import ALL, FIRST, NO_EXAMPLE, Batch, Place, Share
+from onfoot.data.packing import Rows
+from onfoot.data.sft import SftSource
+from onfoot.data.sft_examples import encode, fit, read_examples, read_parts, split_examples
+from onfoot.data.windows import Windows, split
+from onfoot.generate.chat import template_of
+from onfoot.models.model import Model
+from onfoot.ops.cross_entropy import IGNORE
+from onfoot.train.options import TrainingOptions
+
+VALIDATION = 0.1  # the fraction of the data that is held out
+MAX_LENGTH = 1024  # tokens per row of examples, unless the model allows fewer
+
+
+class Source:
+    """Provides batches. A step number determines its batches, so resuming needs no other state.
+
+    Only `microbatches` is required. With several ranks, each asks for its share of the rows only. Private training also
+    needs `unit`, `n_examples` and `batches_of`, and `onfoot blame` needs `example_numbers`.
+    """
+
+    def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
+        """The batches whose gradients are summed in this step."""
+        raise NotImplementedError
+
+    def validation(self, share: Share = ALL) -> Iterable[Batch]:
+        """The same batches at every evaluation; without any, there are no evaluations."""
+        return ()
+
+    def prompt(self) -> np.ndarray | None:
+        """The prompt of the sample at each evaluation, (T,), or None."""
+        return None
+
+    def report(self) -> str:
+        """A summary of the training and validation data, in one or two lines."""
+        return ""
+
+    def example_numbers(self, step: int) -> list[np.ndarray]:
+        """For each microbatch of a step (of one rank), the number of each token's example, (B, T); padding has −1."""
+        raise NotImplementedError
+
+    @property
+    def unit(self) -> str:
+        """What private training protects, one by one."""
+        raise NotImplementedError
+
+    @property
+    def n_examples(self) -> int:
+        """The number of these units."""
+        raise NotImplementedError
+
+    def batches_of(self, examples: np.ndarray) -> list[Batch]:
+        """Microbatches of the training examples of these numbers; each is a row, or a segment of one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TextSource(Source):
+    """Batches of shuffled windows for training, and of windows in order for validation."""
+
+    train: Windows
+    held_out: Windows
+    batch_size: int
+    accumulate: int
+    eval_windows: int
+    begin: Place = FIRST
+
+    def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
+        n = self.batch_size * self.accumulate
+        first = self.begin.of(step, n)
+        return [Batch(*self.train.sample(first + p.start, len(p))) for p in share.pieces(n, self.batch_size)]
+
+    @property
+    def unit(self) -> str:
+        """What private training protects, one by one."""
+        return f"window of {self.train.context} tokens"
+
+    @property
+    def n_examples(self) -> int:
+        """The number of windows."""
+        return len(self.train)
+
+    def batches_of(self, examples: np.ndarray) -> list[Batch]:
+        """The windows of these numbers."""
+        parts = [examples[p.start : p.stop] for p in ALL.pieces(len(examples), self.batch_size)]
+        return [Batch(*self.train.batch(part)) for part in parts]
+
+    def example_numbers(self, step: int) -> list[np.ndarray]:
+        """For each microbatch of a step, the window of each token, (B, T); padding has −1."""
+        n = self.batch_size * self.accumulate
+        pieces = [(self.begin.of(step, n) + p.start, len(p)) for p in ALL.pieces(n, self.batch_size)]
+        return [
+            np.where(self.train.sample(*piece)[1] == IGNORE, NO_EXAMPLE, np.array(self.train.indices(*piece))[:, None])
+            for piece in pieces
+        ]
+
+    def validation(self, share: Share = ALL) -> Iterable[Batch]:
+        rows = share.of(min(len(self.held_out), self.eval_windows))
+        for begin in range(0, len(rows), self.batch_size):
+            yield Batch(*self.held_out.batch(rows[begin : begin + self.batch_size]))
+
+    def report(self) -> str:
+        epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
+        return (
+            f"{len(self.train.tokens):,} training tokens, {len(self.held_out.tokens):,} validation tokens; "
+            f"one epoch is {epoch:,} steps of {self.batch_size * self.accumulate * self.train.context:,} tokens"
+        )
+
+    def prompt(self) -> np.ndarray:
+        return np.asarray(self.held_out.tokens[: max(1, self.held_out.context // 8)], dtype=np.int64)
+
+
+def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
+    """A source of batches from a source, from files, from examples, or from token ids.
+
+    Files are named by a string, a path, or a list of them: .txt files, and .jsonl files of {"text"} lines, are cut into
+    windows of the model's context; other .jsonl files, and lists of dicts, are fine-tuning examples; an array (n,) is a
+    token stream. The last tenth of a stream, or a random tenth of the examples, is held out for validation.
+    """
+    if hasattr(data, "microbatches"):
+        return data
+    if isinstance(data, np.ndarray):
+        return _stream(data, model, options)
+    items: list[Any] = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, Sequence) else []
+    if items and all(isinstance(item, dict) for item in items):
+        return _examples(items, model, options)
+    if items and all(isinstance(item, str | Path) for item in items):
+        return _files([Path(item) for item in items], model, options)
+    raise ValueError(
+        f"data must be a source with microbatches(step), files, a list of examples, or an array of token ids, got "
+        f"{type(data).__name__}"
+    )
+
+
+def _files(paths: list[Path], model: Model, options: TrainingOptions) -> Any:
+    texts = corpus.find_texts(paths)
+    jsonl = [text.path for text in texts if text.path is not None and text.path.suffix.lower() == ".jsonl"]
+    if jsonl and "text" not in _first_fields(jsonl[0]):
+        if len(jsonl) < len(texts):
+            raise ValueError(f"{jsonl[0]} has fine-tuning examples, and other files have text; pass one kind of data")
+        return _rows(read_examples(jsonl, _tokenizer(model), template_of(model)), model, options)
+    tokenizer = _tokenizer(model)
+    ids: list[int] = []
+    for text in texts:
+        for document in corpus.documents(text):
+            for piece in document:
+                ids += tokenizer.encode(piece)
+            ids += [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    return _stream(np.asarray(ids, np.int64), model, options)
+
+
+def _first_fields(path: Path) -> Any:
+    for _, value in corpus.json_lines(path):
+        return value if isinstance(value, dict) else ()
+    return ()
+
+
+def _tokenizer(model: Model) -> Any:
+    if model.tokenizer is None:
+        raise ValueError("this model has no tokenizer: set model.tokenizer, or pass an array of token ids")
+    return model.tokenizer
+
+
+def _examples(values: list[dict[str, Any]], model: Model, options: TrainingOptions) -> SftSource:
+    tokenizer, template = _tokenizer(model), template_of(model)
+    examples = []
+    for number, value in enumerate(values, start=1):
+        try:
+            examples.append(encode(read_parts(value, template), tokenizer, f"example {number}"))
+        except ValueError as error:
+            raise ValueError(f"example {number}: {error}") from None
+    return _rows(examples, model, options)
+
+
+def _rows(examples: list[Any], model: Model, options: TrainingOptions) -> SftSource:
+    length = min(model.config.n_positions, MAX_LENGTH)
+    read = fit(examples, length)
+    train, held_out = split_examples(read.kept, VALIDATION, options.seed)
+    return SftSource(
+        Rows(train, length, options.seed, True),
+        Rows(held_out, length, options.seed, True),
+        options.batch_size,
+        options.accumulate,
+        options.eval_windows,
+        read.report(),
+    )
+
+
+def _stream(tokens: np.ndarray, model: Model, options: TrainingOptions) -> TextSource:
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(f"token ids must be integers in one dimension, got {tokens.dtype} {tokens.shape}")
+    context = model.config.n_positions
+    train, held_out = (Windows(part, context, options.seed) for part in split(tokens, VALIDATION, context))
+    return TextSource(train, held_out, options.batch_size, options.accumulate, options.eval_windows)

@@ -1,0 +1,216 @@
+"""Runs that go on: more steps, other learning rates and batch sizes, early stopping, options from files."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from onfoot.blame.run import open_run
+from onfoot.cli import app
+from onfoot.data.batches import Place, place
+from onfoot.train import finetune, pretrain
+from onfoot.train.options import FinetuneOptions, TrainOptions
+
+SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16, "batch_size": 2, "sample_tokens": 0, "quiet": True}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "fox.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog. " * 60, encoding="utf-8")
+    return path
+
+
+def options(text: Path, **changes: Any) -> TrainOptions:
+    known = {"texts": [str(text)], "steps": 10, "lr": 1e-2, "warmup": 4, "eval_every": 5, "dtype": "float64", **SIZES}
+    return TrainOptions(**{**known, **changes})
+
+
+def records(run: Path, name: str) -> list[Any]:
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [record[name] for record in log if name in record]
+
+
+def test_a_finished_run_extended_follows_the_documented_schedule_exactly(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text)).run()
+    trainer, _ = pretrain.resume(run, steps=20)
+    assert trainer.run().state.step == 20
+
+    def cosine(done: float) -> float:
+        return 1e-2 * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+
+    first = [1e-2 * (k + 1) / 4 for k in range(4)] + [cosine(k / 6) for k in range(6)]
+    last = first[-1]
+    second = [last + (1e-2 - last) * (k + 1) / 4 for k in range(4)] + [cosine(k / 6) for k in range(6)]
+    assert records(run, "lr") == pytest.approx([*first, *second], rel=1e-14)
+    assert json.loads((run / "run.json").read_text())["changes"] == [{"step": 10, "before": {"steps": 10}}]
+
+
+def test_changing_nothing_changes_nothing(tmp_path: Path, text: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    pretrain.start(whole, options(text)).run()
+    trainer = pretrain.start(cut, options(text, save_every=6))
+    for step in trainer:
+        if step.step == 6:
+            break
+    rest, _ = pretrain.resume(cut, steps=10, lr=1e-2, eval_every=5)  # the same values as before
+    rest.run()
+    assert rest.options.changes == []
+    assert records(cut, "loss") == records(whole, "loss") and records(cut, "lr") == records(whole, "lr")
+
+
+def test_an_interrupted_run_with_other_rates_goes_on_from_its_own_rate(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    for step in pretrain.start(run, options(text)):
+        if step.step == 7:
+            break
+    trainer, _ = pretrain.resume(run, lr=4e-2, schedule="linear", warmup=2, lr_floor=0.5)
+    trainer.run()
+    rates = records(run, "lr")
+    assert len(rates) == 10
+    assert rates[7:] == pytest.approx([rates[6] + (4e-2 - rates[6]) / 2, 4e-2, 4e-2], rel=1e-14)
+    again, _ = pretrain.resume(run, steps=14)  # a second change; the first is remembered
+    again.run()
+    assert records(run, "lr")[:10] == rates
+    assert records(run, "lr")[10:] == pytest.approx([4e-2, 4e-2, 4e-2, 3e-2], rel=1e-14)
+    assert [c["step"] for c in again.options.changes] == [7, 10]
+
+
+def test_another_batch_size_continues_behind_the_windows_that_were_seen(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text)).run()
+    trainer, _ = pretrain.resume(run, steps=20, batch_size=3, accumulate=2)
+    seen = trainer.source.train.indices(0, 2 * 10 + 6 * 10)
+    for step in (10, 11, 19):
+        expected = seen[20 + (step - 10) * 6 : 20 + (step - 9) * 6]
+        found = [int(x) for one in trainer.source.example_numbers(step) for x in one.max(axis=1)]
+        assert found == expected
+        tokens = np.concatenate([b.tokens for b in trainer.source.microbatches(step)])
+        assert (tokens == trainer.source.train.batch(expected)[0]).all()
+
+
+def test_blame_explains_runs_with_more_steps_and_refuses_other_batch_sizes(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text, keep_trajectory=1)).run()
+    pretrain.resume(run, steps=14)[0].run()
+    opened = open_run(run, "last")
+    assert opened.last == 14
+    assert [opened.trainer.options.learning_rate(s) for s in range(14)] == records(run, "lr")
+    pretrain.resume(run, steps=16, batch_size=3)[0].run()
+    with pytest.raises(ValueError, match="batch size or clipping was changed at step 14"):
+        open_run(run, "last")
+
+
+def test_places_after_several_changes() -> None:
+    assert place([(0, 4)]) == Place(0, 0)
+    found = place([(0, 4), (10, 4), (12, 6), (20, 1)])
+    assert found == Place(20, 12 * 4 + 8 * 6) and found.of(23, 1) == 99
+
+
+def test_examples_of_a_fine_tune_continue_too(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "base", options(text)).run()
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{a}+1=", "completion": f"{a + 1}"}) + "\n" for a in range(30)))
+    settings = {"steps": 4, "batch_size": 2, "max_length": 16, "sample_tokens": 0, "quiet": True, "dtype": "float64"}
+    known = FinetuneOptions(model=str(tmp_path / "base"), data=[str(data)], pack=False, **settings)
+    finetune.start(tmp_path / "run", known).run()
+    trainer, _ = finetune.resume(tmp_path / "run", steps=8, batch_size=3)
+    rows = trainer.source.train
+    assert (trainer.source.microbatches(5)[0].tokens == rows.sample(8 + 3, 3).tokens).all()
+    assert trainer.run().state.step == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": 3}, "--steps 3 is less than the 10 steps that are done"),
+        ({"n_embd": 32}, "--n-embd cannot change when a run is resumed; what can: --steps, "),
+        ({"lr": -1.0, "steps": 12}, "lr must be >= 0"),
+    ],
+)
+def test_what_cannot_change_is_refused_and_nothing_is_lost(
+    tmp_path: Path, text: Path, changes: dict[str, Any], said: str
+) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text)).run()
+    before = (run / "run.json").read_bytes()
+    with pytest.raises(ValueError, match=said):
+        pretrain.resume(run, **changes)
+    assert (run / "run.json").read_bytes() == before
+    assert pretrain.resume(run)[0].state.step == 10
+
+
+def test_a_private_run_keeps_its_steps(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    private = {"dp_clip": 1.0, "dp_noise": 1.0, "dp_delta": 1e-4, "steps": 2}
+    pretrain.start(run, options(text, **private)).run()
+    with pytest.raises(ValueError, match="ε depends on them"):
+        pretrain.resume(run, steps=4)
+
+
+def test_a_moved_run_goes_on(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "run", options(text)).run()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").rename(tmp_path / "elsewhere" / "moved")
+    trainer, _ = pretrain.resume(tmp_path / "elsewhere" / "moved", steps=12)
+    outcome = trainer.run()
+    assert outcome.state.step == 12 and outcome.checkpoint is not None and outcome.checkpoint.is_dir()
+
+
+def test_early_stopping(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    settings = {"lr": 0.0, "patience": 2, "eval_every": 2, "steps": 30}  # a rate of 0 never improves
+    outcome = pretrain.start(run, options(text, **settings)).run()
+    assert outcome.state.step == 6 and outcome.stopped == "no better validation loss in 2 evaluations"
+    resumed = pretrain.resume(run)[0]
+    assert resumed.run().state.step == 6
+    more = pretrain.resume(run, patience=4)[0]
+    assert more.run().state.step == 10
+
+
+def onfoot(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(w) for w in words])
+    return result.exit_code, result.output
+
+
+def test_options_from_a_file_and_printed(tmp_path: Path, text: Path) -> None:
+    config = tmp_path / "small.toml"
+    config.write_text(f'steps = 7\nlr = 0.5\nn-embd = 24\nbetas = [0.8, 0.9]\ntexts = ["{text}"]\n')
+    code, printed = onfoot("train", "--config", config, "--lr", "0.25", "--print-config")
+    assert code == 0
+    again = tmp_path / "again.toml"
+    again.write_text(printed)
+    assert onfoot("train", "--config", again, "--print-config") == (0, printed)
+    lines = printed.splitlines()
+    assert {"steps = 7", "lr = 0.25", "n_embd = 24", "betas = [0.8, 0.9]", "batch_size = 12"} <= set(lines)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_runs_own_file_is_a_config(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "run", options(text)).run()
+    code, printed = onfoot("train", "--config", tmp_path / "run" / "run.json", "--steps", 3, "--print-config")
+    assert code == 0 and {"steps = 3", "n_embd = 16", "quiet = true"} <= set(printed.splitlines())
+    code, said = onfoot("finetune", "--config", tmp_path / "run" / "run.json")
+    assert code != 0 and "has the options of onfoot train, not of finetune" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("stepz = 3", "unknown option stepz; did you mean steps?"),
+        ("steps = [", "Invalid"),
+        ("steps = 'three'", "steps must be an integer"),
+    ],
+)
+def test_bad_files_of_options(tmp_path: Path, content: str, said: str) -> None:
+    config = tmp_path / "bad.toml"
+    config.write_text(content)
+    code, printed = onfoot("train", "--config", config)
+    assert code != 0 and said in " ".join(printed.split()) and "Traceback" not in printed

@@ -1,0 +1,313 @@
+"""The public trainer, as scripts of users would use it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import onfoot
+from onfoot.data.batches import Batch
+from onfoot.formats.tokenizer import byte_tokenizer
+from onfoot.train import runs
+from onfoot.train.loop import CallbackError
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 60
+EXAMPLES = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}"} for a in range(6) for b in range(6)]
+
+
+def tiny(seed: int = 0, **sizes: Any) -> onfoot.Model:
+    settings = {"vocab_size": 257, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, **sizes}
+    model = onfoot.create(onfoot.GPT2Config(**settings), seed, "float64", "numpy")
+    model.tokenizer = byte_tokenizer()
+    return model
+
+
+def options(**changes: Any) -> onfoot.TrainingOptions:
+    known = {"steps": 6, "batch_size": 2, "lr": 1e-2, "warmup": 2, "eval_every": 3, "sample_tokens": 0, "quiet": True}
+    return onfoot.TrainingOptions(**{**known, **changes})
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "fox.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def test_a_text_file_and_three_lines(text: Path) -> None:
+    model = tiny()
+    before = model.loss(*batch(model))
+    outcome = onfoot.Trainer(model, text, options(steps=30)).run()
+    assert outcome.state.step == 30 and not outcome.interrupted and outcome.checkpoint is None
+    assert model.loss(*batch(model)) < before - 0.5
+    assert outcome.validation_loss == pytest.approx(outcome.state.best_loss, abs=0.5)
+
+
+def batch(model: onfoot.Model) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.array(model.tokenizer.encode(TEXT[:33]))  # type: ignore[union-attr]
+    return ids[None, :16], ids[None, 1:17]
+
+
+def test_a_callback_that_stops_the_run_leaves_it_saved_and_resumable(tmp_path: Path, text: Path) -> None:
+    class StopAt(onfoot.Callback):
+        def on_step(self, trainer: onfoot.Trainer, step: Any) -> None:
+            if step.step == 4:
+                trainer.stop()
+
+    trainer = onfoot.Trainer(tiny(), text, options(), [StopAt()], out=tmp_path / "run")
+    outcome = trainer.run()
+    assert outcome.interrupted and outcome.state.step == 4
+    assert outcome.checkpoint is not None and (outcome.checkpoint / "model.safetensors").is_file()
+
+    rest = onfoot.Trainer(onfoot.load(outcome.checkpoint, "float64", "numpy"), text, options(), out=tmp_path / "run")
+    rest.restore(outcome.checkpoint)
+    assert rest.run().state.step == 6
+    whole = onfoot.Trainer(tiny(), text, options())
+    whole.run()
+    assert all((rest.model.params[n] == whole.model.params[n]).all() for n in whole.model.params)
+
+
+def test_iterating_by_hand_gives_every_step_and_leaving_the_loop_stops(tmp_path: Path, text: Path) -> None:
+    trainer = onfoot.Trainer(tiny(), text, options(), out=tmp_path / "run")
+    seen = []
+    for step in trainer:
+        seen.append((step.step, step.loss, step.lr))
+        if step.step == 3:
+            break
+    assert [s[0] for s in seen] == [1, 2, 3] and trainer.outcome.interrupted
+    assert (tmp_path / "run" / "checkpoints" / "step-0000003").is_dir()
+    seen += [(step.step, step.loss, step.lr) for step in trainer]  # it goes on where it was left
+    whole = [(s.step, s.loss, s.lr) for s in onfoot.Trainer(tiny(), text, options())]
+    assert seen == whole and len(whole) == 6
+
+
+def test_the_learning_rate_can_be_replaced_and_changed_while_it_runs(text: Path) -> None:
+    class Halve(onfoot.Callback):
+        def on_step(self, trainer: onfoot.Trainer, step: Any) -> None:
+            if step.step == 2:
+                trainer.learning_rate = lambda n: 1e-3 / 2 ** (n - 2)
+
+    rates = [step.lr for step in onfoot.Trainer(tiny(), text, options(schedule="constant"), [Halve()])]
+    assert rates == [5e-3, 1e-2, 1e-3, 5e-4, 2.5e-4, 1.25e-4]
+
+
+def test_a_source_of_ones_own_needs_one_method() -> None:
+    class Mine(onfoot.Source):
+        def microbatches(self, step: int, share: Any = None) -> list[Any]:
+            rng = np.random.default_rng(step)
+            ids = rng.integers(0, 257, (2, 9))
+            return [(ids[:, :-1], ids[:, 1:])]
+
+    model = tiny()
+    trainer = onfoot.Trainer(model, Mine(), options(clip=0.3))
+    losses = [step.loss for step in trainer]
+    assert trainer.validation_loss is None and len(losses) == 6
+
+    twin = tiny()
+    leaves = {n: torch.tensor(p, requires_grad=True) for n, p in twin.params.items()}
+    plain = [p for n, p in leaves.items() if p.ndim < 2]
+    decayed = [p for n, p in leaves.items() if p.ndim == 2]
+    settings = options(clip=0.3)
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99))
+    for step in range(6):  # the same run with PyTorch's AdamW on clipped gradients
+        twin.params.update({n: p.detach().numpy().copy() for n, p in leaves.items()})
+        ((tokens, targets),) = Mine().microbatches(step)
+        loss, grads = twin.loss_and_grads(tokens, targets)
+        assert loss == pytest.approx(losses[step], rel=1e-12)
+        norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+        for n, p in leaves.items():
+            p.grad = torch.tensor(grads[n] * min(1.0, 0.3 / norm))
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate(step)
+        optimizer.step()
+    for n, p in leaves.items():
+        np.testing.assert_allclose(model.params[n], p.detach().numpy(), rtol=1e-7, atol=1e-9, err_msg=n)
+
+
+def test_a_source_need_not_be_derived_and_may_use_segments() -> None:
+    class Packed:
+        def microbatches(self, step: int) -> list[Batch]:
+            ids = np.random.default_rng(step).integers(0, 257, (1, 13))
+            return [Batch(ids[:, :-1], ids[:, 1:], np.repeat([0, 1, 2], 4)[None])]
+
+        def validation(self) -> list[Batch]:
+            return self.microbatches(99)
+
+        def prompt(self) -> None:
+            return None
+
+    trainer = onfoot.Trainer(tiny(), Packed(), options())
+    trainer.run()
+    one = Packed().validation()[0]
+    assert trainer.validation_loss == pytest.approx(
+        trainer.model.loss(one.tokens, one.targets, segments=one.segments), rel=1e-12
+    )
+
+
+def test_evaluation_in_the_loop(text: Path) -> None:
+    trainer, found = onfoot.Trainer(tiny(), text, options(eval_every=1000)), list[Any]()
+    for step in trainer:
+        if step.step in (2, 5):
+            found.append(trainer.evaluate())
+    assert [one.step for one in found] == [2, 5] and found[1].loss < found[0].loss
+
+
+def test_gradients_can_be_watched_and_changed_before_the_update(text: Path) -> None:
+    class OnlyBiases(onfoot.Callback):
+        def __init__(self) -> None:
+            self.norms: list[float] = []
+
+        def on_gradient(self, trainer: onfoot.Trainer, grads: dict[str, Any]) -> None:
+            self.norms.append(float(sum((g**2).sum() for g in grads.values())) ** 0.5)
+            for name, grad in grads.items():
+                grad *= name.endswith("bias")
+
+    model, watch = tiny(), OnlyBiases()
+    before = {n: p.copy() for n, p in model.params.items()}
+    trainer = onfoot.Trainer(model, text, options(weight_decay=0.0, clip=0.0), [watch])
+    norms = [step.grad_norm for step in trainer]
+    assert len(watch.norms) == 6 and all(a > b > 0 for a, b in zip(watch.norms, norms, strict=True))
+    for name, value in model.params.items():
+        assert (value == before[name]).all() != name.endswith("bias"), name
+
+
+def test_examples_in_a_list_train_a_lora_adapter_that_can_be_saved(tmp_path: Path) -> None:
+    model = tiny(n_positions=16)
+    model.add_lora(r=4)
+    trainer = onfoot.Trainer(model, EXAMPLES, options(steps=40), out=tmp_path / "run")
+    first = trainer.evaluate()
+    assert first is not None
+    assert trainer.run().state.best_loss < first.loss - 0.1
+    saved = sorted((tmp_path / "run" / "checkpoints").rglob("adapter_config.json"))
+    assert saved[-1].parent.name == "step-0000040"
+
+
+def test_token_ids_in_an_array_and_bad_data(text: Path) -> None:
+    ids = np.array(byte_tokenizer().encode(TEXT))
+    by_array = [s.loss for s in onfoot.Trainer(tiny(), ids, options())]
+    assert len(by_array) == 6
+    for data, said in (
+        (ids.astype(float), "token ids must be integers"),
+        (ids[None], "in one dimension"),
+        (7, "data must be a source"),
+        ([], "data must be a source"),
+        ([{"prompt": "x"}], "example 1"),
+        ("missing.txt", "does not exist"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            onfoot.Trainer(tiny(), data, options())
+
+
+def test_a_callback_that_raises_ends_the_run_saved_and_named(tmp_path: Path, text: Path) -> None:
+    class Broken(onfoot.Callback):
+        def __init__(self) -> None:
+            self.heard: list[BaseException] = []
+
+        def on_step(self, trainer: onfoot.Trainer, step: Any) -> None:
+            if step.step == 5:
+                raise RuntimeError("no such metric")
+
+        def on_error(self, trainer: onfoot.Trainer, error: BaseException) -> None:
+            self.heard.append(error)
+
+    broken = Broken()
+    trainer = onfoot.Trainer(tiny(), text, options(save_every=100, eval_every=100), [broken], out=tmp_path / "run")
+    with pytest.raises(
+        CallbackError, match=r"Broken.on_step failed after step 5: RuntimeError: no such metric; .*saved"
+    ):
+        trainer.run()
+    assert (tmp_path / "run" / "checkpoints" / "step-0000005" / "model.safetensors").is_file()
+    assert len(broken.heard) == 1 and isinstance(broken.heard[0], CallbackError)
+
+
+def test_events_come_in_their_order_and_evaluations_can_be_added_to(tmp_path: Path, text: Path) -> None:
+    class Watch(onfoot.Callback):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def on_begin(self, trainer: onfoot.Trainer) -> None:
+            self.heard.append("begin")
+
+        def on_step(self, trainer: onfoot.Trainer, step: Any) -> None:
+            self.heard.append(f"step {step.step}")
+
+        def on_evaluation(self, trainer: onfoot.Trainer, evaluation: Any) -> None:
+            self.heard.append(f"evaluation {evaluation.step}")
+            evaluation.record["mine"] = 7
+
+        def on_checkpoint(self, trainer: onfoot.Trainer, folder: Path) -> None:
+            assert (folder / "trainer" / "manifest.json").is_file()
+            self.heard.append(f"checkpoint {folder.name}")
+
+        def on_end(self, trainer: onfoot.Trainer, outcome: Any) -> None:
+            self.heard.append(f"end {outcome.state.step}")
+
+    watch = Watch()
+    onfoot.Trainer(tiny(), text, options(steps=4, eval_every=2, save_every=3), [watch], out=tmp_path / "run").run()
+    assert watch.heard == [
+        "begin", "step 1", "step 2", "evaluation 2", "checkpoint step-0000002", "step 3", "checkpoint step-0000003",
+        "step 4", "evaluation 4", "checkpoint step-0000004", "end 4",
+    ]  # fmt: skip
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [r["mine"] for r in log if "val_loss" in r] == [7, 7]
+    assert (tmp_path / "run" / "loss.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_tensorboard_reads_its_files(tmp_path: Path, text: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = onfoot.Trainer(tiny(), text, options(log="tensorboard"), out=tmp_path / "run")
+    steps = list(trainer)
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    losses = found.Scalars("train/loss")
+    assert [e.step for e in losses] == [1, 2, 3, 4, 5, 6]
+    assert [e.value for e in losses] == pytest.approx([s.loss for s in steps], rel=1e-6)
+    assert [e.value for e in found.Scalars("train/lr")] == pytest.approx([s.lr for s in steps], rel=1e-6)
+    assert [e.step for e in found.Scalars("validation/loss")] == [3, 6]
+    assert found.Scalars("validation/loss")[-1].value == pytest.approx(trainer.validation_loss, rel=1e-6)
+
+
+def test_logging_and_quiet(text: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    with caplog.at_level(logging.INFO, "onfoot.train"):
+        onfoot.Trainer(tiny(), text, options()).run()
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "step 0 of 6, no run folder" and said[-1] == "done at step 6"
+    assert sum(line.startswith("step 3: validation loss") for line in said) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == ""
+
+
+def test_a_notebook_with_a_progress_line(tmp_path: Path, text: Path) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    code = f"""
+import onfoot
+from onfoot.formats.tokenizer import byte_tokenizer
+config = onfoot.GPT2Config(vocab_size=257, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+model = onfoot.create(config, dtype="float64")
+model.tokenizer = byte_tokenizer()
+trainer = onfoot.Trainer(model, {str(text)!r}, onfoot.TrainingOptions(steps=4, batch_size=2, warmup=1, sample_tokens=0))
+losses = [step.loss for step in trainer]
+print(len(losses), trainer.outcome.interrupted)
+"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = book.cells[0].outputs
+    printed = "".join(o.get("text", "") for o in outputs)
+    assert "4 False" in printed
+    assert not any(o.output_type == "error" for o in outputs)
+
+
+def test_the_run_folder_of_a_trainer_is_not_a_commands_run(tmp_path: Path, text: Path) -> None:
+    onfoot.Trainer(tiny(), text, options(), out=tmp_path / "run").run()
+    with pytest.raises(ValueError, match=r"no run\.json"):
+        runs.resume(tmp_path / "run", onfoot.TrainingOptions, lambda *_: None)  # type: ignore[arg-type, return-value]
