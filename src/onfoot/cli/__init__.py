@@ -20,6 +20,7 @@ from onfoot.cli import (
     generate,
     info,
     merge,
+    serve,
     table,
     train,
     walk,
@@ -61,6 +62,7 @@ app.command("finetune")(finetune.finetune)
 app.command("blame")(blame.blame)
 app.command("merge")(merge.merge)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
 

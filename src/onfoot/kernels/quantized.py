@@ -10,7 +10,7 @@ import numpy as np
 
 from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty, scratch
-from onfoot.kernels.codes import ROWS, dot4, dot8, dots8, scale8
+from onfoot.kernels.codes import ROWS, dot4, dot8, dots4, dots8, scale8
 from onfoot.kernels.cpu import HALF_FLOATS
 from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, begin
@@ -62,8 +62,8 @@ def _dots8(
 
 
 @kernel(
-    "f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]",
-    "m ., o b ., o b, o b, m b, o?, m o?, m o",
+    "f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]",
+    "m ., o b ., o b, o b, m b, o?, m o?, threads ., m o",
 )
 def _dots4(
     x: np.ndarray,
@@ -73,6 +73,7 @@ def _dots4(
     sums: np.ndarray,
     bias: np.ndarray,
     skip: np.ndarray,
+    work: np.ndarray,
     y: np.ndarray,
     thread: int,
     threads: int,
@@ -80,13 +81,19 @@ def _dots4(
     """`_dots8` for two codes per byte; `sums` (M, blocks) are the sums of x over each block."""
     m, depth = x.shape
     blocks = codes.shape[1]
+    together, column = m // ROWS * ROWS, work[thread]
     first, last = thread_range(codes.shape[0], 1, thread, threads)
     for i in range(m):
         begin(bias[first:last], skip, i, first, y[i, first:last])
     for j in range(first, last):
         row, factors = address(codes) + j * (depth // 2), address(scale) + j * blocks * 4
-        for i in range(m):
-            total = dot4(address(x) + i * depth * 4, row, factors, blocks)
+        for i in range(0, together, ROWS):
+            to = address(work) + thread * work.strides[0] + i * 4
+            dots4(address(x) + i * depth * 4, depth * 4, row, factors, blocks, to)
+        for i in range(together, m):
+            column[i] = dot4(address(x) + i * depth * 4, row, factors, blocks)
+        for i in range(m):  # one loop for all rows: its sums have the same order
+            total = column[i]
             for b in range(blocks):
                 total += sums[i, b] * minimum[j, b]
             y[i, j] += total
@@ -204,7 +211,7 @@ def quantized_product(
     scale, minimum = weight.factors
     sums = empty((x.shape[0], codes.shape[1]))
     _block_sums(x, sums)
-    _dots4(x, codes, scale, minimum, sums, bias, skip, y)
+    _dots4(x, codes, scale, minimum, sums, bias, skip, scratch(threads(), FEW), y)
 
 
 def _many_rows(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:

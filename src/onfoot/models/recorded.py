@@ -338,9 +338,76 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
     kept: Token | None = cache.step
     if kept is None or kept.key != key or not kept.entry.is_current(model):
         kept = cache.step = _record_token(model, tokens, layout, cache, key)
+    return _replay_token(kept, {"tokens": tokens, "positions": layout.positions, "start": layout.start})
+
+
+class Rows:
+    """The cache of one recorded token per row: each row's slot, and its length, are inputs of the recording."""
+
+    def __init__(self, cache: Any, lengths: Any, slots: Any) -> None:
+        self.room, self.lengths, self.slots = cache.room, lengths, slots
+
+    def extend(self, layer: str, k: Array, v: Array) -> tuple[Array, Array]:
+        """Only a kernel appends keys and values to slots."""
+        raise CannotRecord("keys and values are copied by NumPy")
+
+
+def slot_logits(
+    model: Model, tokens: np.ndarray, lengths: np.ndarray, slots: np.ndarray, cache: Any
+) -> np.ndarray | None:
+    """The logits (B, V) of one more token (B,) in each of some slots of a cache; None if this cannot be recorded."""
+    if int(lengths.max()) >= cache.capacity:
+        raise IndexError(f"cannot add token {lengths.max()}: a slot has capacity {cache.capacity}; use a larger one")
+    rows = check_tokens(tokens[:, None], model.config.vocab_size, model.config.n_positions)
+    key = len(tokens), pool.threads()
+    kept: Token | None = cache.steps.get(len(tokens))
+    if kept is None or kept.key != key or not kept.entry.is_current(model):
+        kept = cache.steps[len(tokens)] = _record_rows(model, len(tokens), cache, key)
+    values = {"tokens": rows, "positions": lengths[:, None], "lengths": lengths, "slots": slots}
+    return _replay_token(kept, values)
+
+
+def _record_rows(model: Model, n: int, cache: Any, key: Any) -> Token:
+    def run_with(recorder: Recorder) -> tuple[Layout, Any]:
+        layout = Layout(recorder.input((n, 1), np.int64, "positions"), None, cache.capacity)
+        lengths, slots = (recorder.input((n,), np.int64, name) for name in ("lengths", "slots"))
+        return layout, Rows(cache, lengths, slots)
+
+    return _recorded(model, (n, 1), key, run_with)
+
+
+def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, key: Any) -> Token:
+    def run_with(recorder: Recorder) -> tuple[Layout, Any]:
+        start = None if layout.start is None else recorder.input(layout.start.shape, np.int64, "start")
+        return Layout(recorder.input(layout.positions.shape, np.int64, "positions"), start, layout.limit), cache
+
+    return _recorded(model, tokens.shape, key, run_with)
+
+
+def _recorded(
+    model: Model, shape: tuple[int, ...], key: Any, run_with: Callable[[Recorder], tuple[Layout, Any]]
+) -> Token:
+    """The recording of one token per row; `run_with` makes its layout and cache."""
+    recorder = Recorder(pool.threads())
+    entry = Entry.of(model, None, [])
+    try:
+        with recorder.recording():
+            layout, cache = run_with(recorder)
+            run = model.new_run(keep_saved=False, cache=cache)
+            run.params = recorded_params(model.params)
+            net = network(model.config)
+            ids = recorder.input(shape, np.int64, "tokens")
+            features, _ = net.features_forward(run, model.config, ids, layout)
+            recorder.event("logits", net.head_forward(run, model.config, features)[0])
+            return Token(Replay(recorder.finish()), entry, key)
+    except CannotRecord:
+        return Token(None, entry, key)
+
+
+def _replay_token(kept: Token, values: Mapping[str, Any]) -> np.ndarray | None:
+    """The logits (B, V) of a recorded token; None if it was not recorded, or another Python thread replays it."""
     if kept.replay is None:
         return None
-    values = {"tokens": tokens, "positions": layout.positions, "start": layout.start}
     found: list[np.ndarray] = []
     with if_free(kept.entry.lock) as free:
         if not free:
@@ -349,21 +416,3 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
             array[...] = values[name]
         kept.replay.run(lambda event, array: found.append(array), as_final=False)
     return found[0][:, 0]
-
-
-def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, key: Any) -> Token:
-    recorder = Recorder(pool.threads())
-    entry = Entry.of(model, None, [])
-    try:
-        with recorder.recording():
-            start = None if layout.start is None else recorder.input(layout.start.shape, np.int64, "start")
-            recorded_layout = Layout(recorder.input(layout.positions.shape, np.int64, "positions"), start, layout.limit)
-            run = model.new_run(keep_saved=False, cache=cache)
-            run.params = recorded_params(model.params)
-            net = network(model.config)
-            ids = recorder.input(tokens.shape, np.int64, "tokens")
-            features, _ = net.features_forward(run, model.config, ids, recorded_layout)
-            recorder.event("logits", net.head_forward(run, model.config, features)[0])
-            return Token(Replay(recorder.finish()), entry, key)
-    except CannotRecord:
-        return Token(None, entry, key)
