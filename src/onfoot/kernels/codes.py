@@ -5,18 +5,19 @@ A block is 32 codes with one scale; they are converted to floats in registers, e
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
 
 from onfoot.kernels.cpu import HALF_FLOATS, WIDTH
 from onfoot.kernels.jit import cgutils, exact, intrinsic, types
-from onfoot.kernels.simd import AHEAD, BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer, _prefetch
+from onfoot.kernels.simd import AHEAD, BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer, _prefetch, multiply_add
 from onfoot.quantized import BLOCK
 
 INTEGERS = ir.VectorType(I32, WIDTH)
 CODES = ir.VectorType(ir.IntType(8), WIDTH)
-ROWS = 4  # rows of x that `dots8` and `dots4` compute at a time
+MOST = 8 if WIDTH == 16 else 4  # rows of x whose sums fit in the registers
 ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
@@ -48,125 +49,118 @@ def _float(build: Any, scale: Any, block: Any) -> Any:
     return build.load(_pointer(build, build.add(scale, build.mul(block, _const(BYTES))), FLOAT))
 
 
-def _dots(build: Any, x: list[Any], codes: Any, scale: Any, blocks: Any, widened: Any, size: int, scaled: Any) -> Any:
-    """Σ over blocks of scale · Σ x code for each row of x: bitwise the same for any number of rows.
+def _eight_bits(build: Any, codes: Any, scale: Any, minimum: Any, block: Any) -> tuple[Any, Any]:
+    """How to read the j-th vector of a block of 32 signed bytes, and the factor of their sum."""
+    at = build.add(codes, build.mul(block, _const(BLOCK)))
+    _prefetch(build, build.add(at, _const(AHEAD)), write=0)
 
-    Each sum is one chain of multiply-adds: of a sum of two products, LLVM may fuse either.
-    `widened(codes, j)` are the j-th floats of a block of `size` bytes; they are converted once for all rows.
-    """
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
-    totals = [cgutils.alloca_once_value(build, ZERO) for _ in x]
-    with cgutils.for_range(build, blocks) as loop:
-        at = build.mul(loop.index, _const(BLOCK * BYTES))
-        at_codes = build.add(codes, build.mul(loop.index, _const(size)))
-        _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
-        sums = [ZERO for _ in x]
-        for j in range(BLOCK // WIDTH):
-            weight = widened(at_codes, j)
-            for i, row in enumerate(x):
-                left = _load(build, build.add(row, at), j * WIDTH * BYTES)
-                sums[i] = build.call(fma, [left, weight, sums[i]])
-        factor = _splat(build, scaled(build, scale, loop.index))
-        for total, value in zip(totals, sums, strict=True):
-            build.store(build.call(fma, [value, factor, build.load(total)]), total)
-    return [_sum(build, build.load(total)) for total in totals]
-
-
-def _one_row(kind: Any) -> Any:
-    """The code of a dot product of one row, which returns it."""
-
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        x, codes, scale, blocks = args
-        return _dots(build, [x], codes, scale, blocks, *kind(build))[0]
-
-    return types.float32(*[types.int64] * 4), build
-
-
-def _several_rows(kind: Any) -> Any:
-    """The code of the dot products of ROWS rows, which writes them."""
-
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        x, x_row, codes, scale, blocks, out = args
-        rows = [build.add(x, build.mul(x_row, _const(i))) for i in range(ROWS)]
-        for i, total in enumerate(_dots(build, rows, codes, scale, blocks, *kind(build))):
-            build.store(total, _pointer(build, out, FLOAT, i * BYTES))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), build
-
-
-def _eight_bits(build: Any) -> tuple[Any, int, Any]:
-    """How blocks of 32 signed bytes are read."""
-
-    def widened(at: Any, j: int) -> Any:
+    def weight(j: int) -> Any:
         bytes_ = build.load(_pointer(build, at, CODES, j * WIDTH), align=1)
         return build.sitofp(build.sext(bytes_, INTEGERS), VECTOR)
 
-    return widened, BLOCK, _scale
+    return weight, _splat(build, _scale(build, scale, block))
 
 
-def _four_bits(build: Any) -> tuple[Any, int, Any]:
-    """How blocks of 16 bytes with two codes each are read: entries 0–15 in the low halves, 16–31 in the high ones."""
+def _four_bits(build: Any, codes: Any, scale: Any, minimum: Any, block: Any) -> tuple[Any, Any]:
+    """The same for 16 bytes with two codes each: entries 0–15 in the low halves, 16–31 in the high ones. No factor."""
+    at = build.add(codes, build.mul(block, _const(BLOCK // 2)))
+    _prefetch(build, build.add(at, _const(AHEAD)), write=0)
+    factor, shift = (_splat(build, _float(build, where, block)) for where in (scale, minimum))
 
-    def widened(at: Any, j: int) -> Any:
+    def weight(j: int) -> Any:
         first = j * WIDTH  # index within the block of 32
         bytes_ = build.load(_pointer(build, at, CODES, first % (BLOCK // 2)), align=1)
         wide = build.zext(bytes_, INTEGERS)
         if first < BLOCK // 2:
-            codes = build.and_(wide, ir.Constant(INTEGERS, [15] * WIDTH))
+            code = build.and_(wide, ir.Constant(INTEGERS, [15] * WIDTH))
         else:
-            codes = build.lshr(wide, ir.Constant(INTEGERS, [4] * WIDTH))
-        return build.sitofp(codes, VECTOR)
+            code = build.lshr(wide, ir.Constant(INTEGERS, [4] * WIDTH))
+        return multiply_add(build, build.sitofp(code, VECTOR), factor, shift)  # eq QUANT.2, QUANT.3
 
-    return widened, BLOCK // 2, _float
-
-
-@intrinsic
-def _dot8(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
-    return _one_row(_eight_bits)
+    return weight, None
 
 
-@intrinsic
-def _dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, out: Any) -> Any:
-    return _several_rows(_eight_bits)
+def _dots(weights: Any, rows: int) -> Any:
+    """The code that writes Σ x w of some rows of x, each with the same order of sums for any number of rows.
+
+    A weight is converted once for all rows. All sums are chains of multiply-adds: of any other, LLVM may fuse some.
+    """
+    chains = 1 if weights is _eight_bits else 2  # per row; two, so that an addition need not wait for the one before
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        x, x_row, codes, scale, minimum, blocks, out = args
+        begins = [build.add(x, build.mul(x_row, _const(i))) for i in range(rows)]
+        totals = [[cgutils.alloca_once_value(build, ZERO) for _ in range(chains)] for _ in begins]
+        with cgutils.for_range(build, blocks) as loop:
+            at = build.mul(loop.index, _const(BLOCK * BYTES))
+            weight, factor = weights(build, codes, scale, minimum, loop.index)
+            sums = [[ZERO if factor else build.load(total) for total in pair] for pair in totals]
+            for j in range(BLOCK // WIDTH):
+                right = weight(j)
+                for begin, pair in zip(begins, sums, strict=True):
+                    left = _load(build, build.add(begin, at), j * WIDTH * BYTES)
+                    pair[j % chains] = multiply_add(build, left, right, pair[j % chains])
+            for pair, values in zip(totals, sums, strict=True):
+                for total, value in zip(pair, values, strict=True):
+                    build.store(multiply_add(build, value, factor, build.load(total)) if factor else value, total)
+        for i, pair in enumerate(totals):
+            total = _sum(build, reduce(build.fadd, [build.load(one) for one in pair]))
+            build.store(total, _pointer(build, out, FLOAT, i * BYTES))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), code
 
 
-@intrinsic
-def _dot4(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
-    return _one_row(_four_bits)
+def _dots_of(weights: Any, rows: int) -> Any:
+    """The intrinsic with the code of `_dots`."""
+
+    def dots(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, minimum: Any, blocks: Any, out: Any) -> Any:
+        return _dots(weights, rows)
+
+    return intrinsic(dots)
 
 
-@intrinsic
-def _dots4(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, out: Any) -> Any:
-    return _several_rows(_four_bits)
+_most8, _four8, _two8, _one8 = (_dots_of(_eight_bits, rows) for rows in (MOST, 4, 2, 1))
+_most4, _four4, _two4, _one4 = (_dots_of(_four_bits, rows) for rows in (MOST, 4, 2, 1))
 
-
-# `exact`: LLVM may not reorder their sums, so that one row and several have the same.
+# `exact`: LLVM may not reorder the sums, so that they are bitwise the same for one row and for several.
 
 
 @exact
-def dot8(x: int, codes: int, scale: int, blocks: int) -> float:
-    """Σ x code scale over blocks of 32 signed bytes. All arguments are addresses except the number of blocks."""
-    return _dot8(x, codes, scale, blocks)
+def dots8(m: int, x: int, x_row: int, codes: int, scale: int, blocks: int, out: int) -> None:
+    """Writes Σ x code scale over blocks of 32 signed bytes, for m rows of x that are x_row bytes apart.
+
+    All other arguments but the number of blocks are addresses.
+    """
+    i = 0
+    while i + MOST <= m:
+        _most8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+        i += MOST
+    if i + 4 <= m:
+        _four8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+        i += 4
+    if i + 2 <= m:
+        _two8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+        i += 2
+    if i < m:
+        _one8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
 
 
 @exact
-def dots8(x: int, x_row: int, codes: int, scale: int, blocks: int, out: int) -> None:
-    """Writes the `dot8` of ROWS rows of x, x_row bytes apart. Each code is converted once for all rows."""
-    _dots8(x, x_row, codes, scale, blocks, out)
-
-
-@exact
-def dot4(x: int, codes: int, scale: int, blocks: int) -> float:
-    """`dot8` for two codes per byte."""
-    return _dot4(x, codes, scale, blocks)
-
-
-@exact
-def dots4(x: int, x_row: int, codes: int, scale: int, blocks: int, out: int) -> None:
-    """Writes the `dot4` of ROWS rows of x, x_row bytes apart. Each code is converted once for all rows."""
-    _dots4(x, x_row, codes, scale, blocks, out)
+def dots4(m: int, x: int, x_row: int, codes: int, scale: int, minimum: int, blocks: int, out: int) -> None:
+    """`dots8` for two codes per byte: Σ x (code scale + minimum)."""
+    i = 0
+    while i + MOST <= m:
+        _most4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+        i += MOST
+    if i + 4 <= m:
+        _four4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+        i += 4
+    if i + 2 <= m:
+        _two4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+        i += 2
+    if i < m:
+        _one4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
 
 
 @intrinsic

@@ -20,7 +20,7 @@ from onfoot.models.model import Model
 from onfoot.serve.answer import Answer, Piece
 
 CHUNK = 256  # tokens of prompts that are computed between two tokens of the running answers
-LAST = 32  # tokens: the last part of a prompt is longer, so that it is computed as in one piece (bitwise)
+LAST = 32  # tokens: each part of a prompt is at least as long, so that it is computed as in one piece (bitwise)
 REUSE = 16  # tokens: a shorter common prefix is computed again
 
 
@@ -171,7 +171,7 @@ class Scheduler:
         """Computes CHUNK tokens of the prompts, one prompt after the other."""
         budget = CHUNK
         for row in [row for row in self._rows if row.feed is None]:
-            if budget <= 0:
+            if budget < LAST:
                 return
             if not row.started:
                 self._reuse(row)

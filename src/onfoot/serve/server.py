@@ -37,7 +37,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, key: str | None, port: int, max_body: int) -> None:
-        self.app, self.key, self.max_body = app, key, max_body
+        self.app, self.key, self.port, self.max_body = app, key, port, max_body
         self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +56,8 @@ class Guard:
             hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
             own = [host.decode("latin-1") for host in (*hosts, *(x.removeprefix(b"http://") for x in origins))]
             if not hosts or not self.hosts.issuperset(own):
-                return RequestError("without a key, only requests for 127.0.0.1 and localhost are accepted", status=403)
+                where = f"without a key, only requests for 127.0.0.1:{self.port} and localhost:{self.port} are accepted"
+                return RequestError(f"{where}; set ONFOOT_API_KEY to accept others", status=403)
         elif scope["path"] not in OPEN:
             given = b"".join(headers.get(b"authorization", []))
             if not hmac.compare_digest(given, b"Bearer " + self.key.encode()):
