@@ -26,15 +26,27 @@ def _splat(build: Any, value: Any) -> Any:
     return build.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(INTEGERS, [0] * WIDTH))
 
 
-def _sum(build: Any, vector: Any) -> Any:
-    """The sum of a vector's lanes: its halves are added until one lane is left."""
+def _sums(build: Any, vectors: list[Any]) -> Any:
+    """The sums of the lanes of 1, 2, 4 or 8 vectors, as one vector with as many lanes.
+
+    Halves of a vector are added until one lane is left, several vectors at a time: the order is that of each alone.
+    """
     width = WIDTH
     while width > 1:
         width //= 2
-        low, high = (ir.Constant(ir.VectorType(I32, width), [*range(i, i + width)]) for i in (0, width))
-        undefined = ir.Constant(vector.type, ir.Undefined)
-        vector = build.fadd(build.shuffle_vector(vector, undefined, low), build.shuffle_vector(vector, undefined, high))
-    return build.extract_element(vector, ir.Constant(I32, 0))
+        left = vectors[::2]
+        right = vectors[1::2] or [ir.Constant(left[0].type, ir.Undefined)]
+        lanes = [*range(left[0].type.count * min(2, len(vectors)))]
+        halves = [lanes[i : i + width] for i in range(0, len(lanes), width)]
+        low, high = (
+            ir.Constant(ir.VectorType(I32, len(lanes) // 2), [lane for half in halves[k::2] for lane in half])
+            for k in (0, 1)
+        )
+        vectors = [
+            build.fadd(build.shuffle_vector(a, b, low), build.shuffle_vector(a, b, high))
+            for a, b in zip(left, right, strict=True)
+        ]
+    return vectors[0]
 
 
 def _scale(build: Any, scale: Any, block: Any) -> Any:
@@ -103,9 +115,8 @@ def _dots(weights: Any, rows: int) -> Any:
             for pair, values in zip(totals, sums, strict=True):
                 for total, value in zip(pair, values, strict=True):
                     build.store(multiply_add(build, value, factor, build.load(total)) if factor else value, total)
-        for i, pair in enumerate(totals):
-            total = _sum(build, reduce(build.fadd, [build.load(one) for one in pair]))
-            build.store(total, _pointer(build, out, FLOAT, i * BYTES))
+        sums_of_lanes = _sums(build, [reduce(build.fadd, [build.load(one) for one in pair]) for pair in totals])
+        build.store(sums_of_lanes, _pointer(build, out, sums_of_lanes.type), align=BYTES)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from types import FrameType
@@ -63,7 +64,8 @@ def serve(served: Served, scheduler: Scheduler, listening: socket.socket, key: s
     server = new_server(served, scheduler, listening, key)
     scheduler.start()
     try:
-        server.run(sockets=[listening])
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again at the end
+            server.run(sockets=[listening])
     finally:
         scheduler.stop()
         scheduler.join(10)
