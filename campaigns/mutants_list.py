@@ -95,6 +95,19 @@ GENERATE = [
         ("yield text if stopped else text + stop.finish()", "yield text"),
     ),
     *of(
+        "generate/decode.py", "generate/test_decode.py",
+        ("if t.special}", "if t}"),
+        ("if self._byte_fallback and BYTE.fullmatch(name):", "if False:"),
+        ("if last and self._tokenizer.decode(last) else", "if True else"),
+        ('decode(b"", final=True)', 'decode(b"")'),
+    ),
+    *of(
+        "generate/slots.py", "generate/test_slots.py",
+        ("self.tokens = other.tokens[:n]", "self.tokens = other.tokens"),
+        ("values[self.index, :, :n] = values[other.index, :, :n]", "values[self.index, :, :n] = keys[other.index, :, :n]"),
+        ("            slot.length += 1", "            slot.length += 2"),
+    ),
+    *of(
         "generate/chat.py", "generate",
         ("min(known, self._cache.length, len(ids) - 1)", "0"),
         ("min(known, self._cache.length, len(ids) - 1)", "min(len(self._ids), self._cache.length, len(ids) - 1)"),
@@ -1490,7 +1503,39 @@ RECORDING = [
     ),
 ]  # fmt: skip
 
+SERVE = [
+    *of(
+        "serve/answer.py", "serve/test_answers.py",
+        ("text = self._held + text", "text = text"),
+        ("if entry.offset < self._shown]", "if entry.offset <= self._shown]"),
+        ("if len(self.tokens) == self._max_new_tokens:", "if len(self.tokens) > self._max_new_tokens:"),
+        ("scores -= np.log(np.exp(scores).sum())", "scores -= np.exp(scores).sum()"),
+    ),
+    *of(
+        "serve/scheduler.py", "serve/test_many_clients.py",
+        ("slot.truncate(n)", "slot.truncate(n + 1)"),
+        ("zip(slot.tokens, prompt[:-1], strict=False)", "zip(slot.tokens, prompt, strict=False)"),
+        ("for row in [row for row in self._rows if row.job.cancelled]:", "for row in []:"),
+        ("if len(self._waiting) >= self.max_queue:", "if len(self._waiting) > self.max_queue:"),
+        ("n = rest if rest <= budget + LAST else budget", "n = rest"),
+    ),
+    *of(
+        "serve/protocol.py", "serve/test_openai_client.py",
+        ("if wanted > room:", "if wanted > room + 1000:"),
+        ("if name != served.name:", "if False:"),
+        ('"total_tokens": n_prompt + n_new', '"total_tokens": n_new'),
+        ("if body.get(name) not in harmless:", "if False:"),
+    ),
+    *of(
+        "serve/server.py", "serve",
+        ("if not hmac.compare_digest(given, b\"Bearer \" + self.key.encode()):", "if not given:"),
+        ("if not hosts or not self.hosts.issuperset(own):", "if not hosts:"),
+        ("        if size > limit:", "        if False:"),
+        ("np.random.default_rng([order.seed, index])", "np.random.default_rng([order.seed, 0])"),
+    ),
+]  # fmt: skip
+
 MUTANTS: list[Mutant] = [
     *GENERATE, *CLI, *EXPLORE, *FORMATS, *TRAIN, *OPS, *MODELS, *CHECK, *ONFOOT, *TORCH, *BENCH, *KERNELS,
-    *RECORDING,
+    *RECORDING, *SERVE,
 ]  # fmt: skip

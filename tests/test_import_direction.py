@@ -13,7 +13,7 @@ ORDER = [
     "arrays", "ops", "quantized", "threads", "terminal", "recording", "kernels", "engine", "config", "models",
     "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check", "torch", "train",
     "blame", "evaluation", "lm_eval",
-    "__init__", "bench", "explore", "cli", "__main__",
+    "__init__", "bench", "explore", "serve", "cli", "__main__",
 ]  # fmt: skip
 ALLOWED = {
     ("recording/recorder.py", "kernels"): "a copy and a fill that a recorded step needs",

@@ -111,3 +111,18 @@ def test_limits_are_inclusive_as_documented(good: dict[str, Any], bad: dict[str,
     [(name, value)] = bad.items()
     with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
         Sampling(**bad)
+
+
+@pytest.mark.parametrize("size", [30, 300, 5000, 20000])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+def test_top_p_of_a_large_vocabulary_is_that_of_all_tokens_sorted(size: int, spread: float) -> None:
+    rng = np.random.default_rng(size)
+    logits = np.round(rng.normal(0, spread, size), 2).astype(np.float32)  # with ties
+    whole = np.exp(logits.astype(np.float64) - logits.max())
+    whole /= whole.sum()
+    order = np.argsort(-whole, kind="stable")
+    for top_p in (0.05, 0.5, 0.9, 0.999):
+        right = np.zeros(size)
+        kept = order[: int(np.searchsorted(np.cumsum(whole[order]), top_p)) + 1]
+        right[kept] = whole[kept]
+        np.testing.assert_allclose(probabilities(logits, Sampling(top_p=top_p)), right / right.sum(), rtol=1e-9)

@@ -282,9 +282,19 @@ def test_a_cache_that_cannot_be_written_is_not_written() -> None:
 
 @pytest.mark.parametrize("length", [-1, 8, 1 << 40])
 def test_a_length_beyond_the_cache_is_refused_and_nothing_written(length: int) -> None:
-    keys, values = (np.zeros((1, 2, 8, 4), np.float32) for _ in range(2))
+    keys, values = (np.zeros((2, 2, 8, width), np.float32) for width in (6, 5))
     with pytest.raises(IndexError, match=r"cannot add token .*: the KV cache has capacity 8"):
         cached(keys=keys, values=values, length=np.array([length]))
+    with pytest.raises(IndexError, match=r"cannot add token .*: the KV cache has capacity 8"):
+        cached(keys=keys, values=values, length=np.array([3, length]), slots=np.array([1, 0]))
+    assert not keys.any() and not values.any()
+
+
+@pytest.mark.parametrize("slots", [[-1, 0], [0, 2]])
+def test_a_slot_beyond_the_cache_is_refused_and_nothing_written(slots: list[int]) -> None:
+    keys, values = (np.zeros((2, 2, 8, width), np.float32) for width in (6, 5))
+    with pytest.raises(IndexError, match=r"slots must be in \[0, 2\)"):
+        cached(keys=keys, values=values, length=np.array([3, 3]), slots=np.array(slots))
     assert not keys.any() and not values.any()
 
 

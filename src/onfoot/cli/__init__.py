@@ -23,6 +23,7 @@ from onfoot.cli import (
     generate,
     info,
     merge,
+    serve,
     table,
     train,
     walk,
@@ -67,6 +68,7 @@ app.command("merge")(merge.merge)
 app.command("export")(export.export)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)
 

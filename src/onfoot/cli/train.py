@@ -79,7 +79,11 @@ def next_run_folder(parent: Path, name: str) -> Path:
 
 def resume_run(context: typer.Context, run: Path, resume: Callable[..., tuple[Trainer, list[str]]]) -> None:
     """Resumes a run with its options, and with those that are given anew."""
-    changes = {name: context.params[name] for name in explicit_options(context) if name not in ("resume", "threads", "download")}
+    changes = {
+        name: context.params[name]
+        for name in explicit_options(context)
+        if name not in ("resume", "threads", "download")
+    }
     trainer, warnings = resume(run, **changes)
     for warning in warnings:
         show_text(warning, "yellow")

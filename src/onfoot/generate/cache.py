@@ -20,6 +20,7 @@ class KVCache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.lengths = np.zeros(1, np.int64)  # an array, so that kernels can read the length
+        self.slots: Any = None  # the slot of each row, if sequences are in slots (`generate.slots`)
         self._blocks: dict[str, tuple[Array, Array]] = {}
         self.step: Any = None  # the recorded step for one new token, if there is one
 

@@ -79,3 +79,15 @@ def _bytes(name: str) -> bytes:
     if all(c in table for c in name):
         return bytes(table[c] for c in name)
     return name.encode()
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes that a token stands for in the middle of a text; a special token's are those of its name."""
+    name, kinds = tokenizer.backend.id_to_token(token), _decoders(tokenizer)
+    if name is None:
+        return b""
+    if kinds == ["ByteLevel"]:
+        return _bytes(name)
+    if "ByteFallback" in kinds and BYTE.fullmatch(name):
+        return bytes([int(name[3:5], 16)])
+    return name.replace("▁", " ").encode()

@@ -50,7 +50,8 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         scores = np.where(scores < threshold, -np.inf, scores)
     p = _softmax(scores)
     if sampling.top_p is not None and sampling.top_p < 1:
-        order = np.argsort(-p, kind="stable")
+        order = _most_likely(p, sampling.top_p)
+        p[p < p[order[-1]]] = 0
         before = np.cumsum(p[order]) - p[order]  # the total probability of all more likely tokens
         p[order[before >= sampling.top_p]] = 0
     if sampling.min_p is not None:
@@ -68,6 +69,19 @@ def next_token(logits: np.ndarray, seen: np.ndarray, sampling: Sampling, rng: np
         return int(np.argmax(logits))
     p = probabilities(logits, sampling)
     return int(min(np.searchsorted(np.cumsum(p), rng.random(), side="right"), np.flatnonzero(p)[-1]))
+
+
+def _most_likely(p: np.ndarray, total: float) -> np.ndarray:
+    """The most likely tokens in descending order, as many as surely have this total probability.
+
+    Usually they are few, and sorting the rest of a large vocabulary would take longer than a step of a small model.
+    """
+    for n in (256, 4096):
+        if n < p.size:
+            some = np.flatnonzero(p >= np.partition(p, -n)[-n])
+            if p[some].sum() > total + 1e-6:
+                return some[np.argsort(-p[some], kind="stable")]
+    return np.argsort(-p, kind="stable")
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:

@@ -5,18 +5,19 @@ A block is 32 codes with one scale; they are converted to floats in registers, e
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
 
 from onfoot.kernels.cpu import HALF_FLOATS, WIDTH
-from onfoot.kernels.jit import cgutils, intrinsic, types
-from onfoot.kernels.simd import AHEAD, BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer, _prefetch
+from onfoot.kernels.jit import cgutils, exact, intrinsic, types
+from onfoot.kernels.simd import AHEAD, BYTES, FLOAT, I32, VECTOR, _const, _load, _pointer, _prefetch, multiply_add
 from onfoot.quantized import BLOCK
 
 INTEGERS = ir.VectorType(I32, WIDTH)
 CODES = ir.VectorType(ir.IntType(8), WIDTH)
-ROWS = 4  # rows of x that `dots8` computes at a time
+MOST = 8 if WIDTH == 16 else 4  # rows of x whose sums fit in the registers
 ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
@@ -25,11 +26,27 @@ def _splat(build: Any, value: Any) -> Any:
     return build.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(INTEGERS, [0] * WIDTH))
 
 
-def _sum(build: Any, vector: Any) -> Any:
-    parts = [build.extract_element(vector, ir.Constant(I32, i)) for i in range(WIDTH)]
-    while len(parts) > 1:
-        parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+def _sums(build: Any, vectors: list[Any]) -> Any:
+    """The sums of the lanes of 1, 2, 4 or 8 vectors, as one vector with as many lanes.
+
+    Halves of a vector are added until one lane is left, several vectors at a time: the order is that of each alone.
+    """
+    width = WIDTH
+    while width > 1:
+        width //= 2
+        left = vectors[::2]
+        right = vectors[1::2] or [ir.Constant(left[0].type, ir.Undefined)]
+        lanes = [*range(left[0].type.count * min(2, len(vectors)))]
+        halves = [lanes[i : i + width] for i in range(0, len(lanes), width)]
+        low, high = (
+            ir.Constant(ir.VectorType(I32, len(lanes) // 2), [lane for half in halves[k::2] for lane in half])
+            for k in (0, 1)
+        )
+        vectors = [
+            build.fadd(build.shuffle_vector(a, b, low), build.shuffle_vector(a, b, high))
+            for a, b in zip(left, right, strict=True)
+        ]
+    return vectors[0]
 
 
 def _scale(build: Any, scale: Any, block: Any) -> Any:
@@ -44,89 +61,117 @@ def _float(build: Any, scale: Any, block: Any) -> Any:
     return build.load(_pointer(build, build.add(scale, build.mul(block, _const(BYTES))), FLOAT))
 
 
-def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any) -> Any:
-    """Σ over blocks of scale · Σ x code; `widened(codes, j)` are the j-th floats of a block of `size` bytes."""
-    x, codes, scale, blocks = args
-    fma = cgutils.get_or_insert_function(
-        build.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fmuladd.v{WIDTH}f32"
-    )
-    total = cgutils.alloca_once_value(build, ZERO)
-    with cgutils.for_range(build, blocks) as loop:
-        at_x = build.add(x, build.mul(loop.index, _const(BLOCK * BYTES)))
-        at_codes = build.add(codes, build.mul(loop.index, _const(size)))
-        _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
-        sums = [ZERO, ZERO]
-        for j in range(BLOCK // WIDTH):
-            left = _load(build, at_x, j * WIDTH * BYTES)
-            sums[j % 2] = build.call(fma, [left, widened(at_codes, j), sums[j % 2]])
-        factor = _splat(build, scaled(build, scale, loop.index))
-        build.store(build.call(fma, [build.fadd(*sums), factor, build.load(total)]), total)
-    return _sum(build, build.load(total))
+def _eight_bits(build: Any, codes: Any, scale: Any, minimum: Any, block: Any) -> tuple[Any, Any]:
+    """How to read the j-th vector of a block of 32 signed bytes, and the factor of their sum."""
+    at = build.add(codes, build.mul(block, _const(BLOCK)))
+    _prefetch(build, build.add(at, _const(AHEAD)), write=0)
+
+    def weight(j: int) -> Any:
+        bytes_ = build.load(_pointer(build, at, CODES, j * WIDTH), align=1)
+        return build.sitofp(build.sext(bytes_, INTEGERS), VECTOR)
+
+    return weight, _splat(build, _scale(build, scale, block))
 
 
-@intrinsic
-def dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, out: Any) -> Any:
-    """Writes the `dot8` of ROWS rows of x, x_row bytes apart. Each code is converted once for all rows."""
+def _four_bits(build: Any, codes: Any, scale: Any, minimum: Any, block: Any) -> tuple[Any, Any]:
+    """The same for 16 bytes with two codes each: entries 0–15 in the low halves, 16–31 in the high ones. No factor."""
+    at = build.add(codes, build.mul(block, _const(BLOCK // 2)))
+    _prefetch(build, build.add(at, _const(AHEAD)), write=0)
+    factor, shift = (_splat(build, _float(build, where, block)) for where in (scale, minimum))
 
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        x, x_row, codes, scale, blocks, out = args
-        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-        fma = cgutils.get_or_insert_function(build.module, kind, f"llvm.fmuladd.v{WIDTH}f32")
-        rows = [build.add(x, build.mul(x_row, _const(i))) for i in range(ROWS)]
-        totals = [cgutils.alloca_once_value(build, ZERO) for _ in rows]
+    def weight(j: int) -> Any:
+        first = j * WIDTH  # index within the block of 32
+        bytes_ = build.load(_pointer(build, at, CODES, first % (BLOCK // 2)), align=1)
+        wide = build.zext(bytes_, INTEGERS)
+        if first < BLOCK // 2:
+            code = build.and_(wide, ir.Constant(INTEGERS, [15] * WIDTH))
+        else:
+            code = build.lshr(wide, ir.Constant(INTEGERS, [4] * WIDTH))
+        return multiply_add(build, build.sitofp(code, VECTOR), factor, shift)  # eq QUANT.2, QUANT.3
+
+    return weight, None
+
+
+def _dots(weights: Any, rows: int) -> Any:
+    """The code that writes Σ x w of some rows of x, each with the same order of sums for any number of rows.
+
+    A weight is converted once for all rows. All sums are chains of multiply-adds: of any other, LLVM may fuse some.
+    """
+    chains = 1 if weights is _eight_bits else 2  # per row; two, so that an addition need not wait for the one before
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        x, x_row, codes, scale, minimum, blocks, out = args
+        begins = [build.add(x, build.mul(x_row, _const(i))) for i in range(rows)]
+        totals = [[cgutils.alloca_once_value(build, ZERO) for _ in range(chains)] for _ in begins]
         with cgutils.for_range(build, blocks) as loop:
             at = build.mul(loop.index, _const(BLOCK * BYTES))
-            at_codes = build.add(codes, build.mul(loop.index, _const(BLOCK)))
-            _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
-            factor = _splat(build, _scale(build, scale, loop.index))
-            sums = [build.load(total) for total in totals]
+            weight, factor = weights(build, codes, scale, minimum, loop.index)
+            sums = [[ZERO if factor else build.load(total) for total in pair] for pair in totals]
             for j in range(BLOCK // WIDTH):
-                bytes_ = build.load(_pointer(build, at_codes, CODES, j * WIDTH), align=1)
-                weight = build.fmul(build.sitofp(build.sext(bytes_, INTEGERS), VECTOR), factor)
-                for i, row in enumerate(rows):
-                    left = _load(build, build.add(row, at), j * WIDTH * BYTES)
-                    sums[i] = build.call(fma, [left, weight, sums[i]])
-            for total, value in zip(totals, sums, strict=True):
-                build.store(value, total)
-        for i, total in enumerate(totals):
-            build.store(_sum(build, build.load(total)), _pointer(build, out, FLOAT, i * BYTES))
+                right = weight(j)
+                for begin, pair in zip(begins, sums, strict=True):
+                    left = _load(build, build.add(begin, at), j * WIDTH * BYTES)
+                    pair[j % chains] = multiply_add(build, left, right, pair[j % chains])
+            for pair, values in zip(totals, sums, strict=True):
+                for total, value in zip(pair, values, strict=True):
+                    build.store(multiply_add(build, value, factor, build.load(total)) if factor else value, total)
+        sums_of_lanes = _sums(build, [reduce(build.fadd, [build.load(one) for one in pair]) for pair in totals])
+        build.store(sums_of_lanes, _pointer(build, out, sums_of_lanes.type), align=BYTES)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), build
+    return types.void(*[types.int64] * 7), code
 
 
-@intrinsic
-def dot8(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
-    """Σ x code scale over blocks of 32 signed bytes. All arguments are addresses except the number of blocks."""
+def _dots_of(weights: Any, rows: int) -> Any:
+    """The intrinsic with the code of `_dots`."""
 
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        def widened(at: Any, j: int) -> Any:
-            bytes_ = build.load(_pointer(build, at, CODES, j * WIDTH), align=1)
-            return build.sitofp(build.sext(bytes_, INTEGERS), VECTOR)
+    def dots(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, minimum: Any, blocks: Any, out: Any) -> Any:
+        return _dots(weights, rows)
 
-        return _dot(build, args, widened, BLOCK, _scale)
-
-    return types.float32(*[types.int64] * 4), build
+    return intrinsic(dots)
 
 
-@intrinsic
-def dot4(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
-    """`dot8` for 16 bytes with two codes each: entries 0–15 in the low halves, 16–31 in the high ones."""
+_most8, _four8, _two8, _one8 = (_dots_of(_eight_bits, rows) for rows in (MOST, 4, 2, 1))
+_most4, _four4, _two4, _one4 = (_dots_of(_four_bits, rows) for rows in (MOST, 4, 2, 1))
 
-    def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        def widened(at: Any, j: int) -> Any:
-            first = j * WIDTH  # index within the block of 32
-            bytes_ = build.load(_pointer(build, at, CODES, first % (BLOCK // 2)), align=1)
-            wide = build.zext(bytes_, INTEGERS)
-            if first < BLOCK // 2:
-                codes = build.and_(wide, ir.Constant(INTEGERS, [15] * WIDTH))
-            else:
-                codes = build.lshr(wide, ir.Constant(INTEGERS, [4] * WIDTH))
-            return build.sitofp(codes, VECTOR)
+# `exact`: LLVM may not reorder the sums, so that they are bitwise the same for one row and for several.
 
-        return _dot(build, args, widened, BLOCK // 2, _float)
 
-    return types.float32(*[types.int64] * 4), build
+@exact
+def dots8(m: int, x: int, x_row: int, codes: int, scale: int, blocks: int, out: int) -> None:
+    """Writes Σ x code scale over blocks of 32 signed bytes, for m rows of x that are x_row bytes apart.
+
+    All other arguments but the number of blocks are addresses.
+    """
+    i = 0
+    while i + MOST <= m:
+        _most8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+        i += MOST
+    if i + 4 <= m:
+        _four8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+        i += 4
+    if i + 2 <= m:
+        _two8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+        i += 2
+    if i < m:
+        _one8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+
+
+@exact
+def dots4(m: int, x: int, x_row: int, codes: int, scale: int, minimum: int, blocks: int, out: int) -> None:
+    """`dots8` for two codes per byte: Σ x (code scale + minimum)."""
+    i = 0
+    while i + MOST <= m:
+        _most4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+        i += MOST
+    if i + 4 <= m:
+        _four4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+        i += 4
+    if i + 2 <= m:
+        _two4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+        i += 2
+    if i < m:
+        _one4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
 
 
 @intrinsic

@@ -10,11 +10,11 @@ import numpy as np
 
 from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty, scratch
-from onfoot.kernels.codes import ROWS, dot4, dot8, dots8, scale8
+from onfoot.kernels.codes import dots4, dots8, scale8
 from onfoot.kernels.cpu import HALF_FLOATS
 from onfoot.kernels.elementary import F
 from onfoot.kernels.few_rows import FEW, begin
-from onfoot.kernels.jit import kernel
+from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.product import product
 from onfoot.kernels.shapes import contiguous, thread_range, threads
 from onfoot.kernels.simd import address
@@ -24,6 +24,17 @@ SCALES = "u2[:,::1]" if HALF_FLOATS else "f4[:,::1]"
 PART = 1 << 21  # weights dequantized at a time: 8 MB
 HALF = BLOCK // 2
 SEVERAL = 24  # rows: up to this many, 8-bit codes are multiplied directly
+
+
+@inner
+def put_columns(columns: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray, first: int, last: int) -> None:
+    """y = columns + bias + skip in the columns first ... last; bias and skip may be empty."""
+    m = y.shape[0]
+    for i in range(m):
+        out = y[i, first:last]
+        begin(bias[first:last], skip, i, first, out)
+        for j in range(last - first):
+            out[j] += columns[j * m + i]
 
 
 @kernel(
@@ -41,66 +52,42 @@ def _dots8(
     thread: int,
     threads: int,
 ) -> None:
-    """Computes one column of y at a time; for several rows it is first collected in `work`."""
+    """Computes one column of y at a time, which is first collected in `work`."""
     m, depth = x.shape
-    blocks = codes.shape[1]
     first, last = thread_range(codes.shape[0], 1, thread, threads)
-    for i in range(m):
-        begin(bias[first:last], skip, i, first, y[i, first:last])
-    together, columns = m // ROWS * ROWS, work[thread]
+    columns = address(work) + thread * work.strides[0]
     for j in range(first, last):
         row, factors = address(codes) + j * depth, address(scale) + j * scale.strides[0]
-        for i in range(0, together, ROWS):
-            to = address(work) + thread * work.strides[0] + ((j - first) * together + i) * 4
-            dots8(address(x) + i * depth * 4, depth * 4, row, factors, blocks, to)
-        for i in range(together, m):
-            y[i, j] += dot8(address(x) + i * depth * 4, row, factors, blocks)
-    for i in range(together):
-        out = y[i, first:last]
-        for j in range(last - first):
-            out[j] += columns[j * together + i]
+        dots8(m, address(x), depth * 4, row, factors, codes.shape[1], columns + (j - first) * m * 4)
+    put_columns(work[thread], bias, skip, y, first, last)
 
 
 @kernel(
-    "f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]",
-    "m ., o b ., o b, o b, m b, o?, m o?, m o",
+    "f4[:,::1], u1[:,:,::1], f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]",
+    "m ., o b ., o b, o b, o?, m o?, threads ., m o",
 )
 def _dots4(
     x: np.ndarray,
     codes: np.ndarray,
     scale: np.ndarray,
     minimum: np.ndarray,
-    sums: np.ndarray,
     bias: np.ndarray,
     skip: np.ndarray,
+    work: np.ndarray,
     y: np.ndarray,
     thread: int,
     threads: int,
 ) -> None:
-    """`_dots8` for two codes per byte; `sums` (M, blocks) are the sums of x over each block."""
+    """`_dots8` for two codes per byte."""
     m, depth = x.shape
     blocks = codes.shape[1]
     first, last = thread_range(codes.shape[0], 1, thread, threads)
-    for i in range(m):
-        begin(bias[first:last], skip, i, first, y[i, first:last])
+    columns = address(work) + thread * work.strides[0]
     for j in range(first, last):
-        row, factors = address(codes) + j * (depth // 2), address(scale) + j * blocks * 4
-        for i in range(m):
-            total = dot4(address(x) + i * depth * 4, row, factors, blocks)
-            for b in range(blocks):
-                total += sums[i, b] * minimum[j, b]
-            y[i, j] += total
-
-
-@kernel("f4[:,::1], f4[:,::1]", "m ., m .")
-def _block_sums(x: np.ndarray, sums: np.ndarray, thread: int, threads: int) -> None:
-    first, last = thread_range(sums.shape[1], 1, thread, threads)
-    for i in range(x.shape[0]):
-        for b in range(first, last):
-            row, total = x[i, b * BLOCK : (b + 1) * BLOCK], F(0)
-            for k in range(BLOCK):
-                total += row[k]
-            sums[i, b] = total
+        row, at = address(codes) + j * (depth // 2), j * blocks * 4
+        to = columns + (j - first) * m * 4
+        dots4(m, address(x), depth * 4, row, address(scale) + at, address(minimum) + at, blocks, to)
+    put_columns(work[thread], bias, skip, y, first, last)
 
 
 @kernel(f"i1[:,:,::1], {SCALES}, f4[:,::1]", "o b ., o b, o .")
@@ -201,10 +188,7 @@ def quantized_product(
     if weight.kind == "Q8_0":
         _dots8(x, codes, _scales(weight), bias, skip, scratch(threads(), y.size), y)
         return
-    scale, minimum = weight.factors
-    sums = empty((x.shape[0], codes.shape[1]))
-    _block_sums(x, sums)
-    _dots4(x, codes, scale, minimum, sums, bias, skip, y)
+    _dots4(x, codes, *weight.factors, bias, skip, scratch(threads(), y.size), y)
 
 
 def _many_rows(x: np.ndarray, weight: QuantizedWeight, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
@@ -219,4 +203,4 @@ def quantized_input_gradient(dy: np.ndarray, weight: QuantizedWeight, dx: np.nda
         product(dy[:, part], _written(weight, part), out=dx, accumulate=part.start > 0)
 
 
-KERNELS = (*products.KERNELS, _block_sums, _dots8, _dots4, _write8, _write4, _gather8, _gather4)
+KERNELS = (*products.KERNELS, _dots8, _dots4, _write8, _write4, _gather8, _gather4)

@@ -225,6 +225,14 @@ def cached_attention(table: Table, rng: np.random.Generator) -> Found:
         yield "cached_attention: y", ours, right
         yield "cached_attention: keys", keys[:, :, n], k[:, :, 0]
         yield "cached_attention: values", values[:, :, n], v[:, :, 0]
+    slots, lengths = np.array([2, 0]), np.array([8, 3])
+    ours = table["cached_attention"](q[:2], k[:2], v[:2], keys, values, lengths, None, slots)
+    for row, (slot, n) in enumerate(zip(slots, lengths, strict=True)):  # each in its own slot, of its own length
+        all_k, all_v = exact(keys[slot : slot + 1, :, : n + 1]), exact(values[slot : slot + 1, :, : n + 1])
+        right, _ = ops.grouped_query_forward(exact(q[row : row + 1]), all_k, all_v, True)
+        yield "cached_attention: y of a slot", ours[row : row + 1], right
+        yield "cached_attention: keys of a slot", keys[slot, :, n], k[row, :, 0]
+        yield "cached_attention: values of a slot", values[slot, :, n], v[row, :, 0]
 
 
 def along(table: Table, rng: np.random.Generator, name: str, args: tuple[Any, ...], moving: str) -> Found:

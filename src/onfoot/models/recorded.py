@@ -24,7 +24,7 @@ from onfoot.arrays import Array
 from onfoot.kernels import LOGITS
 from onfoot.models.families import network
 from onfoot.models.inputs import check_tokens
-from onfoot.models.layout import Layout, Targets
+from onfoot.models.layout import Layout, Targets, in_window
 from onfoot.models.run import Dropped, Run
 from onfoot.models.step import Batch, forward_backward
 from onfoot.recording import pool
@@ -335,9 +335,80 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
     kept: Token | None = cache.step
     if kept is None or kept.key != key or not kept.entry.is_current(model):
         kept = cache.step = _record_token(model, tokens, layout, cache, key)
+    return _replay_token(kept, {"tokens": tokens, **layout._asdict()})
+
+
+class Rows:
+    """The cache of one recorded token per row: each row's slot, and its length, are inputs of the recording."""
+
+    def __init__(self, cache: Any, lengths: Any, slots: Any) -> None:
+        self.room, self.lengths, self.slots = cache.room, lengths, slots
+
+    def extend(self, layer: str, k: Array, v: Array) -> tuple[Array, Array]:
+        """Only a kernel appends keys and values to slots."""
+        raise CannotRecord("keys and values are copied by NumPy")
+
+
+def slot_logits(
+    model: Model, tokens: np.ndarray, lengths: np.ndarray, slots: np.ndarray, cache: Any
+) -> np.ndarray | None:
+    """The logits (B, V) of one more token (B,) in each of some slots of a cache; None if this cannot be recorded."""
+    if int(lengths.max()) >= cache.capacity:
+        raise IndexError(f"cannot add token {lengths.max()}: a slot has capacity {cache.capacity}; use a larger one")
+    rows = check_tokens(tokens[:, None], model.config.vocab_size, model.config.n_positions)
+    index = lengths[:, None]
+    layout = in_window(model.config, Layout(index, None, cache.capacity), index, len(tokens))
+    key = len(tokens), pool.threads()
+    kept: Token | None = cache.steps.get(len(tokens))
+    if kept is None or kept.key != key or not kept.entry.is_current(model):
+        kept = cache.steps[len(tokens)] = _record_rows(model, layout, cache, key)
+    values = {"tokens": rows, "lengths": lengths, "slots": slots, **layout._asdict()}
+    return _replay_token(kept, values)
+
+
+def _record_rows(model: Model, layout: Layout, cache: Any, key: Any) -> Token:
+    shape = layout.positions.shape  # (B, 1)
+
+    def run_with(recorder: Recorder) -> tuple[Layout, Any]:
+        lengths, slots = (recorder.input(shape[:1], np.int64, name) for name in ("lengths", "slots"))
+        return _as_inputs(recorder, layout), Rows(cache, lengths, slots)
+
+    return _recorded(model, shape, key, run_with)
+
+
+def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, key: Any) -> Token:
+    return _recorded(model, tokens.shape, key, lambda recorder: (_as_inputs(recorder, layout), cache))
+
+
+def _as_inputs(recorder: Recorder, layout: Layout) -> Layout:
+    """The layout with inputs of a recording in place of its arrays."""
+    return layout.map(lambda name, x: recorder.input(x.shape, np.int64, name))
+
+
+def _recorded(
+    model: Model, shape: tuple[int, ...], key: Any, run_with: Callable[[Recorder], tuple[Layout, Any]]
+) -> Token:
+    """The recording of one token per row; `run_with` makes its layout and cache."""
+    recorder = Recorder(pool.threads())
+    entry = Entry.of(model, None, [])
+    try:
+        with recorder.recording():
+            layout, cache = run_with(recorder)
+            run = model.new_run(keep_saved=False, cache=cache)
+            run.params = recorded_params(model.params)
+            net = network(model.config)
+            ids = recorder.input(shape, np.int64, "tokens")
+            features, _ = net.features_forward(run, model.config, ids, layout)
+            recorder.event("logits", net.head_forward(run, model.config, features)[0])
+            return Token(Replay(recorder.finish()), entry, key)
+    except CannotRecord:
+        return Token(None, entry, key)
+
+
+def _replay_token(kept: Token, values: Mapping[str, Any]) -> np.ndarray | None:
+    """The logits (B, V) of a recorded token; None if it was not recorded, or another Python thread replays it."""
     if kept.replay is None:
         return None
-    values = {"tokens": tokens, **layout._asdict()}
     found: list[np.ndarray] = []
     with if_free(kept.entry.lock) as free:
         if not free:
@@ -346,20 +417,3 @@ def next_logits(model: Model, tokens: np.ndarray, layout: Layout, cache: Any) ->
             array[...] = values[name]
         kept.replay.run(lambda event, array: found.append(array), as_final=False)
     return found[0][:, 0]
-
-
-def _record_token(model: Model, tokens: np.ndarray, layout: Layout, cache: Any, key: Any) -> Token:
-    recorder = Recorder(pool.threads())
-    entry = Entry.of(model, None, [])
-    try:
-        with recorder.recording():
-            recorded_layout = layout.map(lambda name, x: recorder.input(x.shape, np.int64, name))
-            run = model.new_run(keep_saved=False, cache=cache)
-            run.params = recorded_params(model.params)
-            net = network(model.config)
-            ids = recorder.input(tokens.shape, np.int64, "tokens")
-            features, _ = net.features_forward(run, model.config, ids, recorded_layout)
-            recorder.event("logits", net.head_forward(run, model.config, features)[0])
-            return Token(Replay(recorder.finish()), entry, key)
-    except CannotRecord:
-        return Token(None, entry, key)

@@ -231,7 +231,8 @@ class Run:
         if self.cache is not None:
             if q.shape[2] == 1 and self.engine.has("cached_attention") and not self.traced:
                 first = None if start is None else start.reshape(-1)  # (B,)
-                y = self.engine.cached_attention(q, k, v, *self.cache.room(layer, k, v), self.cache.lengths, first)
+                cache = self.cache
+                y = self.engine.cached_attention(q, k, v, *cache.room(layer, k, v), cache.lengths, first, cache.slots)
                 if y is not None:
                     return merge_heads(y), None
             k, v = self.cache.extend(layer, k, v)

@@ -1,0 +1,1 @@
+"""A server with OpenAI's API: requests are decoded together, each with the answer that it would get alone."""
