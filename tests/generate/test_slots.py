@@ -30,6 +30,8 @@ LLAMA = onfoot.LlamaConfig(
 ODD = replace(LLAMA, hidden_size=54, num_attention_heads=9, num_key_value_heads=3, intermediate_size=31)
 ODD_GPT2 = replace(GPT2, n_embd=33, n_inner=41, activation_function="gelu")
 CASES = [(config, kind) for config in (GPT2, LLAMA) for kind in (None, *KINDS)]
+WINDOW = replace(LLAMA, model_type="mistral", sliding_window=7)
+CASES += [(WINDOW, None), (replace(LLAMA, model_type="qwen3"), None)]
 CASES += [(ODD, None), (ODD_GPT2, None), (replace(GPT2, tie_word_embeddings=False, lm_head_bias=True), None)]
 
 
