@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from onfoot.data.sft_examples import read_example
-from onfoot.formats.chat import ChatTemplate, chat_prompt_ids
+from onfoot.data.sft_examples import encode_chat, read_example
+from onfoot.formats.chat import ChatTemplate, Part, chat_prompt_ids
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_model import find_file
 from onfoot.formats.gguf_tokenizer import read_tokenizer
@@ -361,3 +361,10 @@ def test_a_template_that_drops_earlier_thoughts_can_hold_a_conversation(tmp_path
         ids = chat_prompt_ids(pair.ours, template, messages)
         assert ids == pair.chat(messages, True)
         assert "hm" not in pair.theirs.decode(ids)
+
+
+def test_spaces_at_the_end_of_an_answer_are_learned_though_gpt2s_offsets_leave_them_out() -> None:
+    tokenizer = Tokenizer(gpt2())
+    made = encode_chat([Part("user: x\n", False), Part("hello   ", True)], tokenizer, "here")
+    assert tokenizer.decode(made.ids[made.learn]) == "hello   "
+    assert not made.learn[: len(tokenizer.encode("user: x\n"))].any()

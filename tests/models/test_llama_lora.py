@@ -1,4 +1,4 @@
-"""LoRA on LLaMA and Qwen2, against PEFT on the same model; adapters and folders in and out."""
+"""LoRA on LLaMA, Mistral, Qwen2 and Qwen3, against PEFT on the same model; adapters and folders in and out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import onfoot
 from llama_oracle import batch, in_float64, in_transformers, loss_and_grads, random_config, scrambled_llama
@@ -36,12 +36,14 @@ def away_from_start(model: Model, seed: int = 1) -> Model:
 
 
 @pytest.mark.parametrize("targets", [TARGETS, ("q_proj", "v_proj"), ("down_proj", "lm_head")], ids=str)
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("ratio", [1, 2, 4])
 def test_loss_and_every_adapter_gradient_equal_pefts(
     tmp_path: Path, ratio: int, kind: str, targets: tuple[str, ...]
 ) -> None:
-    config = random_config(ratio, ratio, ratio == 2, kind, head_dim=4, vocab_size=19)
+    config = random_config(
+        ratio, ratio, ratio == 2, kind, head_dim=4, vocab_size=19, sliding_window=4 if kind == "mistral" else None
+    )
     model = scrambled_llama(config, 0)
     tokens, wanted = batch(config, 0)
     with in_float64():
@@ -98,7 +100,7 @@ def test_nothing_is_computed_below_the_lowest_block_that_trains(targets: list[st
     assert "linear_backward" not in calls and "embedding_backward" not in calls
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 def test_adapters_go_to_peft_and_come_back(tmp_path: Path, kind: str) -> None:
     model = scrambled_llama(replace(SMALL, model_type=kind), 0, "float32")
     model.save(tmp_path / "base")
@@ -136,7 +138,7 @@ def test_merged_equals_unmerged_and_can_be_taken_back(tmp_path: Path, tied: bool
     assert_close(model.logits(TOKENS), plain, 1e-12)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("scaling", [None, "linear", "llama3"])
 def test_folders_of_transformers_are_read_and_written_back(tmp_path: Path, kind: str, scaling: str | None) -> None:
     rope = {"rope_theta": 500.0, "rope_type": scaling or "default"}
@@ -144,13 +146,12 @@ def test_folders_of_transformers_are_read_and_written_back(tmp_path: Path, kind:
         rope["factor"] = 4.0
     if scaling == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-    config_class, model_class = (LlamaConfig, LlamaForCausalLM) if kind == "llama" else (Qwen2Config, Qwen2ForCausalLM)
     torch.manual_seed(0)
-    theirs = model_class(
-        config_class(
-            vocab_size=23, hidden_size=24, intermediate_size=17, num_hidden_layers=2, num_attention_heads=6,
+    theirs = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            kind, vocab_size=23, hidden_size=24, intermediate_size=17, num_hidden_layers=2, num_attention_heads=6,
             num_key_value_heads=3, max_position_embeddings=32, rope_parameters=rope, eos_token_id=[3, 5],
-            initializer_range=0.3,
+            initializer_range=0.3, **({"sliding_window": 3} if kind == "mistral" else {}),
         )
     ).eval()  # fmt: skip
     theirs.save_pretrained(tmp_path / "theirs")
@@ -162,7 +163,7 @@ def test_folders_of_transformers_are_read_and_written_back(tmp_path: Path, kind:
     model.save(tmp_path / "ours")
     assert onfoot.load(tmp_path / "ours").config == model.config
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert type(back) is model_class
+    assert type(back) is type(theirs)
     with torch.no_grad():
         assert (back(torch.tensor(TOKENS)).logits.numpy() == expected).all()
     for name, value in theirs.state_dict().items():
