@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="Model folders, run folders, GGUF files, or smollm2.")
+        list[Path], typer.Argument(metavar="MODEL", help="Model folders, run folders, GGUF files, or smollm2.")
     ],
     data: Annotated[
         Path | None, typer.Option(help="A text file, or a .jsonl file of texts or examples.", show_default=False)
