@@ -1506,7 +1506,6 @@ RECORDING = [
 SERVE = [
     *of(
         "serve/answer.py", "serve/test_answers.py",
-        ("text = self._held + text", "text = text"),
         ("if entry.offset < self._shown]", "if entry.offset <= self._shown]"),
         ("if len(self.tokens) == self._max_new_tokens:", "if len(self.tokens) > self._max_new_tokens:"),
         ("scores -= np.log(np.exp(scores).sum())", "scores -= np.exp(scores).sum()"),

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onfoot.formats.tokenizer import byte_tokenizer, char_tokenizer
-from onfoot.serve.answer import Answer, StopStrings, token_logprob
+from onfoot.generate.stop import StopStrings
+from onfoot.serve.answer import Answer, token_logprob
 
 
 def cut(text: str, stop: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onfoot.data import corpus
-from onfoot.data.sft_examples import ACCEPTED, FORMS, encode, read_parts
+from onfoot.data.sft_examples import ACCEPTED, FORMS, read_example, read_parts
 from onfoot.formats.chat import ChatTemplate, check_text
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
@@ -96,7 +96,7 @@ def _line_pieces(
     if not isinstance(value, dict) or not value.keys() & FORMS.keys():
         raise ValueError(f'expected {{"text"}}, {ACCEPTED}')
     parts = read_parts(value, template)
-    example = encode(parts, tokenizer, where)
+    example = read_example(value, template, tokenizer, where)
     n_bytes = sum(len(part.text.encode("utf-8")) for part in parts if part.learn)
     return [_without_first(Piece(example.ids.astype(np.int64), example.learn, n_bytes), tokenizer)]
 

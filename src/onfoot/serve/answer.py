@@ -10,6 +10,7 @@ import numpy as np
 
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.generate.decode import StreamDecoder
+from onfoot.generate.stop import StopStrings
 
 
 class TokenLogprob(NamedTuple):
@@ -31,32 +32,6 @@ class Piece:
     error: str = ""  # what went wrong
     n_tokens: int = 0  # of the answer so far
     n_reused: int = 0  # tokens of the prompt that were not computed again
-
-
-class StopStrings:
-    """Cuts a text before the first stop string; holds back an end of the text that may be the start of one."""
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop, self._held = stop, ""
-
-    def add(self, text: str) -> tuple[str, bool]:
-        """The text that can be shown, and whether a stop string was found after it."""
-        text = self._held + text
-        found = min((i for i in map(text.find, self._stop) if i >= 0), default=None)
-        if found is not None:
-            self._held = ""
-            return text[:found], True
-        longest = max((len(s) for s in self._stop), default=1) - 1
-        held = next(
-            (k for k in range(min(longest, len(text)), 0, -1) if any(s.startswith(text[-k:]) for s in self._stop)), 0
-        )
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held], False
-
-    def finish(self) -> str:
-        """The text that was held back."""
-        held, self._held = self._held, ""
-        return held
 
 
 class Answer:

@@ -280,7 +280,7 @@ def _text_prompt(prompt: Any, served: Served) -> list[int]:
     if not isinstance(prompt, str):
         raise RequestError(f"prompt must be a string, token ids, or a list of either, got {shown(prompt)}", "prompt")
     try:
-        ids = served.tokenizer.encode(check_text(prompt, "prompt"))
+        ids = served.tokenizer.encode(check_text(prompt, "prompt"), add_special_tokens=True)
     except ValueError as error:
         raise RequestError(str(error), "prompt") from None
     if not ids and served.tokenizer.eos_id is not None:

@@ -13,7 +13,7 @@ from onfoot.data import corpus
 from onfoot.data.batches import ALL, FIRST, NO_EXAMPLE, Batch, Place, Share
 from onfoot.data.packing import Rows
 from onfoot.data.sft import SftSource
-from onfoot.data.sft_examples import encode, fit, read_examples, read_parts, split_examples
+from onfoot.data.sft_examples import fit, read_example, read_examples, split_examples
 from onfoot.data.windows import Windows, split
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model
@@ -178,7 +178,7 @@ def _examples(values: list[dict[str, Any]], model: Model, options: TrainingOptio
     examples = []
     for number, value in enumerate(values, start=1):
         try:
-            examples.append(encode(read_parts(value, template), tokenizer, f"example {number}"))
+            examples.append(read_example(value, template, tokenizer, f"example {number}"))
         except ValueError as error:
             raise ValueError(f"example {number}: {error}") from None
     return _rows(examples, model, options)
