@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from onfoot.cli.console import show_text
+from onfoot.formats.files import shown
 
 
 def merge(
@@ -16,18 +17,29 @@ def merge(
     ],
     out: Annotated[Path, typer.Option(help="Output folder of the merged model.")],
     adapter: Annotated[Path | None, typer.Option(help="Adapter folder or run folder.", show_default=False)] = None,
-    dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Data type to write: float32, float64, float16 or bfloat16; by default the base model's.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Merge a LoRA adapter into its base model: w + scale d u. The result is an ordinary model folder."""
     from onfoot import load
+    from onfoot.formats.huggingface import DTYPE_NAMES
 
+    if out.suffix == ".gguf":
+        raise ValueError(f"{out} names a GGUF file, but merge writes a model folder; choose a folder with --out")
+    if dtype is not None and dtype not in DTYPE_NAMES:
+        raise ValueError(f"unknown dtype {shown(dtype)}; choose from {', '.join(DTYPE_NAMES)}")
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty; choose another folder with --out")
-    loaded = load(model, dtype)
+    loaded = load(model, "float64" if dtype == "float64" else "auto")
     if adapter is not None:
         loaded.load_adapter(adapter)
     if loaded.active_adapter is None:
         raise ValueError(f"{model} is not an adapter; give one with --adapter")
     loaded.merge_adapter()
-    loaded.save(out)
-    show_text(f"merged {adapter or model} into {out}: {load(out).n_params:,} parameters")
+    loaded.save(out, dtype)
+    show_text(f"merged {adapter or model} into {out}: {load(out, 'auto').n_params:,} parameters")

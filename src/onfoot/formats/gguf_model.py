@@ -12,11 +12,12 @@ import numpy as np
 
 from onfoot.config import MAX_SIZE, LlamaConfig, RopeScaling
 from onfoot.formats.files import naming, plain_name, shown
-from onfoot.formats.gguf import BLOCK_BYTES, GgufFile
+from onfoot.formats.gguf import GgufFile
+from onfoot.formats.gguf_blocks import BLOCKS
 from onfoot.formats.gguf_tokenizer import find_tokenizer
 from onfoot.models.params import shapes
 from onfoot.ops.rope import frequencies
-from onfoot.quantized import QuantizedWeight
+from onfoot.quantized import FrozenWeight, HalfWeight, QuantizedWeight
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -134,11 +135,13 @@ def _short_decimal(value: float) -> float:
 class Params(Mapping[str, Any]):
     """A file's parameters by Hugging Face name, each read on access, so that none is in memory twice.
 
-    With `quantized`, weights stay quantised. All names and shapes are checked before the first read.
+    With `quantized`, weights stay quantised; with `half`, 16-bit weights stay in 16 bits. All names and shapes are
+    checked before the first read.
     """
 
-    def __init__(self, file: GgufFile, config: LlamaConfig, quantized: bool) -> None:
-        self._file, self._config, self._quantized = file, config, quantized
+    def __init__(self, file: GgufFile, config: LlamaConfig, quantized: bool, half: bool = False) -> None:
+        self._file, self._config = file, config
+        self._kept = (QuantizedWeight,) * quantized + (HalfWeight,) * half
         self._names = {name: _their_name(name) for name in shapes(config)}
         for name, shape in shapes(config).items():
             theirs = self._names[name]
@@ -147,7 +150,7 @@ class Params(Mapping[str, Any]):
             found = file.tensors[theirs]
             if found.shape != shape:
                 raise ValueError(f"{file.path}: {theirs} has shape {found.shape}; its metadata expects {shape}")
-            if found.type in BLOCK_BYTES and len(shape) != 2:
+            if found.type in BLOCKS and len(shape) != 2:
                 raise ValueError(f"{file.path}: {theirs} is stored as {found.type}, but it is not a matrix")
         unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
         if unknown:
@@ -159,7 +162,11 @@ class Params(Mapping[str, Any]):
             value = unpermuted(value, self._config.n_head)
         elif self._config.model_type == "llama" and ".k_proj." in name:
             value = unpermuted(value, self._config.n_kv_head)
-        return value if self._quantized else np.asarray(value)
+        return value if isinstance(value, self._kept) else np.asarray(value)
+
+    def dtype(self, name: str) -> str:
+        """The type of a tensor in the file, such as F16 or Q4_0."""
+        return self._file.tensors[self._names[name]].type
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -174,19 +181,18 @@ def unpermuted(value: Any, n_head: int) -> Any:
     RoPE rotates rows 2i and 2i + 1 of a head in the file, rows i and i + D/2 here.
     """
     rows = np.arange(value.shape[0]).reshape(n_head, -1, 2).swapaxes(1, 2).reshape(-1)
-    if isinstance(value, QuantizedWeight):
-        minimum = None if value.minimum is None else value.minimum[rows]
-        return QuantizedWeight(value.kind, value.codes[rows], value.scale[rows], minimum)
-    return value[rows]
+    return value.map(lambda x: x[rows]) if isinstance(value, FrozenWeight) else value[rows]
 
 
-def load_gguf(path: Path, dtype: str, engine: str, quantized: bool) -> Model:
-    """The model in a GGUF file, with its tokenizer and chat template."""
+def load_gguf(path: Path, dtype: str, engine: str, quantized: bool, half: bool = False) -> Model:
+    """The model in a GGUF file, with its tokenizer and chat template; for `quantized` and `half` see `Params`."""
     from onfoot.models.model import Model
 
     file = GgufFile(path)
     config = read_config(file)
-    model = Model(config, Params(file, config, quantized), dtype, engine)
+    params = Params(file, config, quantized, half)
+    model = Model(config, params, dtype, engine)
+    model.file_dtypes = {name: params.dtype(name) for name in params} if half else {}
     model.source = str(path)
     model.tokenizer = find_tokenizer(file.metadata, path, config)
     return model

@@ -44,7 +44,7 @@ def _float(build: Any, scale: Any, block: Any) -> Any:
     return build.load(_pointer(build, build.add(scale, build.mul(block, _const(BYTES))), FLOAT))
 
 
-def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any) -> Any:
+def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any, block: int = BLOCK) -> Any:
     """Σ over blocks of scale · Σ x code; `widened(codes, j)` are the j-th floats of a block of `size` bytes."""
     x, codes, scale, blocks = args
     fma = cgutils.get_or_insert_function(
@@ -52,11 +52,11 @@ def _dot(build: Any, args: Any, widened: Any, size: int, scaled: Any) -> Any:
     )
     total = cgutils.alloca_once_value(build, ZERO)
     with cgutils.for_range(build, blocks) as loop:
-        at_x = build.add(x, build.mul(loop.index, _const(BLOCK * BYTES)))
+        at_x = build.add(x, build.mul(loop.index, _const(block * BYTES)))
         at_codes = build.add(codes, build.mul(loop.index, _const(size)))
         _prefetch(build, build.add(at_codes, _const(AHEAD)), write=0)
         sums = [ZERO, ZERO]
-        for j in range(BLOCK // WIDTH):
+        for j in range(block // WIDTH):
             left = _load(build, at_x, j * WIDTH * BYTES)
             sums[j % 2] = build.call(fma, [left, widened(at_codes, j), sums[j % 2]])
         factor = _splat(build, scaled(build, scale, loop.index))
@@ -95,18 +95,35 @@ def dots8(typing: Any, x: Any, x_row: Any, codes: Any, scale: Any, blocks: Any, 
     return types.void(*[types.int64] * 6), build
 
 
-@intrinsic
-def dot8(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
-    """Σ x code scale over blocks of 32 signed bytes. All arguments are addresses except the number of blocks."""
+def _dot_of_bytes(block: int, scaled: Any) -> Any:
+    """The signature and the instructions of Σ x code scale over blocks of signed bytes."""
 
     def build(context: Any, build: Any, signature: Any, args: Any) -> Any:
         def widened(at: Any, j: int) -> Any:
             bytes_ = build.load(_pointer(build, at, CODES, j * WIDTH), align=1)
             return build.sitofp(build.sext(bytes_, INTEGERS), VECTOR)
 
-        return _dot(build, args, widened, BLOCK, _scale)
+        return _dot(build, args, widened, block, scaled, block)
 
     return types.float32(*[types.int64] * 4), build
+
+
+@intrinsic
+def dot8(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
+    """Σ x code scale over blocks of 32 signed bytes. All arguments are addresses except the number of blocks."""
+    return _dot_of_bytes(BLOCK, _scale)
+
+
+@intrinsic
+def dot8_32(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
+    """`dot8` with float32 scales on any CPU."""
+    return _dot_of_bytes(BLOCK, _float)
+
+
+@intrinsic
+def dot8_16(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
+    """`dot8` with float32 scales, over blocks of 16."""
+    return _dot_of_bytes(BLOCK // 2, _float)
 
 
 @intrinsic
