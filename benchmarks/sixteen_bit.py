@@ -25,7 +25,7 @@ from onfoot.bench.machine import describe, peak_bytes
 from onfoot.memory import Job, plan
 
 PROMPT, NEW, REPEATS = 16, 32, 3
-SEQUENCES, TOKENS, RANK = 1, 64, 8  # of a LoRA step, with --recompute block
+SEQUENCES, TOKENS, RANK = 1, 64, 4  # of a LoRA step, with --recompute block
 SHAPE: dict[str, Any] = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048, "tie_word_embeddings": True,
