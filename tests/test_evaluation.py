@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 import onfoot
 from onfoot.data.sliding import Piece, sliding_windows, window_batches
 from onfoot.evaluation import Evaluation
-from onfoot.formats.gguf_model import _their_name
+from onfoot.formats.gguf_model import gguf_name
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model
 
@@ -234,7 +234,7 @@ def with_tokenizer(path: Path, model: Model, tokenizer: Tokenizer) -> None:
         if ".q_proj." in name or ".k_proj." in name:  # rows in pairs, as llama.cpp rotates them
             heads = config.n_head if ".q_proj." in name else config.n_kv_head
             array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(_their_name(name), np.ascontiguousarray(array))
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -31,6 +31,15 @@ def test_an_adapters_means_are_its_own_and_a_quantised_base_is_small() -> None:
     assert small.weights == 4 * (N - linear + in_lora) + linear + 2 * linear // 32  # a code each, a scale for 32
 
 
+def test_a_frozen_base_in_16_bits_takes_half_and_nothing_else_changes() -> None:
+    floats, half = (plan(Job(CONFIG, 1, 64, lora=16, half=half)) for half in (False, True))
+    linear = 12 * 12 * 768**2 + 50257 * 768
+    assert half.weights == floats.weights - 2 * linear
+    assert (half.moments, half.gradients) == (floats.moments, floats.gradients)
+    assert half.arena == pytest.approx(floats.arena, abs=4 << 20)  # a block of the weight per thread
+    assert plan(Job(CONFIG, 1, 64, half=True)) == plan(Job(CONFIG, 1, 64))  # all weights train, in float32
+
+
 def test_clipping_keeps_all_gradients_at_once() -> None:
     tight = Job(CONFIG, 1, 64)
     assert plan(tight).gradients == pytest.approx(4 * N, abs=64)  # and the loss

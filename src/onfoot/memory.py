@@ -15,7 +15,7 @@ from onfoot.config import Config
 from onfoot.engine import Engine, get_engine
 from onfoot.models.model import Model
 from onfoot.models.params import quantizable, shapes
-from onfoot.quantized import BLOCK, QuantizedWeight
+from onfoot.quantized import BLOCK, FrozenWeight, HalfWeight, QuantizedWeight
 from onfoot.recording.recorded_array import CannotRecord
 
 FLOAT = 4  # bytes
@@ -33,6 +33,7 @@ class Job:
     quantized: bool = False
     clip: bool = True  # all gradients are kept until their norm is known
     recompute: bool = False
+    half: bool = False  # a frozen base in 16 bits, as in its file
 
 
 @dataclass(frozen=True)
@@ -72,17 +73,25 @@ def model_on_paper(job: Job) -> Model:
     engine = _OnPaper()
     nothing = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes(job.config).items()}
     model = Model(job.config, nothing, "float32", engine)
-    if job.quantized:
+    if job.quantized or (job.half and job.lora):
         for name, out_in in quantizable(job.config).items():
             rows, columns = model.params[name].shape if out_in else model.params[name].shape[::-1]
-            codes = engine.empty((rows, columns // BLOCK, BLOCK), np.int8)
-            blocks = QuantizedWeight("Q8_0", codes, engine.empty((rows, columns // BLOCK), np.float16))
-            model.params[name] = blocks if out_in else blocks.T
+            weight = _blocks_on_paper(engine, rows, columns) if job.quantized else _half_on_paper(engine, rows, columns)
+            model.params[name] = weight if out_in else weight.T
         model.use_adapter(None)
     if job.lora:
         model.add_lora(r=job.lora)
     model.recompute = job.recompute
     return model
+
+
+def _blocks_on_paper(engine: _OnPaper, rows: int, columns: int) -> FrozenWeight:
+    codes = engine.empty((rows, columns // BLOCK, BLOCK), np.int8)
+    return QuantizedWeight("Q8_0", codes, engine.empty((rows, columns // BLOCK), np.float16))
+
+
+def _half_on_paper(engine: _OnPaper, rows: int, columns: int) -> FrozenWeight:
+    return HalfWeight("BF16", engine.empty((rows, columns), np.uint16))
 
 
 def plan(job: Job) -> Plan:

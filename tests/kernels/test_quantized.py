@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onfoot import kernels, ops
-from onfoot.quantized import KINDS, quantize
+from onfoot.kernels.self_test import FROZEN, frozen
 
 pytest.importorskip("numba")
 TABLE = kernels.table()
@@ -19,9 +19,9 @@ def close(ours: np.ndarray, truth: np.ndarray) -> bool:
     return bool(np.linalg.norm(ours - truth) <= 2e-6 * np.linalg.norm(truth))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(FROZEN),
     rows=st.integers(1, 40),
     blocks=st.integers(1, 5),
     outputs=st.integers(8, 90),  # of a single one the terms may cancel, and the error is that of the terms
@@ -32,7 +32,7 @@ def test_a_weight_in_blocks_gives_the_products_of_its_floats(
     kind: str, rows: int, blocks: int, outputs: int, with_bias: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    codes = quantize(rng.standard_normal((outputs, 32 * blocks)).astype(np.float32), kind)
+    codes = frozen(rng, kind, outputs, 32 * blocks)
     x, dy = (rng.standard_normal((rows, n)).astype(np.float32) for n in (32 * blocks, outputs))
     bias = rng.standard_normal(outputs).astype(np.float32) if with_bias else None
     exact = codes.floats(slice(None), np.float64).T  # (in, out)

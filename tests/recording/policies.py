@@ -10,7 +10,9 @@ import numpy as np
 
 import onfoot
 from onfoot.models.model import Model
+from onfoot.models.params import quantizable
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.quantized import HalfWeight, rounded
 
 SIZES: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 24, "vocab_size": 61}
 LLAMA_SIZES: dict[str, Any] = {
@@ -59,6 +61,17 @@ def lora(**options: Any) -> Callable[[Model], None]:
 def quantized(kind: str, **options: Any) -> Callable[[Model], None]:
     def change(model: Model) -> None:
         model.quantize(kind)
+        lora(**options)(model)
+
+    return change
+
+
+def in_16_bits(kind: str, **options: Any) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        for name, out_in in quantizable(model.config).items():
+            weight = np.asarray(model.params[name])
+            half = HalfWeight(kind, rounded(weight if out_in else weight.T, kind))
+            model.params[name] = half if out_in else half.T
         lora(**options)(model)
 
     return change
@@ -138,6 +151,8 @@ POLICIES: Mapping[str, Policy] = {
     "gpt2 Q8_0": Policy("gpt2", change=quantized("Q8_0")),
     "gpt2 Q4_1": Policy("gpt2", change=quantized("Q4_1", dropout=0.2), drops=True),
     "gpt2 Q4_0": Policy("gpt2", UNTIED, quantized("Q4_0")),
+    "gpt2 BF16": Policy("gpt2", change=in_16_bits("BF16", dropout=0.2), drops=True),
+    "gpt2 F16": Policy("gpt2", UNTIED, in_16_bits("F16")),
     "llama": Policy("llama", UNTIED),
     "llama tied": Policy("llama", {"tie_word_embeddings": True}),
     "llama few targets": Policy("llama", UNTIED, few=True),
@@ -149,6 +164,8 @@ POLICIES: Mapping[str, Policy] = {
     "llama norms": Policy("llama", UNTIED, only("norm")),
     "llama Q8_0": Policy("llama", UNTIED, quantized("Q8_0")),
     "llama Q4_1": Policy("llama", {"tie_word_embeddings": True}, quantized("Q4_1")),
+    "llama BF16": Policy("llama", {"tie_word_embeddings": True}, in_16_bits("BF16")),
+    "llama F16": Policy("llama", UNTIED, in_16_bits("F16")),
     "qwen2": Policy("llama", {"model_type": "qwen2", "tie_word_embeddings": True}),
     "qwen2, a window in one layer": Policy("llama", {"model_type": "qwen2", **ONE_WINDOW}, packed=True),
     "mistral": Policy("llama", MISTRAL),

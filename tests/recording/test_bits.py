@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from policies import POLICIES, Policy, config_of, lora, quantized, scrambled_model
+from policies import POLICIES, Policy, config_of, in_16_bits, lora, quantized, scrambled_model
 
 import onfoot
 from onfoot.formats.tensors import TensorFile
@@ -178,6 +178,8 @@ TOKEN_POLICIES = {
     "gpt2": Policy("gpt2"),
     "gpt2 lora": Policy("gpt2", change=lora()),
     "gpt2 Q8_0": Policy("gpt2", change=quantized("Q8_0")),
+    "gpt2 F16": Policy("gpt2", change=in_16_bits("F16")),
+    "llama BF16": Policy("llama", change=in_16_bits("BF16")),
     "llama": Policy("llama"),
     "llama tied, lora": Policy("llama", {"tie_word_embeddings": True}, lora(dropout=0.2)),
     "llama Q4_1": Policy("llama", change=quantized("Q4_1")),

@@ -69,7 +69,9 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     slide: Annotated[bool, typer.Option(help="When the context is full, continue from its last half.")] = False,
-    dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Data type: float32, float64, or auto: float32, with 16-bit weights as in the files.")
+    ] = "auto",
     engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
     threads: Threads = None,
     download: Download = False,

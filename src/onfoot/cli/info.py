@@ -23,7 +23,7 @@ def info(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="Model folder, run folder, GGUF file, smollm2, or org/name; with --memory also a preset.",
+            help="Model, adapter or run folder, GGUF file, smollm2, or org/name; with --memory also a preset.",
         ),
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
@@ -42,9 +42,10 @@ def info(
     recompute: Annotated[str, typer.Option(help="With --memory: activations to recompute, none or block.")] = "none",
     download: Download = False,
 ) -> None:
-    """Describe a model folder, a GGUF file or a run, or estimate the memory for training it (--memory)."""
+    """Describe a model, an adapter, a GGUF file or a run, or estimate the memory for training it (--memory)."""
     from onfoot.formats.gguf_model import find_file
     from onfoot.formats.hub import local_folder
+    from onfoot.formats.huggingface import is_model_folder
     from onfoot.formats.peft import is_adapter_folder
     from onfoot.formats.run_folder import checkpoints, model_folder
 
@@ -66,8 +67,8 @@ def info(
             show_text("  no checkpoint yet, so the model cannot be shown; training writes the first one")
             return
     model = model_folder(local_folder(folder))
-    if is_adapter_folder(model):
-        _show_adapter(model)
+    if is_adapter_folder(model) and not is_model_folder(model):  # as `load` chooses
+        _show_adapter(model, tensors)
     else:
         _show_model(_read_folder(model), tensors)
 
@@ -78,11 +79,12 @@ class _ModelInfo(NamedTuple):
     location: tuple[str, str]  # "folder" or "file", and its path
     config: Config
     tensors: list[tuple[str, tuple[int, ...], str]]  # name, shape, dtype
+    n_bytes: int  # of the files with the tensors
     tokenizer: Tokenizer | None
 
 
 def _read_folder(folder: Path) -> _ModelInfo:
-    from onfoot.formats.huggingface import Params, load_config, tensor_summary
+    from onfoot.formats.huggingface import Params, load_config, tensor_summary, weight_files
     from onfoot.formats.tokenizer import Tokenizer, check_fits
 
     config = load_config(folder)
@@ -90,7 +92,8 @@ def _read_folder(folder: Path) -> _ModelInfo:
     tokenizer = Tokenizer.find(folder)
     if tokenizer is not None:
         check_fits(tokenizer, config, folder)
-    return _ModelInfo(("folder", str(folder)), config, tensor_summary(folder), tokenizer)
+    n_bytes = sum(path.stat().st_size for path in weight_files(folder))
+    return _ModelInfo(("folder", str(folder)), config, tensor_summary(folder), n_bytes, tokenizer)
 
 
 def _read_file(path: Path) -> _ModelInfo:
@@ -102,7 +105,7 @@ def _read_file(path: Path) -> _ModelInfo:
     config = read_config(file)
     Params(file, config, quantized=True)
     listed = [(name, entry.shape, entry.type) for name, entry in file.tensors.items()]
-    return _ModelInfo(("file", str(path)), config, listed, find_tokenizer(file.metadata, path, config))
+    return _ModelInfo(("file", str(path)), config, listed, file.size, find_tokenizer(file.metadata, path, config))
 
 
 def _show_model(model: _ModelInfo, tensors: bool) -> None:
@@ -125,21 +128,31 @@ def _show_model(model: _ModelInfo, tensors: bool) -> None:
         ("vocabulary", f"{config.vocab_size:,}"),
         ("logits", "tied to the token embedding" if config.tie_word_embeddings else "untied"),
         ("tensors", f"{len(listed)}, {', '.join(dtypes)}, {sum(math.prod(s) for _, s, _ in listed):,} elements"),
+        ("file size", f"{model.n_bytes / 1e6:,.1f} MB"),
         (
             "KV cache",
             f"{cache:,} elements per token, {4 * cache * config.n_positions / 2**20:,.1f} MiB when full (float32)",
         ),
-        ("tokenizer", "none" if tokenizer is None else f"{tokenizer.size:,} tokens, eos {tokenizer.eos!r}"),
+        ("tokenizer", _described(tokenizer)),
     ]
     show_sheet(Sheet("Model", ["", ""], rows))
     if tensors:
-        rows = [(name, " × ".join(map(str, shape)), dtype) for name, shape, dtype in listed]
-        show_sheet(Sheet("Tensors", ["name", ">shape", "dtype"], rows))
+        _list_tensors(listed)
 
 
-def _show_adapter(folder: Path) -> None:
+def _described(tokenizer: Tokenizer | None) -> str:
+    return "none" if tokenizer is None else f"{tokenizer.size:,} tokens, eos {tokenizer.eos!r}"
+
+
+def _list_tensors(listed: list[tuple[str, tuple[int, ...], str]]) -> None:
+    rows: list[tuple[str, ...]] = [(name, " × ".join(map(str, shape)), dtype) for name, shape, dtype in listed]
+    show_sheet(Sheet("Tensors", ["name", ">shape", "dtype"], rows))
+
+
+def _show_adapter(folder: Path, list_tensors: bool) -> None:
     from onfoot.formats.peft import TENSORS, read_config
     from onfoot.formats.tensors import TensorFile
+    from onfoot.formats.tokenizer import Tokenizer
 
     config = read_config(folder)
     tensors = TensorFile(folder / TENSORS)
@@ -149,8 +162,13 @@ def _show_adapter(folder: Path) -> None:
         ("rank, alpha", f"{config['r']}, {config['lora_alpha']}"),
         ("layers", f"{len(tensors) // 2}"),
         ("parameters", f"{sum(math.prod(tensors.shape(name)) for name in tensors):,}"),
+        ("tensors", f"{len(tensors)}, {', '.join(sorted({tensors.dtype(name) for name in tensors}))}"),
+        ("file size", f"{(folder / TENSORS).stat().st_size / 1e6:,.1f} MB"),
+        ("tokenizer", _described(Tokenizer.find(folder))),
     ]
     show_sheet(Sheet("LoRA adapter", ["", ""], rows))
+    if list_tensors:
+        _list_tensors([(name, tensors.shape(name), tensors.dtype(name)) for name in tensors])
 
 
 def _show_run(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from onfoot.config import PRESETS, Config, preset
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_model import find_file, read_config
 from onfoot.formats.hub import local_folder
-from onfoot.formats.huggingface import load_config
+from onfoot.formats.huggingface import load_config, tensor_summary
 from onfoot.formats.run_folder import model_folder
 from onfoot.memory import Job, advice, plan
 from onfoot.train.options import RECOMPUTE
@@ -31,7 +32,19 @@ def planned_job(
     length = config.n_positions if tokens is None else tokens
     if length > config.n_positions:
         raise ValueError(f"--tokens {length} exceeds n_positions={config.n_positions}")
-    return Job(config, batch, length, lora, quantized, clip > 0, recompute == "block")
+    half = bool(lora) and not is_preset and not quantized and _in_16_bits(model)
+    return Job(config, batch, length, lora, quantized, clip > 0, recompute == "block", half)
+
+
+def _in_16_bits(model: Path) -> bool:
+    """Whether most numbers of a model's files are in 16 bits, in which `onfoot finetune` then keeps them."""
+    file = find_file(model)
+    if file is None:
+        listed = tensor_summary(model_folder(model))
+    else:
+        listed = [(name, entry.shape, entry.type) for name, entry in GgufFile(file).tensors.items()]
+    sizes = [(math.prod(shape), dtype in ("F16", "BF16")) for _, shape, dtype in listed]
+    return 2 * sum(n for n, half in sizes if half) > sum(n for n, _ in sizes)
 
 
 def _config(model: Path) -> Config:
@@ -51,7 +64,8 @@ def show_memory(job: Job) -> None:
         ("peak", planned.peak),
     ]
     trained = f"LoRA of rank {job.lora}" if job.lora else "all weights"
-    title = f"Training step of {job.batch} × {job.tokens} tokens, {trained}, float32"
+    base = ", base in 16 bits" if job.half else ""
+    title = f"Training step of {job.batch} × {job.tokens} tokens, {trained}, float32{base}"
     show_sheet(Sheet(title, ["", ">MB"], [(name, f"{size / 1e6:,.0f}") for name, size in parts]))
     available = machine_memory()
     if available is None:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.formats.files import open_file, plain_name, shown
-from onfoot.quantized import BLOCK, QuantizedWeight
+from onfoot.formats.gguf_blocks import BLOCKS, unpacked
+from onfoot.quantized import FrozenWeight, HalfWeight, widened
 
 # Metadata type ids of the format: (struct code, bytes).
 SCALARS = {
@@ -30,8 +31,7 @@ TYPES = {
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}  # per block of 32 numbers
-SUPPORTED = (*FLOATS, *BLOCK_BYTES)
+SUPPORTED = (*FLOATS, *BLOCKS)
 HEADER_BYTES = 32 << 20  # a vocabulary of 250,000 tokens with its merges needs half of it
 MAX_ALIGNMENT = 1 << 16
 MAX_DIMENSIONS = 4  # of a tensor
@@ -155,12 +155,13 @@ class GgufFile:
             raise ValueError(f"{self.path}: {plain_name(name)} has shape {shape}, which has no elements")
         if type_name in FLOATS:
             n_bytes = n * np.dtype(FLOATS[type_name]).itemsize
-        elif shape[-1] % BLOCK:
-            raise ValueError(
-                f"{self.path}: {plain_name(name)} has rows of {shape[-1]} numbers, not a multiple of {BLOCK}"
-            )
         else:
-            n_bytes = n // BLOCK * BLOCK_BYTES[type_name]
+            block, block_bytes = BLOCKS[type_name]
+            if shape[-1] % block:
+                raise ValueError(
+                    f"{self.path}: {plain_name(name)} has rows of {shape[-1]} numbers, not a multiple of {block}"
+                )
+            n_bytes = n // block * block_bytes
         if begin + n_bytes > self.size:
             raise ValueError(
                 f"{self.path} is truncated: {plain_name(name)} ends at byte {begin + n_bytes:,}, "
@@ -185,18 +186,13 @@ class GgufFile:
                 raise ValueError(f"{self.path} became shorter while it was being read")
         return raw
 
-    def read(self, name: str) -> np.ndarray | QuantizedWeight:
-        """The tensor: an array of floats, or a QuantizedWeight."""
+    def read(self, name: str) -> np.ndarray | FrozenWeight:
+        """The tensor: an array of floats, or for a matrix in 16 bits or in blocks a FrozenWeight."""
         entry = self.tensors[name]
         raw = self._bytes(entry)
-        if entry.type == "BF16":  # the upper half of a float32
-            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(entry.shape)
-        if entry.type in FLOATS:
-            return raw.view(FLOATS[entry.type]).reshape(entry.shape)
-        blocks = raw.reshape(*entry.shape[:-1], -1, BLOCK_BYTES[entry.type])
-        scale = blocks[..., :2].copy().view(np.float16)[..., 0]
-        if entry.type == "Q4_1":
-            minimum = blocks[..., 2:4].copy().view(np.float16)[..., 0]
-            return QuantizedWeight("Q4_1", blocks[..., 4:].copy(), scale, minimum)
-        codes = blocks[..., 2:].copy()
-        return QuantizedWeight(entry.type, codes.view(np.int8) if entry.type == "Q8_0" else codes, scale)
+        if entry.type in BLOCKS:
+            return unpacked(entry.type, raw.reshape(entry.shape[0], -1, BLOCKS[entry.type][1]))
+        if entry.type == "F32":
+            return raw.view(np.float32).reshape(entry.shape)
+        bits = raw.view(np.uint16).reshape(entry.shape)
+        return HalfWeight(entry.type, bits) if bits.ndim == 2 else widened(bits, entry.type)

@@ -17,7 +17,7 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.config import Config, GPT2Config, LlamaConfig
 from onfoot.formats.files import open_file, shown
-from onfoot.formats.gguf import BLOCK_BYTES, FLOATS, Entry, GgufFile
+from onfoot.formats.gguf import FLOATS, Entry, GgufFile
 from onfoot.formats.gguf_model import (
     ROPE_FACTORS,
     Params,
@@ -35,7 +35,7 @@ from onfoot.formats.huggingface import is_model_folder, tensor_summary
 from onfoot.formats.peft import join
 from onfoot.models.params import HEAD, quantizable, shapes
 from onfoot.ops.rope import frequencies
-from onfoot.quantized import Quantized, Transposed
+from onfoot.quantized import Quantized, QuantizedWeight, Transposed
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -145,7 +145,8 @@ def _tensor(model: Model, name: str, originals: Params | None, default: str, kee
     if isinstance(value, Quantized):
         weight: Any = value.T if isinstance(value, Transposed) else value  # (out, in)
         weight = _in_file_order(weight, config, name, transpose=False)
-        if weight.kind in BLOCK_BYTES and (keep_blocks or weight.kind == default):
+        writable = isinstance(weight, QuantizedWeight) and weight.kind in WRITABLE
+        if writable and (keep_blocks or weight.kind == default):
             return quantized_tensor(theirs, weight)
         return float_tensor(theirs, weight.shape, default, lambda: np.asarray(weight))
     shape = tuple(value.shape)[::-1] if is_transposed(config, name) else tuple(value.shape)

@@ -12,11 +12,12 @@ import numpy as np
 
 from onfoot.config import MAX_SIZE, Config, GPT2Config, LlamaConfig, RopeScaling
 from onfoot.formats.files import naming, plain_name, shown
-from onfoot.formats.gguf import BLOCK_BYTES, Entry, GgufFile
+from onfoot.formats.gguf import Entry, GgufFile
+from onfoot.formats.gguf_blocks import BLOCKS
 from onfoot.formats.gguf_tokenizer import find_tokenizer
 from onfoot.models.params import quantizable, shapes, stored_weights
 from onfoot.ops.rope import frequencies
-from onfoot.quantized import QuantizedWeight
+from onfoot.quantized import FrozenWeight, HalfWeight, QuantizedWeight
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -178,12 +179,13 @@ def _short_decimal(value: float) -> float:
 class Params(Mapping[str, Any]):
     """A file's parameters by Hugging Face name, each read on access, so that none is in memory twice.
 
-    With `quantized`, weights stay quantised. All names and shapes are checked before the first read.
+    With `quantized`, weights stay quantised; with `half`, 16-bit weights stay in 16 bits. All names and shapes are
+    checked before the first read.
     """
 
-    def __init__(self, file: GgufFile, config: Config, quantized: bool) -> None:
+    def __init__(self, file: GgufFile, config: Config, quantized: bool, half: bool = False) -> None:
         self._file, self._config = file, config
-        self._quantized = set(quantizable(config)) if quantized else set()
+        self._kept = (QuantizedWeight,) * quantized + (HalfWeight,) * half
         self._names = {name: gguf_name(name) for name in shapes(config)}
         for name, own_shape in shapes(config).items():
             theirs, shape = self._names[name], own_shape[::-1] if is_transposed(config, name) else own_shape
@@ -192,7 +194,7 @@ class Params(Mapping[str, Any]):
             found = file.tensors[theirs]
             if found.shape != shape:
                 raise ValueError(f"{file.path}: {theirs} has shape {found.shape}; its metadata expects {shape}")
-            if found.type in BLOCK_BYTES and len(shape) != 2:
+            if found.type in BLOCKS and len(shape) != 2:
                 raise ValueError(f"{file.path}: {theirs} is stored as {found.type}, but it is not a matrix")
         unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
         if unknown:
@@ -202,12 +204,16 @@ class Params(Mapping[str, Any]):
         value = self._file.read(self._names[name])
         heads = permuted_heads(self._config, name)
         value = value if heads is None else unpermuted(value, heads)
-        value = value if name in self._quantized else np.asarray(value)
+        value = value if isinstance(value, self._kept) and name in quantizable(self._config) else np.asarray(value)
         return value.T if is_transposed(self._config, name) else value
 
     def stored(self, name: str) -> tuple[Path, Entry]:
         """The file of a parameter, and where it is in there."""
         return self._file.path, self._file.tensors[self._names[name]]
+
+    def dtype(self, name: str) -> str:
+        """The type of a tensor in the file, such as F16 or Q4_0."""
+        return self._file.tensors[self._names[name]].type
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -249,19 +255,18 @@ def permuted(value: Any, n_head: int) -> Any:
 
 
 def _with_rows(value: Any, rows: np.ndarray) -> Any:
-    if isinstance(value, QuantizedWeight):
-        minimum = None if value.minimum is None else value.minimum[rows]
-        return QuantizedWeight(value.kind, value.codes[rows], value.scale[rows], minimum)
-    return value[rows]
+    return value.map(lambda x: x[rows]) if isinstance(value, FrozenWeight) else value[rows]
 
 
-def load_gguf(path: Path, dtype: str, engine: str, quantized: bool) -> Model:
-    """The model in a GGUF file, with its tokenizer and chat template."""
+def load_gguf(path: Path, dtype: str, engine: str, quantized: bool, half: bool = False) -> Model:
+    """The model in a GGUF file, with its tokenizer and chat template; for `quantized` and `half` see `Params`."""
     from onfoot.models.model import Model
 
     file = GgufFile(path)
     config = read_config(file)
-    model = Model(config, Params(file, config, quantized), dtype, engine)
+    params = Params(file, config, quantized, half)
+    model = Model(config, params, dtype, engine)
+    model.file_dtypes = {name: params.dtype(name) for name in params} if half else {}
     model.source = str(path)
     model.tokenizer = find_tokenizer(file.metadata, path, config)
     return model

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onfoot.formats.gguf import ARRAY, BLOCK_BYTES, FLOATS, STRING, TYPES
+from onfoot.formats.gguf import ARRAY, FLOATS, STRING, TYPES
+from onfoot.formats.gguf_blocks import BLOCKS
 from onfoot.formats.write import atomic_write
 from onfoot.quantized import BLOCK, CHUNK, QuantizedWeight, quantize
 
@@ -86,13 +87,13 @@ def float_tensor(name: str, shape: tuple[int, ...], type_: str, values: Callable
             f"{name} has rows of {shape[-1]} numbers; {type_} needs a multiple of {BLOCK}: choose f32, f16 or bf16"
         )
     else:
-        n_bytes = n // BLOCK * BLOCK_BYTES[type_]
+        n_bytes = n // BLOCK * BLOCKS[type_][1]
     return Tensor(name, shape, type_, n_bytes, lambda: _rounded(name, values(), type_))
 
 
 def quantized_tensor(name: str, weight: QuantizedWeight) -> Tensor:
     """A quantised weight with its own blocks."""
-    n_bytes = weight.shape[0] * weight.shape[1] // BLOCK * BLOCK_BYTES[weight.kind]
+    n_bytes = weight.shape[0] * weight.shape[1] // BLOCK * BLOCKS[weight.kind][1]
     return Tensor(name, weight.shape, weight.kind, n_bytes, lambda: [blocks(weight).tobytes()])
 
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.arrays import to_numpy
 from onfoot.config import FIXED_BIASES, LAYER_TYPES, Config, GPT2Config, LlamaConfig
 from onfoot.formats.files import naming, plain_name, read_json, shown
 from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.formats.tokenizer import Tokenizer, check_fits
 from onfoot.formats.write import write_json
 from onfoot.models.params import HEAD, names_of, quantizable, shapes, token_table
-from onfoot.quantized import BLOCK, quantize
+from onfoot.quantized import BLOCK, HalfWeight, quantize
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -43,6 +42,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+DTYPE_NAMES = {"float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16"}  # in safetensors files
 
 
 def is_model_folder(folder: str | Path) -> bool:
@@ -79,17 +79,7 @@ class _Tensors(Mapping[str, np.ndarray]):
     """All tensors of a folder, in one file or several shards, each read on access."""
 
     def __init__(self, folder: Path) -> None:
-        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-        if single.exists():
-            paths = [single]
-        elif index.exists():
-            paths = _shards(index)
-        else:
-            hint = " (pytorch_model.bin can run code when it is loaded; save the model again as safetensors)"
-            raise ValueError(
-                f"{folder} has no model.safetensors{hint if (folder / 'pytorch_model.bin').exists() else ''}"
-            )
-        self.files = [TensorFile(path) for path in paths]
+        self.files = [TensorFile(path) for path in weight_files(folder)]
         self._file_of: dict[str, TensorFile] = {}
         for file in self.files:
             twice = next((tensor for tensor in file if tensor in self._file_of), None)
@@ -112,6 +102,17 @@ class _Tensors(Mapping[str, np.ndarray]):
         return len(self._file_of)
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a folder's tensors: model.safetensors, or the shards that an index names."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if single.exists():
+        return [single]
+    if index.exists():
+        return _shards(index)
+    hint = " (pytorch_model.bin can run code when it is loaded; save the model again as safetensors)"
+    raise ValueError(f"{folder} has no model.safetensors{hint if (folder / 'pytorch_model.bin').exists() else ''}")
+
+
 def _shards(index: Path) -> list[Path]:
     """The files named in an index; they must be in the same folder."""
     weight_map = read_json(index).get("weight_map")
@@ -126,7 +127,7 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-class Params(Mapping[str, np.ndarray]):
+class Params(Mapping[str, Any]):
     """The parameters of a folder by full name, with or without the base model's prefix in the files.
 
     Names, shapes and dtypes are checked before the first read. Each tensor is read on access, so that none is in memory
@@ -170,8 +171,16 @@ class Params(Mapping[str, np.ndarray]):
         if file.dtype(stored) not in FLOATS:
             raise ValueError(f"{folder}: {name} has dtype {shown(file.dtype(stored))}, which is not floating-point")
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name: str) -> Any:
         return self._tensors[self._names[name]]
+
+    def dtype(self, name: str) -> str:
+        """The dtype of a tensor in its file, by its safetensors name."""
+        return self._tensors.file_of(self._names[name]).dtype(self._names[name])
+
+    def raw(self, name: str) -> np.ndarray:
+        """A tensor as it is stored; bfloat16 as uint16."""
+        return self._tensors.file_of(self._names[name]).raw(self._names[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -226,17 +235,29 @@ def _llama_values(config: LlamaConfig, values: dict[str, Any]) -> dict[str, Any]
     return values
 
 
-def save_folder(model: Model, folder: str | Path) -> None:
+def saved_dtypes(model: Model, dtype: str | None) -> dict[str, str]:
+    """The safetensors dtype to save each parameter in: `dtype`, or that of the file if the model kept it."""
+    if dtype is not None and dtype not in DTYPE_NAMES:
+        raise ValueError(f"unknown dtype {shown(dtype)}; choose from {', '.join(DTYPE_NAMES)}")
+    own, known = DTYPE_NAMES[dtype or model.dtype], {} if dtype else model.file_dtypes
+    known = {name: kind for name, kind in known.items() if kind in ("F16", "BF16")}
+    table = known.get(token_table(model.config), own)  # a head that was split from the table has no dtype of its own
+    return {name: known.get(name, table if name == f"{HEAD}.weight" else own) for name in shapes(model.config)}
+
+
+def save_folder(model: Model, folder: str | Path, dtype: str | None = None) -> None:
     """Saves the model as a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
     path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
     config = model.config
-    write_json(path / "config.json", transformers_config(config, model.dtype))
+    dtypes = saved_dtypes(model, dtype)
+    names = {stored: name for name, stored in DTYPE_NAMES.items()}
+    path.mkdir(parents=True, exist_ok=True)
+    write_json(path / "config.json", transformers_config(config, names[dtypes[token_table(config)]]))
     special = {
         name: getattr(config, name) for name in ("bos_token_id", "eos_token_id") if getattr(config, name) is not None
     }
     write_json(path / "generation_config.json", {"_from_model_config": True, **special})
-    write_tensors(path / "model.safetensors", {name: to_numpy(model.params[name]) for name in shapes(config)})
+    write_tensors(path / "model.safetensors", {name: model.params[name] for name in dtypes}, dtypes)
     if model.tokenizer is not None:
         model.tokenizer.save(path, config.n_positions)
 
@@ -259,12 +280,29 @@ class _QuantizedParams(Params):
         return quantize(value) if self._out_in[name] else quantize(value.T).T
 
 
-def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = False) -> Model:
-    """The model in a folder, with its tokenizer if there is one."""
+class _HalfParams(Params):
+    """Params whose 16-bit linear weights and token embeddings stay in 16 bits."""
+
+    def __init__(self, folder: str | Path, config: Config) -> None:
+        super().__init__(folder, config)
+        self._out_in = quantizable(config)
+
+    def __getitem__(self, name: str) -> Any:
+        kind = self.dtype(name)
+        if name not in self._out_in or kind not in ("F16", "BF16"):
+            return super().__getitem__(name)
+        bits = self.raw(name).view(np.uint16)
+        return HalfWeight(kind, bits) if self._out_in[name] else HalfWeight(kind, bits.T).T
+
+
+def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = False, half: bool = False) -> Model:
+    """The model in a folder, with its tokenizer if there is one; with `half`, 16-bit weights stay in 16 bits."""
     from onfoot.models.model import Model
 
     config = load_config(folder)
-    model = Model(config, (_QuantizedParams if quantized else Params)(folder, config), dtype, engine)
+    params = (_QuantizedParams if quantized else _HalfParams if half else Params)(folder, config)
+    model = Model(config, params, dtype, engine)
+    model.file_dtypes = {name: params.dtype(name) for name in params} if half else {}
     model.source = str(Path(folder).resolve())  # absolute, because adapters store it as their base model
     model.tokenizer = Tokenizer.find(folder)
     if model.tokenizer is not None:

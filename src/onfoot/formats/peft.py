@@ -15,9 +15,9 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.config import LARGEST_FLOAT, MAX_SIZE
 from onfoot.formats.files import naming, plain_name, read_json, shown
-from onfoot.formats.huggingface import FLOATS
+from onfoot.formats.huggingface import FLOATS, is_model_folder
 from onfoot.formats.tensors import TensorFile, write_tensors
-from onfoot.formats.write import write_json
+from onfoot.formats.write import atomic_write, write_json
 from onfoot.models.adapters import Adapter, LoraLayer, install, place
 from onfoot.models.params import HEAD, linear_shapes, names_of, part_columns, stored_weights
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from onfoot.models.model import Model
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "chat_template.jinja",
+)  # fmt: skip
 PREFIX = "base_model.model."
 LORA_TENSOR = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[AB])\.weight$")
 BASE_TENSOR = re.compile(r"\.base_layer\.(weight|bias)$")  # PEFT saves the weight of an adapted tied head too
@@ -243,6 +247,22 @@ def save_adapter(model: Model, folder: str | Path, name: str | None = None) -> N
             "alpha_pattern": {layer: lora.alpha for layer, (lora, _, _) in joined.items() if lora.alpha != first.alpha},
         },
     )
+    if not is_model_folder(path):  # an adapter in its base's folder has the tokenizer there
+        _save_tokenizer(model, path)
+
+
+def _save_tokenizer(model: Model, folder: Path) -> None:
+    """Copies the tokenizer's files from the base's folder; writes them if the tokenizer is not from there."""
+    if model.tokenizer is None:
+        return
+    source = Path(model.source or "")
+    if Path(model.tokenizer.name).resolve().parent != source:
+        model.tokenizer.save(folder, model.config.n_positions)
+        return
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            with atomic_write(folder / name) as file:
+                file.write((source / name).read_bytes())
 
 
 def _tensor(tensors: TensorFile, name: str) -> np.ndarray:

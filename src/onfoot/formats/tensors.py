@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onfoot.arrays import to_numpy
 from onfoot.formats.files import open_file, parse_json, plain_name, shown
 from onfoot.formats.write import atomic_write
+from onfoot.quantized import rounded, widened
 
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16,
@@ -88,6 +90,11 @@ class TensorFile(Mapping[str, np.ndarray]):
             raise ValueError(f"{self.path} has {size - offset:,} bytes after its last tensor")
 
     def __getitem__(self, name: str) -> np.ndarray:
+        raw = self.raw(name)
+        return widened(raw, "BF16") if self.dtype(name) == "BF16" else raw
+
+    def raw(self, name: str) -> np.ndarray:
+        """The array as it is stored; bfloat16, which NumPy lacks, as uint16."""
         entry = self._entries[name]
         if entry.dtype not in _DTYPES:
             raise ValueError(
@@ -99,8 +106,6 @@ class TensorFile(Mapping[str, np.ndarray]):
             file.seek(self._start + entry.begin)
             if raw.size and file.readinto(raw.reshape(-1).view(np.uint8).data) != raw.nbytes:
                 raise ValueError(f"{self.path} became shorter while it was being read")
-        if entry.dtype == "BF16":  # the upper half of a float32
-            return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw
 
     def dtype(self, name: str) -> str:
@@ -117,24 +122,36 @@ class TensorFile(Mapping[str, np.ndarray]):
         return len(self._entries)
 
 
-def write_tensors(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes named arrays, with the metadata entry that Hugging Face's loaders require."""
+def write_tensors(path: str | Path, arrays: Mapping[str, Any], dtypes: Mapping[str, str] | None = None) -> None:
+    """Writes named arrays, with the metadata entry that Hugging Face's loaders require.
+
+    `dtypes` has the safetensors name of the dtype to write, for each array that has another one in memory.
+    """
     names = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if name != "BF16"}
-    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))  # keeps each aligned
+    stored = {name: (dtypes or {}).get(name) or names[array.dtype] for name, array in arrays.items()}
+    ordered = sorted(arrays, key=lambda name: (-np.dtype(_DTYPES[stored[name]]).itemsize, name))  # keeps each aligned
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in ordered:
-        array = arrays[name]
-        header[name] = {
-            "dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes],
-        }  # fmt: skip
-        offset += array.nbytes
+        shape, begin = tuple(arrays[name].shape), offset
+        offset += np.dtype(_DTYPES[stored[name]]).itemsize * math.prod(shape)
+        header[name] = {"dtype": stored[name], "shape": list(shape), "data_offsets": [begin, offset]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with atomic_write(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in ordered:
-            file.write(np.ascontiguousarray(arrays[name]).data)
+            file.write(np.ascontiguousarray(_converted(name, to_numpy(arrays[name]), stored[name])).data)
+
+
+def _converted(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
+    """The array as it is stored in a file."""
+    if dtype not in ("BF16", "F16") or array.dtype == np.float16:
+        return array.astype(_DTYPES[dtype], copy=False)
+    try:
+        return rounded(array, dtype)
+    except ValueError as error:
+        raise ValueError(f"cannot write {name} as float16: {error}") from None
 
 
 def _is_entry(entry: Any) -> bool:

@@ -174,6 +174,35 @@ def dots4(m: int, x: int, x_row: int, codes: int, scale: int, minimum: int, bloc
         _one4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
 
 
+def _dot_of_bytes(block: int) -> Any:
+    """The intrinsic of Σ x code scale over blocks of signed bytes with float32 scales, for one row of x."""
+
+    def dot(typing: Any, x: Any, codes: Any, scale: Any, blocks: Any) -> Any:
+        def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+            x, codes, scale, blocks = args
+            total = cgutils.alloca_once_value(build, ZERO)
+            with cgutils.for_range(build, blocks) as loop:
+                at_x = build.add(x, build.mul(loop.index, _const(block * BYTES)))
+                at = build.add(codes, build.mul(loop.index, _const(block)))
+                _prefetch(build, build.add(at, _const(AHEAD)), write=0)
+                sums = [ZERO, ZERO]
+                for j in range(block // WIDTH):
+                    bytes_ = build.load(_pointer(build, at, CODES, j * WIDTH), align=1)
+                    right = build.sitofp(build.sext(bytes_, INTEGERS), VECTOR)
+                    left = _load(build, at_x, j * WIDTH * BYTES)
+                    sums[j % 2] = multiply_add(build, left, right, sums[j % 2])
+                factor = _splat(build, _float(build, scale, loop.index))
+                build.store(multiply_add(build, build.fadd(*sums), factor, build.load(total)), total)
+            return build.extract_element(_sums(build, [build.load(total)]), ir.Constant(I32, 0))
+
+        return types.float32(*[types.int64] * 4), code
+
+    return intrinsic(dot)
+
+
+dot8_32, dot8_16 = _dot_of_bytes(BLOCK), _dot_of_bytes(BLOCK // 2)
+
+
 @intrinsic
 def scale8(typing: Any, scale: Any, block: Any) -> Any:
     """The scale of a block, from the address of the first scale."""

@@ -15,7 +15,7 @@ from onfoot.kernels import quantized
 from onfoot.kernels.buffers import empty
 from onfoot.kernels.jit import kernel
 from onfoot.kernels.shapes import ARRAYS, as_rows, contiguous, fall_back_to_formula, is_float32, thread_range
-from onfoot.quantized import QuantizedWeight
+from onfoot.quantized import FrozenWeight
 from onfoot.recording.recorded_array import RecordedArray
 
 
@@ -54,7 +54,7 @@ def _names_rows(ids: Any, n_rows: int) -> bool:
 
 def embedding_forward(ids: np.ndarray, weight: Any) -> tuple[np.ndarray, Any]:
     """y = ohe(ids) w: the row of `weight` for each id."""
-    blocks = isinstance(weight, QuantizedWeight)
+    blocks = isinstance(weight, FrozenWeight)
     if not (blocks or is_float32(weight)) or weight.ndim != 2 or not _names_rows(ids, weight.shape[0]):
         return fall_back_to_formula(ops.embedding_forward, ids, weight)
     y = empty((*ids.shape, weight.shape[1]))

@@ -22,7 +22,7 @@ from onfoot.kernels.shapes import as_rows, contiguous, is_float32, thread_range
 from onfoot.kernels.simd import address, greatest
 from onfoot.kernels.update import add
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.quantized import QuantizedWeight
+from onfoot.quantized import FrozenWeight
 
 PART = LOGITS
 ROWS = 170  # minimum rows per part: with fewer, packing the weight again for each part costs too much
@@ -96,7 +96,7 @@ def _run(
     trains: bool,
     grad: bool = True,
 ) -> tuple[Any, Any]:
-    rows, weight = as_rows(x), weight if isinstance(weight, QuantizedWeight) else contiguous(weight)
+    rows, weight = as_rows(x), weight if isinstance(weight, FrozenWeight) else contiguous(weight)
     vocabulary, width = weight.shape
     target, over = checked_targets(targets, vocabulary), as_array(divisor)
     n = rows.shape[0]

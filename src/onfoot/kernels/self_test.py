@@ -21,7 +21,7 @@ import numpy as np
 from onfoot import kernels, ops
 from onfoot.ops import tangents as formulas
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.quantized import KINDS, quantize
+from onfoot.quantized import FORMS, FrozenWeight, HalfWeight, QuantizedWeight, rounded
 
 CLOSE = 1e-4  # relative to each array's norm; correct kernels are within 2e-6
 Table = Mapping[str, Callable[..., Any]]
@@ -29,9 +29,23 @@ Found = Iterator[tuple[str, Any, Any]]  # a name, the kernel's result, the formu
 ROWS = (1, 37)  # few, and more than a register tile
 
 
+FROZEN = ("BF16", "F16", *FORMS)  # the kinds of frozen weights
+
+
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Random numbers in float32."""
     return rng.standard_normal(shape).astype(np.float32)
+
+
+def frozen(rng: np.random.Generator, kind: str, rows: int, columns: int) -> FrozenWeight:
+    """A random weight of that kind."""
+    if kind not in FORMS:
+        return HalfWeight(kind, rounded(normal(rng, rows, columns), kind))
+    form, blocks = FORMS[kind], columns // FORMS[kind].block
+    codes = rng.integers(0, 128 if form.bits == 8 else 256, (rows, blocks, form.n_bytes))
+    codes = codes.astype(np.int8) - np.int8(64) if form.bits == 8 else codes.astype(np.uint8)
+    scales = [normal(rng, rows, blocks).astype(form.scale) for _ in range(1 + form.has_minimum)]
+    return QuantizedWeight(kind, codes, *scales)
 
 
 def pattern(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -97,8 +111,8 @@ def dropout(table: Table, rng: np.random.Generator) -> Found:
 def embedding(table: Table, rng: np.random.Generator) -> Found:
     ids, weight, held = rng.integers(0, 5, (3, 7)), normal(rng, 5, 67), normal(rng, 5, 67)
     yield from pair(table, rng, "embedding", (ids, weight), "dweight")
-    for kind in KINDS:
-        blocks = quantize(normal(rng, 5, 96), kind)
+    for kind in FROZEN:
+        blocks = frozen(rng, kind, 5, 96)
         yield f"embedding {kind}: y", table["embedding_forward"](ids, blocks)[0], blocks.floats(ids, np.float64)
     up, before = normal(rng, 3, 7, 67), exact(held)
     table["embedding_add_backward"](up, table["embedding_forward"](ids, weight)[1], held)
@@ -139,8 +153,8 @@ def linear(table: Table, rng: np.random.Generator) -> Found:
         right = exact(skip) + ops.linear_forward(exact(x), exact(weight), exact(bias))[0]
         for name in ("linear_skip", "frozen_linear_skip"):
             yield f"{name}: y", table[name](x, weight, bias, skip)[0], right
-    for kind in KINDS:
-        blocks = quantize(normal(rng, 67, 96), kind)
+    for kind in FROZEN:
+        blocks = frozen(rng, kind, 67, 96)
         for n in (1, 3, 37):
             x, up = normal(rng, n, 96), normal(rng, n, 67)
             y, saved = table["frozen_linear_forward"](x, blocks.T, None)

@@ -121,6 +121,12 @@ def floats(typing: Any, at: Any, n: Any) -> Any:
 
 
 @intrinsic
+def shorts(typing: Any, at: Any, n: Any) -> Any:
+    """The n unsigned 16-bit integers at an address, as an array."""
+    return _view(types.uint16, [at, n])
+
+
+@intrinsic
 def integers(typing: Any, at: Any, n: Any) -> Any:
     """The n 64-bit integers at an address, as an array."""
     return _view(types.int64, [at, n])

@@ -17,6 +17,7 @@ import numpy as np
 
 from onfoot.arrays import Array
 from onfoot.models.params import HEAD, linear_shapes, part_columns, stored_weights, token_table
+from onfoot.quantized import QuantizedWeight, frozen_weight
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -175,8 +176,7 @@ def merge(model: Model) -> None:
     if model.active_adapter is None:
         raise ValueError("no adapter is active; there is nothing to merge")
     adapter = model.adapters[model.active_adapter]
-    if model.quantized:
-        raise ValueError("cannot merge an adapter into quantised weights; load the base without quantized=True")
+    _widen(model, adapter)
     if HEAD in adapter.layers and model.config.tie_word_embeddings:
         # the token table must not change: the head gets its own weight
         model.config = replace(model.config, tie_word_embeddings=False)
@@ -187,6 +187,17 @@ def merge(model: Model) -> None:
     _add(model, adapter, 1.0)
     activate(model, None)
     model.merged = adapter.name
+
+
+def _widen(model: Model, adapter: Adapter) -> None:
+    """Converts the 16-bit weights that the adapter changes to floats; a ValueError if one is in quantised blocks."""
+    weights = {name: frozen_weight(model.params[name]) for name, _ in stored_weights(model.config).values()}
+    if any(isinstance(weight, QuantizedWeight) for weight in weights.values()):
+        raise ValueError("cannot merge an adapter into quantised weights; load the base without quantized=True")
+    for lora in adapter.layers.values():
+        tensor = stored_weights(model.config)[lora.base_layer].tensor
+        if tensor in model.quantized:
+            model.params.copy_in(tensor, np.asarray(model.params[tensor]))
 
 
 def unmerge(model: Model) -> None:

@@ -22,7 +22,7 @@ from onfoot.models.run import OnActivation, Policy, Run
 from onfoot.models.step import Batch, choose, forward_backward
 from onfoot.models.store import NOT_IN_TORCH, Params
 from onfoot.models.trace import Recorder, Trace, build_trace, paper_names
-from onfoot.quantized import Quantized, quantize
+from onfoot.quantized import Quantized, QuantizedWeight, frozen_weight, quantize
 
 if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
@@ -59,7 +59,8 @@ class Model:
             )
         self.trainable: set[str] = set()  # set by activate(): all that can train, until there is an adapter
         self.tokenizer: Tokenizer | None = None  # if it was loaded with one, or given one
-        self.source: str | None = None  # the folder it was loaded from
+        self.source: str | None = None  # the folder or file it was loaded from
+        self.file_dtypes: dict[str, str] = {}  # of a model loaded with dtype="auto", which `save` keeps
         self.adapters: dict[str, Adapter] = {}
         self.active_adapter: str | None = None
         self.merged: str | None = None  # the adapter that is merged into the weights
@@ -112,8 +113,8 @@ class Model:
         if self.engine.name == "torch":
             raise ValueError(NOT_IN_TORCH)
         for name, out_in in quantizable(self.config).items():
-            if name not in self.quantized:
-                weight = self.params[name]
+            if not isinstance(frozen_weight(self.params[name]), QuantizedWeight):
+                weight = np.asarray(self.params[name])
                 codes = quantize(weight if out_in else weight.T, "Q8_0" if kind == "int8" else kind)
                 self.params[name] = self.engine.copy_quantized(codes if out_in else codes.T)
         adapters.activate(self, self.active_adapter)
@@ -150,7 +151,7 @@ class Model:
 
     @property
     def quantized(self) -> set[str]:
-        """The parameters that are quantised, and therefore frozen."""
+        """The parameters in 16 bits or in quantised blocks, which are therefore frozen."""
         return {name for name, value in self.params.items() if isinstance(value, Quantized)}
 
     @property
@@ -349,15 +350,19 @@ class Model:
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` can load."""
+    def save(self, folder: str | Path, dtype: str | None = None) -> None:
+        """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` can load.
+
+        `dtype` is float32, float64, float16 or bfloat16; 16-bit numbers are rounded to the nearest. By default it is
+        the model's own, and for a model loaded with dtype="auto" that of each tensor in its file.
+        """
         from onfoot.formats.huggingface import save_folder
 
         if self.active_adapter is not None:
             raise ValueError(
                 f"the adapter {self.active_adapter!r} is not in the weights; call merge_adapter() or save_adapter()"
             )
-        save_folder(self, folder)
+        save_folder(self, folder, dtype)
 
     def new_run(
         self,
@@ -433,26 +438,30 @@ def load(
     """Loads a model from a Hugging Face folder, a GGUF file, a run's best checkpoint, or by name.
 
     A name is "smollm2", or that of a model on the Hugging Face Hub ("org/name"), which is looked up in the local cache;
-    with `download`, it is fetched first if it is not a local folder.
-    For an adapter's folder, the base is loaded too. With `quantized`, weights stay quantized and frozen: those of a
-    GGUF file unchanged, those of a folder rounded to 8 bits. Generation is then several times as fast, and a base for
-    adapters needs a fraction of the memory.
+    with `download`, it is fetched first if it is not a local folder. For an adapter's folder, the base is loaded too.
+
+    With dtype="auto", bfloat16 and float16 weights of linear layers and token tables stay in 16 bits and frozen, and
+    everything is computed in float32: the results of a float32 model, in half the memory. With `quantized`, weights
+    stay quantized and frozen: those of a GGUF file unchanged, those of a folder rounded to 8 bits. Generation is then
+    several times as fast, and a base for adapters needs a fraction of the memory.
     """
     from onfoot.formats.files import shown
-    from onfoot.formats.gguf_model import find_file, load_gguf
+    from onfoot.formats.gguf_model import PACKAGES, find_file, load_gguf
     from onfoot.formats.hub import fetch, is_hub_name, local_folder
     from onfoot.formats.huggingface import is_model_folder, load_folder
     from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.formats.run_folder import model_folder
 
+    half = dtype == "auto" and engine != "torch"  # tensors of PyTorch are all float32
+    computed = check_dtype("float32" if dtype == "auto" else dtype)
     file = find_file(path)
     if file is not None:
-        model = load_gguf(file, check_dtype(dtype), engine, quantized)
-        model.source = str(path)
+        model = load_gguf(file, computed, engine, quantized, half)
+        model.source = str(path) if str(path) in PACKAGES else str(file.resolve())
         return model
     folder = model_folder(fetch(path) if download else local_folder(path))
     if not is_adapter_folder(folder) or is_model_folder(folder):  # an adapter may be in its base's folder
-        return load_folder(folder, check_dtype(dtype), engine, quantized)
+        return load_folder(folder, computed, engine, quantized, half)
     base = base_of(folder)
     if not isinstance(base, str) or not (os.path.isdir(base) or find_file(base) or is_hub_name(base)):
         raise ValueError(

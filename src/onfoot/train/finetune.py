@@ -39,7 +39,8 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
 def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run with the weights of a checkpoint, or of step 0; its state and log are not restored."""
     base = checkpoint if checkpoint is not None and options.full else options.model
-    model = load(base, options.dtype, options.engine, quantized=options.quantized)
+    dtype = "float32" if options.full and options.dtype == "auto" else options.dtype  # 16-bit weights are frozen
+    model = load(base, dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
         raise ValueError(f"{options.model} has no tokenizer; put tokenizer.json next to its config.json")
     if model.active_adapter is not None:
@@ -72,10 +73,10 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
             restore_adapter(model, checkpoint)
 
     def write(folder: Path) -> None:
-        if not options.full:
+        if options.full:
+            model.save(folder)
+        else:
             model.save_adapter(folder)
-            return
-        model.save(folder)
         template.save(folder)  # the saved model must format conversations as in training
 
     return Trainer(model, source, options, out=run, write=write)

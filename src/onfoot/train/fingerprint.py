@@ -15,7 +15,7 @@ from onfoot.arrays import to_numpy
 from onfoot.formats.files import read_json
 from onfoot.formats.write import write_json
 from onfoot.models.model import Model
-from onfoot.quantized import QuantizedWeight, Transposed
+from onfoot.quantized import frozen_weight
 from onfoot.recording.pool import threads
 from onfoot.train.parallel import world
 
@@ -25,11 +25,8 @@ def fingerprint(model: Model) -> str:
     digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True).encode())
     for name, value in sorted(model.params.items()):
         digest.update(f"{name} {tuple(value.shape)};".encode())
-        if isinstance(value, QuantizedWeight | Transposed):
-            blocks: QuantizedWeight = value if isinstance(value, QuantizedWeight) else value.T
-            parts = [blocks.codes, blocks.scale, *([] if blocks.minimum is None else [blocks.minimum])]
-        else:
-            parts = [to_numpy(value)]
+        frozen = frozen_weight(value)
+        parts = [to_numpy(value)] if frozen is None else frozen.arrays
         for part in parts:
             digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()

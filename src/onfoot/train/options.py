@@ -33,6 +33,7 @@ class TrainingOptions:
 
     command: ClassVar[str] = ""  # the subcommand of these options
     min_steps: ClassVar[int] = 1
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
 
     steps: int = option(500, "Number of optimizer steps.")
     batch_size: int = option(12, "Sequences per microbatch.")
@@ -90,7 +91,7 @@ class TrainingOptions:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         for name, known in (
             ("schedule", SCHEDULES),
-            ("dtype", DTYPES),
+            ("dtype", self.dtypes),
             ("engine", ("auto", *ENGINES)),
             ("recompute", RECOMPUTE),
             ("log", TRACKERS),
@@ -170,7 +171,8 @@ class TrainingOptions:
         """Raises ValueError for a value that is not of its field's type, and for a number out of range."""
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if name in ("command", "min_steps", "changes") or (value is None and hint in (str | None, float | None)):
+            fixed = ("command", "min_steps", "dtypes", "changes")
+            if name in fixed or (value is None and hint in (str | None, float | None)):
                 continue
             items = value if hint in (list[str], tuple[float, float]) else [value]
             if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
@@ -243,6 +245,7 @@ class FinetuneOptions(TrainingOptions):
     """Options of `onfoot finetune`: LoRA layers, or all weights, on prompts and completions."""
 
     command = "finetune"
+    dtypes: ClassVar[tuple[str, ...]] = ("auto", *DTYPES)
     min_steps = 0  # 0: computed from the epochs, once the data is read
 
     model: str = ""
@@ -258,6 +261,7 @@ class FinetuneOptions(TrainingOptions):
     eval_every: int = option(50, "Steps between evaluations.")
     save_every: int = option(50, "Steps between checkpoints; a new best validation loss is always saved.")
     sample_tokens: int = option(60, "Tokens of the sample answer at each evaluation; 0 disables samples.")
+    dtype: str = option("auto", f"{', '.join(DTYPES)}, or auto: float32, with frozen 16-bit weights as in the files.")
     full: bool = option(False, "Train all weights instead of LoRA layers.")
     quantized: bool = option(
         False,
