@@ -25,6 +25,7 @@ from onfoot.quantized import BLOCK, FrozenWeight, HalfWeight, QuantizedWeight
 SCALES = "u2[:,::1]" if HALF_FLOATS else "f4[:,::1]"
 PART = 1 << 21  # weights dequantized at a time: 8 MB
 HALF = BLOCK // 2
+STRIP = 64  # columns of y that are transposed at a time: they stay in the L1 cache
 SEVERAL = 24  # rows: up to this many, 8-bit codes are multiplied directly
 
 
@@ -32,11 +33,13 @@ SEVERAL = 24  # rows: up to this many, 8-bit codes are multiplied directly
 def put_columns(columns: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray, first: int, last: int) -> None:
     """y = columns + bias + skip in the columns first ... last; bias and skip may be empty."""
     m = y.shape[0]
-    for i in range(m):
-        out = y[i, first:last]
-        begin(bias[first:last], skip, i, first, out)
-        for j in range(last - first):
-            out[j] += columns[j * m + i]
+    for j0 in range(first, last, STRIP):
+        j1 = min(last, j0 + STRIP)
+        for i in range(m):
+            out = y[i, j0:j1]
+            begin(bias[j0:j1], skip, i, j0, out)
+            for j in range(j1 - j0):
+                out[j] += columns[(j0 - first + j) * m + i]
 
 
 @kernel(

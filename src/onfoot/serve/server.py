@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Callable
@@ -111,11 +112,20 @@ class Running:
             raise RequestError(str(error), status=503, code="shutting_down") from None
 
     def _job(self, order: Order, served: Served, index: int) -> Job:
-        loop, put, prompt = asyncio.get_running_loop(), self.pieces.put_nowait, index // order.n
+        loop, prompt = asyncio.get_running_loop(), index // order.n
+        held: list[Piece] = []
+
+        def put(pieces: list[Piece]) -> None:
+            for piece in pieces:
+                self.pieces.put_nowait((index, piece))
 
         def on_piece(piece: Piece) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(put, (index, piece))
+            """Wakes the event loop, which takes time from the model: once per answer if it is not streamed."""
+            held.append(piece)
+            if order.stream or piece.finish_reason is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                    loop.call_soon_threadsafe(put, held.copy())
+                held.clear()
 
         answer = Answer(served.tokenizer, order.max_tokens[prompt], order.stop_ids, order.stop, order.top_logprobs)
         rng = np.random.default_rng([order.seed, index])
