@@ -139,7 +139,7 @@ def _described(tokenizer: Tokenizer | None) -> str:
 
 
 def _list_tensors(listed: list[tuple[str, tuple[int, ...], str]]) -> None:
-    rows = [(name, " × ".join(map(str, shape)), dtype) for name, shape, dtype in listed]
+    rows: list[tuple[str, ...]] = [(name, " × ".join(map(str, shape)), dtype) for name, shape, dtype in listed]
     show_sheet(Sheet("Tensors", ["name", ">shape", "dtype"], rows))
 
 
