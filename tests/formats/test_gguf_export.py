@@ -38,6 +38,7 @@ CONFIGS: dict[str, Any] = {
     "llama with biases": replace(LLAMA, attention_bias=True, mlp_bias=True),
     "llama with wide heads": replace(LLAMA, head_dim=16),
     "qwen2": replace(LLAMA, model_type="qwen2"),
+    "qwen3": replace(LLAMA, model_type="qwen3", head_dim=128),  # what transformers assumes
     # transformers reads a GPT-2 file as one of 1,024 positions whatever it says
     "gpt2": onfoot.GPT2Config(vocab_size=305, n_positions=1024, n_embd=32, n_layer=2, n_head=2),
     "untied gpt2": onfoot.GPT2Config(
@@ -240,6 +241,17 @@ def test_networks_that_gguf_does_not_have_are_refused_before_anything_is_written
     with pytest.raises(ValueError, match=message):
         export_adapter(model, tmp_path / "model.gguf")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mistral_is_a_llama_file_unless_its_window_matters(tmp_path: Path) -> None:
+    wide = scrambled(replace(LLAMA, model_type="mistral", sliding_window=40))
+    export_model(wide, tmp_path / "wide.gguf")
+    read = onfoot.load(tmp_path / "wide.gguf", engine="numpy")
+    assert read.config.model_type == "llama" and (read.logits(TOKENS) == wide.logits(TOKENS)).all()
+    narrow = scrambled(replace(LLAMA, model_type="mistral", sliding_window=5))
+    with pytest.raises(ValueError, match="no sliding window for mistral: its window of 5 is less than the model's 40"):
+        export_model(narrow, tmp_path / "narrow.gguf")
+    assert not (tmp_path / "narrow.gguf").exists()
 
 
 def test_what_cannot_be_exported_is_refused_and_an_old_file_stays(tmp_path: Path) -> None:

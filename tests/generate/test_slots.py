@@ -13,7 +13,8 @@ from onfoot.generate.cache import KVCache
 from onfoot.generate.loop import step
 from onfoot.generate.slots import SlotCache
 from onfoot.models.model import Model
-from onfoot.quantized import KINDS
+from onfoot.models.params import quantizable
+from onfoot.quantized import FORMS, KINDS, FrozenWeight, HalfWeight, QuantizedWeight, rounded
 
 pytest.importorskip("numba")
 
@@ -29,10 +30,22 @@ LLAMA = onfoot.LlamaConfig(
 )
 ODD = replace(LLAMA, hidden_size=54, num_attention_heads=9, num_key_value_heads=3, intermediate_size=31)
 ODD_GPT2 = replace(GPT2, n_embd=33, n_inner=41, activation_function="gelu")
-CASES = [(config, kind) for config in (GPT2, LLAMA) for kind in (None, *KINDS)]
+CASES: list[tuple[Config, str | None]] = [(config, kind) for config in (GPT2, LLAMA) for kind in (None, *KINDS)]
+CASES += [(LLAMA, kind) for kind in ("BF16", "F16", *(kind for kind in FORMS if kind not in KINDS))] + [(GPT2, "BF16")]
 WINDOW = replace(LLAMA, model_type="mistral", sliding_window=7)
 CASES += [(WINDOW, None), (replace(LLAMA, model_type="qwen3"), None)]
 CASES += [(ODD, None), (ODD_GPT2, None), (replace(GPT2, tie_word_embeddings=False, lm_head_bias=True), None)]
+
+
+def as_kept(rng: np.random.Generator, values: np.ndarray, kind: str, shape: tuple[int, int]) -> FrozenWeight:
+    """The values in 16 bits, or random blocks of a kind that files have and `quantize` does not make."""
+    if kind in ("BF16", "F16"):
+        return HalfWeight(kind, rounded(values, kind))
+    form, blocks = FORMS[kind], shape[1] // FORMS[kind].block
+    codes = rng.integers(-128, 128, (shape[0], blocks, form.n_bytes)).astype(np.int8)
+    codes = codes // 4 if form.bits == 8 else codes.view(np.uint8)
+    factors = [rng.normal(0, 0.01, (shape[0], blocks)).astype(form.scale) for _ in range(1 + form.has_minimum)]
+    return QuantizedWeight(kind, codes, *factors)
 
 
 def make(config: Config, kind: str | None = None, engine: str = "numba", lora: bool = False) -> Model:
@@ -40,8 +53,13 @@ def make(config: Config, kind: str | None = None, engine: str = "numba", lora: b
     rng = np.random.default_rng(1)
     for p in model.params.values():
         p += rng.normal(0, 0.1, p.shape).astype(np.float32)
-    if kind:
+    if kind in KINDS:
         model.quantize(kind)
+    elif kind:
+        for name, out_in in quantizable(config).items():
+            shape = model.params[name].shape if out_in else model.params[name].shape[::-1]
+            weight = as_kept(rng, model.params[name] if out_in else model.params[name].T, kind, shape)
+            model.params[name] = weight if out_in else weight.T
     if lora:
         model.add_lora(r=3)
         for name in sorted(model.trainable):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onfoot.cli.options import Threads
+from onfoot.cli.options import Dtype, Threads
 from onfoot.engine import ENGINES
 from onfoot.terminal import for_terminal
 
@@ -36,7 +36,7 @@ def chat(
         float, typer.Option(help="Sample from the most likely tokens with total probability p; 1 is all.")
     ] = 0.9,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.", min=0)] = 0,
-    dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
+    dtype: Dtype = "auto",
     engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
     threads: Threads = None,
     quantized: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onfoot.cli.options import Threads
+from onfoot.cli.options import Dtype, Threads
 from onfoot.engine import ENGINES
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results as JSON to this file; - prints them instead.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
+    dtype: Dtype = "auto",
     engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
     threads: Threads = None,
     quantized: Annotated[

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from onfoot.cli.console import show_text
-from onfoot.cli.options import Download, Threads, parse_tokens
+from onfoot.cli.options import Download, Dtype, Threads, parse_tokens
 from onfoot.engine import ENGINES
 from onfoot.formats.files import read_text
 from onfoot.terminal import for_terminal
@@ -69,9 +69,7 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     slide: Annotated[bool, typer.Option(help="When the context is full, continue from its last half.")] = False,
-    dtype: Annotated[
-        str, typer.Option(help="Data type: float32, float64, or auto: float32, with 16-bit weights as in the files.")
-    ] = "auto",
+    dtype: Dtype = "auto",
     engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
     threads: Threads = None,
     download: Download = False,

@@ -41,6 +41,9 @@ def _set_threads(n: int | None) -> int | None:
     return n
 
 
+Dtype = Annotated[
+    str, typer.Option(help="Data type: float32, float64, or auto: float32, with 16-bit weights as in the files.")
+]
 Threads = Annotated[
     int | None,
     typer.Option(

@@ -64,7 +64,7 @@ def serve(
     if key is None and not is_loopback(host):
         raise ValueError(f"--host {host} can be reached from other machines: set ONFOOT_API_KEY, or give --api-key")
     listening = listen(host, port)
-    loaded = load(model, quantized=quantized)
+    loaded = load(model, "auto", quantized=quantized)
     if adapter is not None:
         loaded.load_adapter(adapter)
     if loaded.tokenizer is None:
