@@ -247,9 +247,7 @@ def test_unknown_architectures_and_quantisations_are_named(tmp_path: Path) -> No
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(
-        ValueError, match="architecture 'falcon' is not supported; supported: llama, qwen2, "
-    ):
+    with pytest.raises(ValueError, match="architecture 'falcon' is not supported; supported: llama, qwen2, "):
         onfoot.load(tmp_path / "falcon.gguf")
     writer = gguf.GGUFWriter(str(tmp_path / "k.gguf"), "llama")
     writer.add_tensor("x", np.zeros((1, 136), np.uint8), raw_dtype=gguf.GGMLQuantizationType.IQ4_XS)

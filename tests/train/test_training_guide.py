@@ -1,0 +1,36 @@
+"""The guide to the trainer: its Python code, as it stands on the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import onfoot
+from onfoot.train.options import CHANGEABLE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("a rose is a rose is a rose. " * 200, encoding="utf-8")
+    names: dict[str, Any] = {}
+    first, squares, loop, callbacks = BLOCKS
+    exec(first.replace("steps=200", "steps=6, sample_tokens=0").replace("eval_every=50", "eval_every=3"), names)
+    assert Path("runs/book/checkpoints/step-0000006").is_dir()
+    exec(squares, names)
+    names["trainer"] = onfoot.Trainer(names["model"], names["Squares"](), onfoot.TrainingOptions(steps=3, quiet=True))
+    exec(loop, names)
+    assert names["step"].step == 3
+    exec(callbacks.replace("runs/book", "runs/again"), names)
+    assert '"perplexity"' in Path("runs/again/log.jsonl").read_text(encoding="utf-8")
+
+
+def test_the_guide_lists_what_may_change() -> None:
+    listed = re.search(r"These may change: (.*?)\. `run\.json`", PAGE, re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r"`--([\w-]+)`", listed[1])) == {name.replace("_", "-") for name in CHANGEABLE}
