@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,18 +152,11 @@ def _stream(
     model: Model, prompt: np.ndarray, max_new_tokens: int, sampling: Sampling, seed: int, stop: list[str], slide: bool
 ) -> None:
     """Prints the prompt, and then text while it is generated."""
-    from onfoot.generate.decode import StreamDecoder
-    from onfoot.generate.loop import stream
-    from onfoot.generate.stop import StopStrings, texts
-    from onfoot.models.inputs import check_tokens
+    from onfoot.generate.loop import stream_text
 
-    check_tokens(prompt[None], model.config.vocab_size, model.config.n_positions)
     assert model.tokenizer is not None
-    steps = stream(model, [prompt], max_new_tokens, sampling, seed, slide)
-    first = next(steps)  # invalid arguments raise here, before anything is printed
-    decoder = StreamDecoder(model.tokenizer)
-    print(for_terminal("".join(map(decoder.add, prompt.tolist()))), end="", flush=True)
-    new = (int(tokens[0]) for tokens in chain([first], steps))
-    for text in texts(decoder, new, model.eos_ids, StopStrings(after=stop)):
+    pieces = stream_text(model, prompt.tolist(), max_new_tokens, sampling, seed, stop, slide)
+    print(for_terminal(model.tokenizer.decode(prompt.tolist())), end="", flush=True)
+    for text in pieces:
         print(for_terminal(text), end="", flush=True)
     print()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from onfoot.arrays import to_numpy
 from onfoot.generate.cache import KVCache
 from onfoot.generate.decode import StreamDecoder
 from onfoot.generate.sampling import Sampling, next_token
-from onfoot.generate.stop import StopStrings
+from onfoot.generate.stop import StopStrings, texts
 from onfoot.models import inputs
 from onfoot.models.families import network
 from onfoot.models.layout import Layout, in_window
@@ -133,3 +134,28 @@ def generate(
             for p, row in zip(prompts, new, strict=True)
         ]
     )
+
+
+def stream_text(
+    model: Model,
+    prompt: str | Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    slide: bool = False,
+) -> Iterator[str]:
+    """The text after a prompt, piece by piece, up to an end-of-sequence token or the end of a stop string."""
+    if model.tokenizer is None:
+        raise ValueError("text needs a tokenizer, but this model has none; use model.generate with token ids")
+    ids = model.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+    if not ids:
+        raise ValueError("an empty prompt has no tokens; give some text, or the id of a start token")
+    known = inputs.check_tokens(np.asarray(ids)[None], model.config.vocab_size, model.config.n_positions)[0]
+    steps = stream(model, [known], max_new_tokens, sampling, seed, slide)
+    first = next(steps)  # invalid arguments raise here, not at the first piece
+    decoder = StreamDecoder(model.tokenizer)
+    for token in ids:
+        decoder.add(token)
+    new = (int(tokens[0]) for tokens in chain([first], steps))
+    return texts(decoder, new, model.eos_ids, StopStrings(after=stop))

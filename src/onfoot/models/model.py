@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -349,6 +349,27 @@ class Model:
             stop_ids = self.eos_ids
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int = 200,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        *,
+        min_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        stop: Sequence[str] = (),
+        slide: bool = False,
+    ) -> Iterator[str]:
+        """The text that continues a prompt, piece by piece: `for text in model.stream("Once"): print(text, end="")`."""
+        from onfoot.generate.loop import stream_text
+        from onfoot.generate.sampling import Sampling
+
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        return stream_text(self, prompt, max_new_tokens, sampling, seed, stop, slide)
 
     def save(self, folder: str | Path, dtype: str | None = None) -> None:
         """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` can load.
