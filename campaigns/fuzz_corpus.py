@@ -175,16 +175,18 @@ def use_lines(folder: Path) -> None:
 
 def use_texts(folder: Path) -> None:
     from onfoot.data import corpus
+    from onfoot.data.bigram import bigram_loss
 
     texts = corpus.find_texts([folder])
     tokens = corpus.write_tokens(texts, byte_tokenizer(), folder.parent / "out")
     if len(tokens) > 1:
-        corpus.bigram_entropy(tokens, 257)
+        bigram_loss(tokens, tokens, 257)
 
 
 def use_run(folder: Path) -> None:
     """A run is read in parts, by several commands: each must refuse by itself what it cannot read."""
     from onfoot.data import corpus
+    from onfoot.data.bigram import bigram_loss
     from onfoot.formats.run_folder import model_folder
     from onfoot.train.log import Log
 
@@ -194,7 +196,7 @@ def use_run(folder: Path) -> None:
         lambda: _other_command(folder / "run.json"),
         lambda: Log(folder / "log.jsonl").read(),
         lambda: corpus.check_tokens(folder / "data"),
-        lambda: corpus.bigram_entropy(corpus.open_tokens(folder / "data"), 257),
+        lambda: bigram_loss(*[corpus.open_tokens(folder / "data")] * 2, 257),
         lambda: Tokenizer.load(folder / "data"),
         lambda: _resume_state(folder / "checkpoints" / "step-0000002"),
         lambda: model_folder(folder),
