@@ -686,12 +686,12 @@ TRAIN = [
         [("path.stat().st_size != meta[\"tokens\"] * dtype.itemsize", "path.stat().st_size < meta[\"tokens\"] * dtype.itemsize"), ('if size != meta["tokens"] * dtype.itemsize:', 'if size < meta["tokens"] * dtype.itemsize:')],
         ("if digest.hexdigest() != expected:", "if False:"),
         ("& 0xC0 != 0x80", "& 0x80 != 0x80"),
-        ("if not any(name.startswith(\".\") for name in p.relative_to(path).parts)", "if True"),
+        ("if path.name.startswith(\".\"):", "if False:"),
         ("if kind is None and b\"\\0\" in head:", "if False:"),
-        ("n_documents += 1", "n_documents = 1"),
     ),
     *of(
         "data/corpus.py", "cli/test_data_as_it_comes.py",
+        ("n_documents += 1", "n_documents = 1"),
         ("if not path.is_file():\n        partial", "if True:\n        partial"),
     ),
     *of(
@@ -705,7 +705,7 @@ TRAIN = [
         ("return float(min(losses))", "return float(max(losses))"),
     ),
     *of(
-        "data/records.py", "train/test_data_formats.py",
+        "data/records.py", "train/test_data_formats.py train/test_sft_data.py",
         ("decode(data, where, offset).removeprefix(BOM if number == 1 else \"\")", "decode(data, where, offset)"),
         ("yield where, error\n            offset += len(data)", "yield where, error"),
         ("if not self.skip_bad:", "if False:"),
@@ -714,7 +714,8 @@ TRAIN = [
         ("if not text.startswith(\",\"):", "if False:"),
         ("if len(row) != len(names):", "if len(row) > len(names):"),
         ("if item is not None}", "}"),
-        ("Path(name).name != name", "False"),
+        ("or name not in inside", "or False"),
+        ("batch.validate(full=True)", "pass"),
         ("done += batch.num_rows", "done += 0"),
         ("delimiter=\"\\t\" if path.suffix.lower() == \".tsv\" else \",\"", "delimiter=\",\""),
     ),

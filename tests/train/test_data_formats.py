@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -346,6 +347,15 @@ def test_columns_that_are_null_in_a_row_are_absent(tmp_path: Path) -> None:
     assert first_record(tmp_path / "b.parquet") == {"messages": CALLS}
 
 
+def test_a_folder_may_have_files_and_saved_datasets_inside(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a.csv", "saved"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        WRITERS[name](tmp_path / "in" / name, ROWS)
+    found = [e.where.removeprefix(str(tmp_path)) for e in read_examples([tmp_path], byte_tokenizer(), ChatTemplate())]
+    words = ("a.csv, line 2", "a.csv, line 4", "a.csv, line 6", "a.jsonl, line 1", "a.jsonl, line 2", "a.jsonl, line 3")
+    assert found == [f"/in/{word}" for word in (*words, "saved, row 1", "saved, row 2", "saved, row 3")]
+
+
 # bad input
 
 GOOD = '{"prompt": "p", "completion": "c"}\n'
@@ -407,6 +417,16 @@ def test_a_saved_dataset_cannot_name_files_outside(tmp_path: Path) -> None:
     (tmp_path / "saved" / "x.arrow").write_bytes(b"ARROW?" * 9)
     state.write_text(json.dumps({"_data_files": [{"filename": "x.arrow"}]}))
     with pytest.raises(ValueError, match=r"x\.arrow cannot be read: "):
+        list(records(tmp_path / "saved"))
+
+
+def test_wrong_offsets_in_a_saved_dataset_are_refused_before_they_are_followed(tmp_path: Path) -> None:
+    Dataset.from_list([{"text": "abc"}, {"text": "de"}]).save_to_disk(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    right, wrong = (np.array([0, 3, end], np.int32).tobytes() for end in (5, 1 << 30))
+    assert file.read_bytes().count(right) == 1
+    file.write_bytes(file.read_bytes().replace(right, wrong))
+    with pytest.raises(ValueError, match=r"\.arrow cannot be read: "):
         list(records(tmp_path / "saved"))
 
 

@@ -66,8 +66,7 @@ def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Text
         if is_dataset(path):
             found.append(path)
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if _suffix(p) in (suffixes or SUFFIXES) and p.is_file())
-            inside = [p for p in inside if not any(name.startswith(".") for name in p.relative_to(path).parts)]
+            inside = list(_inside(path, suffixes or SUFFIXES))
             if not inside:
                 raise ValueError(f"the folder {path} has no {_or(suffixes or SUFFIXES)} file")
             found += inside
@@ -83,6 +82,17 @@ def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Text
     for path in found:
         _check_readable(path)
     return [Text(str(path), path=path) for path in found]
+
+
+def _inside(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
+    """The files with one of the suffixes, and the saved datasets, in a folder and in those inside it."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if is_dataset(path) or (path.is_file() and _suffix(path) in suffixes):
+            yield path
+        elif path.is_dir() and not path.is_symlink():
+            yield from _inside(path, suffixes)
 
 
 def _or(names: Sequence[str]) -> str:
