@@ -43,8 +43,11 @@ TEMPLATE = (
 LINES = [
     {"prompt": "2 + 2 =", "completion": " 4"},
     {"instruction": "Add.", "input": "2, 2", "output": "4"},
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]},
     {"prompt": "a", "completion": "b", "other": [1, {"x": None}]},
+]
+CHATS = [
+    {"messages": MESSAGES},
+    {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
 ]
 NOT_READ = ("generation_config.json", "loss.png", ".lock")  # onfoot writes them for others
 GPT2 = onfoot.GPT2Config(vocab_size=300, n_positions=64, n_embd=8, n_layer=1, n_head=2)
@@ -107,7 +110,11 @@ def build(root: Path) -> list[Case]:
     lines = root / "lines"
     lines.mkdir()
     (lines / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
+    (lines / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in CHATS), encoding="utf-8")
+    (lines / "list.json").write_text(json.dumps(CHATS, indent=1), encoding="utf-8")
+    (lines / "table.csv").write_text('prompt,completion\n"2, 2",4\n\na,"b ""c""\n"\n', encoding="utf-8")
     cases.append(Case("jsonl", lines, use_lines, weight=4))
+    cases.append(Case("tables", _tables(root), use_tables, weight=3))
     texts = root / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text(TEXT, encoding="utf-8")
@@ -166,25 +173,33 @@ def use_lines(folder: Path) -> None:
     from onfoot.data.sft import load_source
 
     source = load_source(
-        [folder / "data.jsonl"], byte_tokenizer(), ChatTemplate(), max_length=200, batch_size=2, on_long="truncate"
+        [folder], byte_tokenizer(), ChatTemplate(), max_length=200, batch_size=2, on_long="truncate"
     )
     source.microbatches(0)
     source.report()
     source.fingerprint()
 
 
+def use_tables(folder: Path) -> None:
+    from onfoot.data.sft_examples import read_examples
+
+    read_examples([folder], byte_tokenizer(), ChatTemplate())
+
+
 def use_texts(folder: Path) -> None:
     from onfoot.data import corpus
+    from onfoot.data.bigram import bigram_loss
 
     texts = corpus.find_texts([folder])
     tokens = corpus.write_tokens(texts, byte_tokenizer(), folder.parent / "out")
     if len(tokens) > 1:
-        corpus.bigram_entropy(tokens, 257)
+        bigram_loss(tokens, tokens, 257)
 
 
 def use_run(folder: Path) -> None:
     """A run is read in parts, by several commands: each must refuse by itself what it cannot read."""
     from onfoot.data import corpus
+    from onfoot.data.bigram import bigram_loss
     from onfoot.formats.run_folder import model_folder
     from onfoot.train.log import Log
 
@@ -194,7 +209,7 @@ def use_run(folder: Path) -> None:
         lambda: _other_command(folder / "run.json"),
         lambda: Log(folder / "log.jsonl").read(),
         lambda: corpus.check_tokens(folder / "data"),
-        lambda: corpus.bigram_entropy(corpus.open_tokens(folder / "data"), 257),
+        lambda: bigram_loss(*[corpus.open_tokens(folder / "data")] * 2, 257),
         lambda: Tokenizer.load(folder / "data"),
         lambda: _resume_state(folder / "checkpoints" / "step-0000002"),
         lambda: model_folder(folder),
@@ -323,6 +338,22 @@ def _adapter(model: Model, root: Path) -> Path:
     model.source = "base"
     model.save_adapter(root / "adapter")
     return root / "adapter"
+
+
+def _tables(root: Path) -> Path:
+    """A .parquet file, and a folder as `Dataset.save_to_disk` writes it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = root / "tables"
+    (folder / "saved").mkdir(parents=True)
+    table = pyarrow.Table.from_pylist([CHATS[0]] * 3)
+    pyarrow.parquet.write_table(table, folder / "a.parquet")
+    with pyarrow.ipc.new_stream(folder / "saved" / "data.arrow", table.schema) as stream:
+        stream.write_table(table)
+    (folder / "saved" / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "saved" / "dataset_info.json").write_text("{}")
+    return folder
 
 
 def _run(root: Path) -> Path:

@@ -8,7 +8,7 @@ from campaigns import fuzz, fuzz_corpus, fuzz_mutations
 
 
 def test_no_reader_fails_otherwise_than_with_a_value_error() -> None:
-    outcome = fuzz.run(1500, 15)
+    outcome = fuzz.run(1500, 16)
     assert outcome.failures == []
     assert outcome.figures["inputs"] == 1500
     assert outcome.figures["refused"] > 700 and outcome.figures["read"] > 200  # neither all nor nothing

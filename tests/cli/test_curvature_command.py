@@ -169,7 +169,7 @@ def test_the_picture_has_a_point_per_eigenvalue_and_a_bar_per_layer(
         (("--data", "text.txt", "--plot", "x.pdf"), "--plot writes a .png file, got 'x.pdf'"),
         (("--data", "text.txt", "--plot", "nowhere/x.png"), "nowhere does not exist"),
         (("--data", "missing.txt"), "missing.txt does not exist"),
-        (("--data", "model"), "model is a folder; give one .txt or .jsonl file"),
+        (("--data", "model"), "model is a folder; give one file"),
         (("--data", "short.txt"), "short.txt is too short: 1 tokens; at least 2 are needed"),
         (("--data", "examples.jsonl", "--context", "5"), "examples.jsonl, line 1: 10 tokens exceed context=5"),
     ],

@@ -39,7 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [{"prompt": f"{i}:", "completion": f" {i + 1}"} for i in range(12)]
     (path / "chats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     output = run("train", path / "text.txt", "--out", path / "run", *SMALL)
-    assert "validation loss" in output and "the bigram entropy of this text is" in output and "\nsample:" in output
+    assert "validation loss" in output and "\nsample:" in output
+    assert "a bigram model fitted on the training text has" in output
     assert f"onfoot generate {path / 'run'}" in output.replace("\n", " ")
     return path
 

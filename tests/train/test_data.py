@@ -83,13 +83,46 @@ def test_a_bom_and_upper_case_suffixes_make_no_difference(tmp_path: Path) -> Non
         list(corpus.all_pieces(corpus.find_texts([bad])))
 
 
-@pytest.mark.parametrize(("name", "what"), [("a.csv", r"a \.csv file"), ("book", "a file without a suffix")])
-def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path, name: str, what: str) -> None:
-    path = write(tmp_path / name, "x,y")
-    with pytest.raises(ValueError, match=rf"{name} is {what}, expected \.txt or \.jsonl"):
-        corpus.find_texts([path])
-    with pytest.raises(ValueError, match=r"a\.txt is a \.txt file, expected \.jsonl"):
-        corpus.find_texts([write(tmp_path / "a.txt", "x")], (".jsonl",))
+def test_a_text_may_have_any_suffix_or_none(tmp_path: Path) -> None:
+    texts = {"a.md": "# one", "b.py": "two = 2", "c": "three", "d.log": "four", "e.TXT": "five"}
+    paths = [write(tmp_path / name, text) for name, text in texts.items()]
+    assert list(corpus.all_pieces(corpus.find_texts(paths))) == list(texts.values())
+
+
+def test_a_folder_is_searched_for_text_by_suffix_and_hidden_files_are_left_out(tmp_path: Path) -> None:
+    for name in ("a.md", "b.py", "c.rst", "d.tex", "e.txt", "f.bin", "g", "h.json", ".i.txt", ".git/j.txt", "k/l.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, name)
+    assert list(corpus.all_pieces(corpus.find_texts([tmp_path]))) == [
+        "a.md",
+        "b.py",
+        "c.rst",
+        "d.tex",
+        "e.txt",
+        "k/l.md",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"%PDF-1.7\n", "is a PDF file, not UTF-8 text; convert it first"),
+        (b"PK\x03\x04ab", "is a ZIP archive"),
+        (b"\x1f\x8b\x08", "is compressed with gzip"),
+        ("Grüße".encode("utf-16"), "is UTF-16 text, not UTF-8 text"),
+        (b"\x7fELF\x02\x01\x01\0", r"is a binary file \(byte 0 at position 7\), not UTF-8 text"),
+    ],
+)
+def test_files_that_are_not_text_are_refused_with_the_reason(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"book {message}"):
+        corpus.find_texts([write(tmp_path / "book", content)])
+
+
+def test_kinds_that_are_not_expected_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a\.txt is a \.txt file, expected \.jsonl or \.csv; rename or convert it"):
+        corpus.find_texts([write(tmp_path / "a.txt", "x")], (".jsonl", ".csv"))
+    with pytest.raises(ValueError, match=r"a is a file without a suffix, expected \.jsonl"):
+        corpus.find_texts([write(tmp_path / "a", "x")], (".jsonl",))
 
 
 def test_long_files_are_read_in_pieces_without_losing_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +152,7 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
 def test_missing_files_and_empty_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nothing\.txt does not exist"):
         corpus.find_texts([tmp_path / "nothing.txt"])
-    with pytest.raises(ValueError, match=r"has no \.txt or \.jsonl file"):
+    with pytest.raises(ValueError, match=r"has no \.txt, \.md, \.rst, \.tex, \.py, \.jsonl or \.parquet file"):
         corpus.find_texts([tmp_path])
 
 
@@ -130,16 +163,6 @@ def test_a_truncated_token_file_is_recognised(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokens\.bin has 15 bytes, which is not 9 uint16 tokens"):
         corpus.open_tokens(tmp_path)
     assert json.loads((tmp_path / "tokens.json").read_text())["tokens"] == 9
-
-
-def test_the_bigram_entropy_is_that_of_the_pairs() -> None:
-    assert corpus.bigram_entropy(np.array([0, 1] * 50), 2) == 0  # the next token is certain
-    rng = np.random.default_rng(0)
-    assert corpus.bigram_entropy(rng.integers(0, 4, 200_000), 4) == pytest.approx(np.log(4), rel=1e-3)
-    chain = [0, 0, 1, 0, 0, 1, 1, 0]
-    # from 0: 0→0 twice, 0→1 twice; from 1: 1→0 twice, 1→1 once
-    expected = (4 * np.log(2) - 2 * np.log(2 / 3) - np.log(1 / 3)) / 7
-    assert corpus.bigram_entropy(np.array(chain), 2) == pytest.approx(expected)
 
 
 def test_python_ships_half_a_megabyte_of_training_text() -> None:

@@ -176,11 +176,11 @@ def test_each_line_is_recognised_by_its_fields(tmp_path: Path) -> None:
         {"prompt": "p", "completion": "c", "id": 7, "input": 5},
         {"instruction": "Add {x}.", "output": "3"},
         {"instruction": "Add.", "input": "1 2", "output": "3"},
-        {"instruction": "Add.", "input": "", "output": "3"},
-        {"messages": DIALOGUE[1:3], "prompt": "One?"},
+        {"instruction": "Add.", "input": "", "output": "3", "text": "Add. 3"},
     )
+    chats = write(tmp_path / "b.jsonl", {"messages": DIALOGUE[1:3], "prompt": "One?"})
     path.write_text(path.read_text(encoding="utf-8").replace("\n", "\n\n"), encoding="utf-8")  # blank lines are passed
-    examples = read_examples([path], TOKENIZER, PLAIN)
+    examples = read_examples([path, chats], TOKENIZER, PLAIN)
     assert [TOKENIZER.decode(e.prompt) for e in examples] == [
         "p",
         "Instruction:\nAdd {x}.\n\nAnswer:\n",
@@ -189,7 +189,7 @@ def test_each_line_is_recognised_by_its_fields(tmp_path: Path) -> None:
         "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\n",
     ]
     assert [TOKENIZER.decode(e.ids[e.learn]) for e in examples] == ["c", "3", "3", "3", "1<|im_end|>\n"]
-    assert [e.where for e in examples] == [f"{path}, line {n}" for n in (1, 3, 5, 7, 9)]
+    assert [e.where for e in examples] == [*(f"{path}, line {n}" for n in (1, 3, 5, 7)), f"{chats}, line 1"]
 
 
 # conversations
@@ -284,7 +284,8 @@ def test_the_template_is_found_in_all_of_its_places(tmp_path: Path) -> None:
         ("{{ messages.append(1) }}", "failed: access to attribute 'append' of .list. object is unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed: access to attribute '__class__' .* is unsafe"),
         ("{{ 1 / 0 }}", "failed: division by zero"),
-        ("always the same", "renders nothing for message 3"),
+        ("always the same", r"leaves out message 1 \(role system\); remove it, or use a model"),
+        ("{{ messages[0].content }}", "renders nothing for message 3"),
         (REWRITING, r"changes the text before message 4: 'hm</think>1\\n' becomes '1\\nuser:Two\?"),
     ],
 )
@@ -322,7 +323,10 @@ USER = '{"role": "user", "content": "q"}'
         (b'{"prompt": "\xff", "completion": "c"}', "is not valid UTF-8: byte 0xff at position 48"),
         (b'["p", "c"]', "not a JSON object; expected "),
         (b"{}", r"the fields \(none\); expected "),
-        (b'{"text": "x"}', r'the fields text; expected {"prompt", "completion"}, {"instruction", "output"}'),
+        (b'{"txt": "x"}', r'the fields txt; expected {"prompt", "completion"}, {"instruction", "output"}'),
+        (b'{"text": "x"}', r"a text, but the file begins with a prompt with its answer \(line 1\); put them into"),
+        (f'{{"messages": [{USER}, {{"role": "assistant", "content": "a"}}]}}'.encode(), "a conversation, but the file"),
+        (b'{"prompt": "p", "chosen": "c", "rejected": "r"}', r'a preference pair \("chosen" and "rejected"\); exp'),
         (b'{"completion": "c"}', "the fields completion; expected "),
         (b'{"prompt": "p"}', '"prompt" but no "completion"; expected '),
         (b'{"instruction": "p", "input": "q"}', '"instruction" but no "output"; expected '),
@@ -341,8 +345,8 @@ USER = '{"role": "user", "content": "q"}'
         (b'{"messages": ["hello"]}', 'message 1 must be an object with "role" and "content"'),
         (b'{"messages": [{"role": "user"}]}', 'message 1 must be an object with "role" and "content"'),
         (
-            b'{"messages": [{"role": "tool", "content": "x"}]}',
-            "message 1 has unknown role 'tool'; choose from system, user",
+            b'{"messages": [{"role": "robot", "content": "x"}]}',
+            "message 1 has unknown role 'robot'; choose from system, user, assistant, tool",
         ),
         (f'{{"messages": [{USER}]}}'.encode(), "no assistant message"),
         (
@@ -362,7 +366,7 @@ def test_bad_lines_are_named_with_file_and_line(tmp_path: Path, line: bytes, mes
         read_examples([path], TOKENIZER, PLAIN)
 
 
-@pytest.mark.parametrize(("content", "message"), [("", "is empty"), ("\n \n", "has only blank lines")])
+@pytest.mark.parametrize(("content", "message"), [("", "is empty"), ("\n \n", "has no records; each must be one of")])
 def test_files_without_examples_are_named_even_next_to_good_ones(tmp_path: Path, content: str, message: str) -> None:
     good = write(tmp_path / "good.jsonl", {"prompt": "p", "completion": "c"})
     (tmp_path / "bad.jsonl").write_text(content)
@@ -600,8 +604,8 @@ def test_a_source_counts_its_rows_targets_and_steps(tmp_path: Path) -> None:
     assert source.steps_for(1e-6) == 1
     with pytest.raises(ValueError, match="epochs must be > 0, got 0"):
         source.steps_for(0)
-    first, second = source.report().splitlines()
-    assert first.startswith("40 of 40 examples, ")
+    format_, first, second = source.report().splitlines()
+    assert format_ == "prompts and completions, 40 examples" and first.startswith("40 of 40 examples, ")
     width = source.train.width
     full = sum(map(len, source.train.examples)) / (source.rows * width)
     assert second == (
@@ -614,7 +618,7 @@ def test_validation_uses_all_rows_up_to_its_limit(tmp_path: Path) -> None:
     settings = {"max_length": 16, "batch_size": 4, "pack": False, "validation_files": [apart]}
     source = load_source([path], TOKENIZER, PLAIN, **settings)
     assert len(source.train.examples) == 40
-    assert "\nvalidation: 9 of 9 examples, " in source.report()
+    assert "\nvalidation: prompts and completions, 9 examples\n9 of 9 examples, " in source.report()
     batches = list(source.validation())
     assert [len(b.tokens) for b in batches] == [4, 4, 1]
     assert sum((b.targets != IGNORE).sum() for b in batches) == sum(e.n_targets for e in source.held_out.examples)
@@ -635,7 +639,7 @@ def test_the_sample_prompt_is_that_of_the_first_validation_example(tmp_path: Pat
 def test_truncated_examples_are_in_the_sources_report(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *({"prompt": "a" * n, "completion": "bc"} for n in (2, 3, 7, 30)))
     source = load_source([path], TOKENIZER, PLAIN, max_length=8, batch_size=1, on_long="truncate")
-    assert source.report().splitlines()[:3] == [
+    assert source.report().splitlines()[1:4] == [
         "3 of 4 examples, 17 tokens, 8 of them targets",
         "1 longer than max_length=8: truncated at the end",
         "1 longer than max_length=8: dropped, as truncation would remove the entire completion",

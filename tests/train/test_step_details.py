@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 
 import onfoot
 from onfoot.data import corpus
-from onfoot.data.corpus import Text, bigram_entropy, open_tokens, write_tokens
+from onfoot.data.corpus import Text, open_tokens, write_tokens
 from onfoot.data.sft import SftSource
 from onfoot.data.sft_examples import split_examples
 from onfoot.models.model import Model
@@ -221,15 +219,6 @@ def test_ids_of_large_vocabularies_are_not_truncated(tmp_path: Path, size: int, 
     (tmp_path / "tokens.bin").write_bytes((tmp_path / "tokens.bin").read_bytes() + b"\0")
     with pytest.raises(ValueError, match="which is not 12 "):
         open_tokens(tmp_path)
-
-
-@pytest.mark.parametrize("n", [2, 7, 8, 14, 15, 16, 100])
-def test_the_bigram_entropy_counts_the_pairs_at_the_seams(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 7)
-    ids = np.random.default_rng(n).integers(0, 5, n).astype(np.uint16)
-    pairs, firsts = Counter(pairwise(ids.tolist())), Counter(ids[:-1].tolist())
-    right = -sum(k * math.log(k / firsts[a]) for (a, _), k in pairs.items()) / (n - 1)
-    assert bigram_entropy(ids, 5) == pytest.approx(right, abs=1e-12)
 
 
 def test_the_number_of_validation_examples_is_rounded_to_nearest() -> None:

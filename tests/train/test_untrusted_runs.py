@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from onfoot.data import corpus
+from onfoot.data.bigram import bigram_loss
 from onfoot.data.sft import load_source
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import byte_tokenizer
@@ -87,7 +88,7 @@ def test_ids_beyond_the_vocabulary_are_refused_before_they_are_counted(data: Pat
     meta = {**json.loads((data / "tokens.json").read_text()), "dtype": "uint32", "tokens": 3}
     (data / "tokens.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match=r"tokens\.bin has the id 4294967295, but vocab_size is 257"):
-        corpus.bigram_entropy(corpus.open_tokens(data), 257)
+        bigram_loss(corpus.open_tokens(data), corpus.open_tokens(data), 257)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "b.jsonl"])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.data.packing import Rows
+from onfoot.data.records import has_records
 from onfoot.data.windows import Windows
 from onfoot.formats.files import read_json
 from onfoot.formats.tokenizer import Tokenizer
@@ -21,9 +22,12 @@ class Place(NamedTuple):
     file: str
     line: int
     position: int | None = None
+    word: str = "line"  # or the row of a table, or the entry of a list
 
     def __str__(self) -> str:
-        return f"{self.file}, line {self.line}" + ("" if self.position is None else f" (token {self.position:,})")
+        return f"{self.file}, {self.word} {self.line}" + (
+            "" if self.position is None else f" (token {self.position:,})"
+        )
 
 
 class Examples(ABC):
@@ -52,12 +56,13 @@ class Examples(ABC):
 
     def as_json(self, number: int) -> dict[str, Any]:
         """What the examples of a .json file say about one: file, line, position, text."""
-        place = {name: value for name, value in self.place(number)._asdict().items() if value is not None}
-        return {**place, "text": self.text(number)}
+        file, line, position, word = self.place(number)
+        where = {"file": file, word: line, **({} if position is None else {"position": position})}
+        return {**where, "text": self.text(number)}
 
 
 class LineExamples(Examples):
-    """The lines of .jsonl files that a fine-tuning run trains on."""
+    """The lines or rows of the files that a fine-tuning run trains on."""
 
     what = "line"
 
@@ -71,8 +76,9 @@ class LineExamples(Examples):
         return self.rows.examples[number].ids
 
     def place(self, number: int) -> Place:
-        file, _, line = self.rows.examples[number].where.rpartition(", line ")
-        return Place(file, int(line))
+        file, _, place = self.rows.examples[number].where.rpartition(", ")
+        word, line = place.split()
+        return Place(file, int(line), word=word)
 
 
 class WindowExamples(Examples):
@@ -105,9 +111,9 @@ class WindowExamples(Examples):
         file = int(np.searchsorted(self.starts, position, side="right")) - 1
         start = self.starts[file]
         name = self.sources[file] if len(self.starts) == len(self.sources) else ", ".join(self.sources)
-        kind = int(name.lower().endswith(".jsonl"))
+        kind = int(has_records(Path(name)))
         line = 1 + int(self._breaks_before(position)[kind] - self._breaks_before(start)[kind])
-        return Place(name, line, position - start)
+        return Place(name, line, position - start, "row" if kind and not name.lower().endswith(".jsonl") else "line")
 
     @cached_property
     def _breaks(self) -> np.ndarray:
@@ -124,5 +130,5 @@ class WindowExamples(Examples):
         return self._breaks[window] + self._count(self.windows.tokens[begin:position])
 
     def _count(self, ids: np.ndarray) -> np.ndarray:
-        """The line ends and the EOS tokens among some tokens: they end a line of a .txt and of a .jsonl file."""
+        """The line ends and the EOS tokens among some tokens: they end a line of a text and of a .jsonl file."""
         return np.array([self.tokenizer.decode(ids.tolist()).count("\n"), int((ids == self.tokenizer.eos_id).sum())])

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onfoot.arrays import Array
-from onfoot.data.corpus import find_texts, json_lines
+from onfoot.data.corpus import find_texts
+from onfoot.data.records import READERS, ReadLog, first_record, json_lines
 from onfoot.data.sft_examples import form_of, read_example
 from onfoot.formats.chat import check_text
 from onfoot.formats.tokenizer import Tokenizer
@@ -54,13 +55,12 @@ class Query:
 
 def read_queries(path: Path) -> list[Line]:
     """The lines of a .jsonl file of queries."""
-    lines = []
-    for number, value in json_lines(path):
-        try:
-            form_of(value)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
-        lines.append(value)
+
+    def checked(value: Any, where: str) -> Line:
+        form_of(value)
+        return value
+
+    lines = list(ReadLog().read(json_lines(path), checked))
     if not lines:
         raise ValueError(f'{path} has no queries; each line must have "prompt" and "completion"')
     return lines
@@ -92,13 +92,15 @@ def _as_example(trainer: Trainer, options: FinetuneOptions, line: Line) -> Query
     assert model.tokenizer is not None
     shown = line
     if form_of(line) == "prompt":
-        first = next(value for _, value in json_lines(_first_file(options.data)))
+        first = first_record(_first_file(options.data))
         prompt, completion = line["prompt"], line["completion"]
         roles = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         forms = {
             "prompt": line,
             "instruction": {"instruction": prompt, "output": completion},
             "messages": {"messages": roles},
+            "conversations": {"messages": roles},
+            "text": line,
         }
         line = forms[form_of(first)]
     example = read_example(line, template_of(model), model.tokenizer, "the query")
@@ -106,7 +108,7 @@ def _as_example(trainer: Trainer, options: FinetuneOptions, line: Line) -> Query
 
 
 def _first_file(data: Sequence[str]) -> Path:
-    path = find_texts([Path(p) for p in data], (".jsonl",))[0].path
+    path = find_texts([Path(p) for p in data], tuple(READERS))[0].path
     assert path is not None
     return path
 

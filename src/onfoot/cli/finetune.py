@@ -26,11 +26,11 @@ def finetune(
     context_: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model folder or run folder.", show_default=False)] = "",
     data: Annotated[
-        list[Path] | None, typer.Option(help="A .jsonl file; repeat for several.", show_default=False)
+        list[Path] | None, typer.Option(help="A file, folder or saved dataset; repeat for several.", show_default=False)
     ] = None,
     validation_data: Annotated[
         list[Path] | None,
-        typer.Option(help="A .jsonl file for validation, instead of a split of --data.", show_default=False),
+        typer.Option(help="A file for validation, instead of a split of --data.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; by default a new one in runs/.", show_default=False)
@@ -46,7 +46,8 @@ def finetune(
 ) -> None:
     """Fine-tune a model on prompts and completions: LoRA layers by default, all weights with --full.
 
-    Each line of the data is {"prompt", "completion"}, {"instruction", "input", "output"} or {"messages"}.
+    The data is a .jsonl, .json, .csv or .parquet file, or a dataset saved by Hugging Face's library, whose records are
+    {"messages"}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"conversations"} or {"text"}.
     """
     from onfoot.train import finetune as runs
 

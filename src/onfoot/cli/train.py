@@ -28,7 +28,11 @@ def train(
     context_: typer.Context,
     texts: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE…", help=".txt or .jsonl files, or folders of them.", show_default=False),
+        typer.Argument(
+            metavar="FILE…",
+            help='Text files, records with "text" (.jsonl, .csv, .parquet, saved datasets), folders; - is stdin.',
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; by default a new one in runs/.", show_default=False)
@@ -139,7 +143,10 @@ def train_and_report(trainer: Trainer) -> None:
     if trainer.bigram is not None:
         below = trainer.bigram - loss
         word = f"{below:.2f} below" if below > 0 else f"{-below:.2f} above"
-        show_text(f"the bigram entropy of this text is {trainer.bigram:.4f}: the model is {word} it")
+        show_text(
+            f"a bigram model fitted on the training text has {trainer.bigram:.4f} nats per token on the held-out text: "
+            f"the model is {word} it"
+        )
     show_spent(trainer, outcome.state.step)
     sample = trainer.sample()
     if sample is not None:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import sys
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from onfoot.formats.files import open_file, parse_json, read_json, shown
+from onfoot.data.records import ReadLog, check_dataset_dict, decode, fields_of, has_records, is_dataset, records
+from onfoot.formats.files import open_file, read_json, shown
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.formats.write import write_json
 
 PIECE = 1 << 20  # bytes of text that are tokenized at a time
-SUFFIXES = (".txt", ".jsonl")
+SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")  # of the files that a folder is searched for
 DTYPES = ("uint16", "uint32")  # of token ids: the smaller one that fits the vocabulary
-BOM = BOM_UTF8.decode()  # byte order mark, which some editors put at the start of a file
+STDIN = "-"  # the name of standard input
+SIGNATURES = {  # how some files begin that are not text
+    b"%PDF-": "a PDF file",
+    b"PK\x03\x04": "a ZIP archive (.zip, .docx, .epub, …)",
+    b"\x1f\x8b": "compressed with gzip",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
 
 
 @dataclass(frozen=True)
@@ -38,57 +54,100 @@ def builtin_text() -> Text:
     return Text("pydoc_data.topics", text="\n\n".join(topics[key] for key in sorted(topics)))
 
 
-def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> list[Text]:
-    """The given files, and the files in the given folders, in a fixed order."""
+def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Text]:
+    """The given files and datasets, and the files in the given folders, in a fixed order.
+
+    With `suffixes`, these are the only kinds of files; without, a file may have any suffix, and folders are searched
+    for files that are known to be text. Hidden files and folders inside are left out.
+    """
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if _suffix(p) in suffixes and p.is_file())
+        check_dataset_dict(path)
+        if is_dataset(path):
+            found.append(path)
+        elif path.is_dir():
+            inside = list(_inside(path, suffixes or SUFFIXES))
             if not inside:
-                raise ValueError(f"the folder {path} has no {' or '.join(suffixes)} file")
+                raise ValueError(f"the folder {path} has no {_or(suffixes or SUFFIXES)} file")
             found += inside
-        elif path.is_file() and _suffix(path) not in suffixes:
+        elif path.is_file() and suffixes and _suffix(path) not in suffixes:
             what = f"a {path.suffix} file" if path.suffix else "a file without a suffix"
-            expected = " or ".join(suffixes)
-            raise ValueError(f"{path} is {what}, expected {expected}; rename or convert it")
+            raise ValueError(f"{path} is {what}, expected {_or(suffixes)}; rename or convert it")
         elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise ValueError(f"{path} is not a regular file; onfoot train reads standard input with the name -")
         else:
             raise ValueError(f"{path} does not exist")
     for path in found:
-        if path.stat().st_size == 0:
-            raise ValueError(f"{path} is empty")
+        _check_readable(path)
     return [Text(str(path), path=path) for path in found]
+
+
+def _inside(folder: Path, suffixes: Sequence[str]) -> Iterator[Path]:
+    """The files with one of the suffixes, and the saved datasets, in a folder and in those inside it."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if is_dataset(path) or (path.is_file() and _suffix(path) in suffixes):
+            yield path
+        elif path.is_dir() and not path.is_symlink():
+            yield from _inside(path, suffixes)
+
+
+def _or(names: Sequence[str]) -> str:
+    """a, b or c"""
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _check_readable(path: Path) -> None:
+    """Raises ValueError for an empty file, and for a file that is plainly not text."""
+    if path.is_dir():
+        return
+    with open_file(path) as file:
+        head = file.read(1 << 13)
+    if not head:
+        raise ValueError(f"{path} is empty")
+    if _suffix(path) == ".parquet":
+        return
+    kind = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
+    if kind is None and b"\0" in head:
+        kind = f"a binary file (byte 0 at position {head.index(0):,})"
+    if kind is not None:
+        raise ValueError(f"{path} is {kind}, not UTF-8 text; convert it first")
 
 
 def _suffix(path: Path) -> str:
     return path.suffix.lower()
 
 
-def documents(text: Text) -> Iterator[Iterator[str]]:
-    """The documents of a file, each an iterator over pieces: one per .txt file, one per line of a .jsonl file."""
+def save_stdin(path: Path) -> Text:
+    """Standard input as a file, which is complete once it exists."""
+    if not path.is_file():
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, PIECE)
+        partial.replace(path)
+    _check_readable(path)
+    return Text("standard input", path=path)
+
+
+def documents(text: Text, log: ReadLog | None = None) -> Iterator[Iterator[str]]:
+    """The documents of a file, each an iterator over pieces: one per text file, or one per record with "text"."""
     if text.text is not None:
         yield iter([text.text])
-    elif text.path is not None and _suffix(text.path) == ".jsonl":
-        for number, value in json_lines(text.path):
-            if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-                raise ValueError(f'{text.path}, line {number}: the field "text" is missing or not a string')
-            yield iter([_check_surrogates(value["text"], f"{text.path}, line {number}")])
+    elif text.path is not None and has_records(text.path):
+        for document in (log or ReadLog()).read(records(text.path), _text_of):
+            yield iter([document])
     elif text.path is not None:
         yield file_pieces(text.path)
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of a .jsonl file with their line numbers. Blank lines and a leading BOM are skipped."""
-    offset = 0
-    with open_file(path) as file:  # as bytes: JSON strings may contain Unicode line separators
-        for number, data in enumerate(file, start=1):
-            line = _decode(data, f"{path}, line {number}", offset)
-            offset += len(data)
-            if number == 1:
-                line = line.removeprefix(BOM)
-            if line.strip():
-                yield number, parse_json(line, f"{path}, line {number}:")
+def _text_of(value: Any, where: str) -> str:
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        found = f"; it has the fields {fields_of(value)}" if isinstance(value, dict) else ""
+        raise ValueError(f'the field "text" is missing or not a string{found}')
+    return _check_surrogates(value["text"], where)
 
 
 def file_pieces(path: Path) -> Iterator[str]:
@@ -106,10 +165,10 @@ def file_pieces(path: Path) -> Iterator[str]:
                 continue
             if cut == 0:
                 cut = len(block) - next((i for i in range(1, 5) if block[-i] & 0xC0 != 0x80), 0)
-            yield _decode(block[:cut], path, offset)
+            yield decode(block[:cut], path, offset)
             rest, offset = block[cut:], offset + cut
     if rest:
-        yield _decode(rest, path, offset)
+        yield decode(rest, path, offset)
 
 
 def _check_surrogates(text: str, name: str) -> str:
@@ -120,64 +179,66 @@ def _check_surrogates(text: str, name: str) -> str:
     return text
 
 
-def _decode(data: bytes, name: Path | str, offset: int) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{name} is not valid UTF-8: byte 0x{data[error.start]:02x} at position {offset + error.start:,}; "
-            f"convert it first, for example with: iconv -f latin1 -t utf-8"
-        ) from None
-
-
-def all_pieces(texts: Iterable[Text]) -> Iterator[str]:
+def all_pieces(texts: Iterable[Text], log: ReadLog | None = None) -> Iterator[str]:
     for text in texts:
-        for document in documents(text):
+        for document in documents(text, log):
             yield from document
-
-
-def encoded(texts: Sequence[Text], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """The token ids of the texts, piece by piece. The EOS token ends each document if there may be several."""
-    several = _several(texts)
-    for text in texts:
-        yield from _encoded_text(text, tokenizer, several)
 
 
 def _several(texts: Sequence[Text]) -> bool:
     """Whether there may be several documents."""
-    return len(texts) > 1 or any(t.path is not None and _suffix(t.path) == ".jsonl" for t in texts)
+    return len(texts) > 1 or any(t.path is not None and has_records(t.path) for t in texts)
 
 
-def _encoded_text(text: Text, tokenizer: Tokenizer, several: bool) -> Iterator[list[int]]:
-    for document in documents(text):
-        for piece in document:
-            yield tokenizer.encode(piece)
-        if several and tokenizer.eos_id is not None:
-            yield [tokenizer.eos_id]
+def _encoded_documents(text: Text, tokenizer: Tokenizer, several: bool, log: ReadLog) -> Iterator[Iterator[list[int]]]:
+    for document in documents(text, log):
+        pieces = (tokenizer.encode(piece) for piece in document)
+        yield chain(pieces, [[tokenizer.eos_id]]) if several and tokenizer.eos_id is not None else pieces
 
 
-def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path) -> np.ndarray:
+def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path, log: ReadLog | None = None) -> np.ndarray:
     """Tokenizes into folder/tokens.bin and returns it memory-mapped. The EOS token separates documents."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype(DTYPES[tokenizer.size > 1 << 16])
-    count, digest, several = 0, hashlib.sha256(), _several(texts)
+    count, digest, several, log = 0, hashlib.sha256(), _several(texts), log or ReadLog()
+    n_documents = 0
     starts: list[int] = []  # the position of each text's first token
     partial = folder / "tokens.bin.partial"
     with partial.open("wb") as file:
         for text in texts:
             starts.append(count)
-            for piece in _encoded_text(text, tokenizer, several):
-                ids = np.asarray(piece, dtype=dtype)
-                file.write(ids.tobytes())
-                digest.update(ids.tobytes())
-                count += ids.size
+            for document in _encoded_documents(text, tokenizer, several, log):
+                n_documents += 1
+                for piece in document:
+                    ids = np.asarray(piece, dtype=dtype)
+                    file.write(ids.tobytes())
+                    digest.update(ids.tobytes())
+                    count += ids.size
     meta = {
         "tokens": count, "dtype": dtype.name, "sha256": digest.hexdigest(), "sources": [t.name for t in texts],
-        "starts": starts,
+        "starts": starts, "about": _about(texts, n_documents, log),
     }  # fmt: skip
     write_json(folder / "tokens.json", meta)
     partial.replace(folder / "tokens.bin")
     return open_tokens(folder)
+
+
+def mapped_tokens(texts: Sequence[Text], tokenizer: Tokenizer, log: ReadLog | None = None) -> np.ndarray:
+    """The tokens of the texts, memory-mapped from a temporary file, so that they may exceed memory."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a mapping outlives its file, except on Windows
+        return write_tokens(texts, tokenizer, Path(folder), log)
+
+
+def _about(texts: Sequence[Text], n_documents: int, log: ReadLog) -> str:
+    """What was read, in a line or two."""
+    paths = [text.path for text in texts if text.path is not None]
+    if not paths:
+        return ""
+    kinds = Counter("saved dataset" if path.is_dir() else _suffix(path) or "without suffix" for path in paths)
+    several = f"{len(paths):,} files ({', '.join(f'{n:,} {kind}' for kind, n in kinds.items())})"
+    source = several if len(paths) > 1 else texts[0].name
+    lines = [f"{n_documents:,} document{'s' * (n_documents != 1)} from {source}", log.bad_report()]
+    return "\n".join(line for line in lines if line)
 
 
 def open_tokens(folder: Path) -> np.ndarray:
@@ -220,20 +281,3 @@ def check_tokens(folder: Path) -> None:
             f"{path} has changed since the run started (its SHA-256 differs from tokens.json); restore the original "
             f"file, or start a new run"
         )
-
-
-def bigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
-    """H(next | current) of the token pairs, in nats: the lowest loss of any bigram model on these tokens."""
-    pairs: dict[int, int] = {}
-    for begin in range(0, len(tokens) - 1, PIECE):
-        part = np.asarray(tokens[begin : begin + PIECE + 1], dtype=np.int64)
-        if part.max() >= vocab_size:
-            name = getattr(tokens, "filename", "the token stream")
-            raise ValueError(f"{name} has the id {part.max()}, but vocab_size is {vocab_size}; start a new run")
-        codes, counts = np.unique(part[:-1] * vocab_size + part[1:], return_counts=True)
-        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-            pairs[code] = pairs.get(code, 0) + count
-    codes = np.fromiter(pairs, dtype=np.int64)
-    counts = np.fromiter(pairs.values(), dtype=np.float64)
-    first = np.bincount(codes // vocab_size, weights=counts)
-    return float(-(counts * np.log(counts / first[codes // vocab_size])).sum() / counts.sum())

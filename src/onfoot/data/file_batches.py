@@ -10,7 +10,8 @@ import numpy as np
 from onfoot.data import corpus
 from onfoot.data.batches import Batch
 from onfoot.data.packing import Rows
-from onfoot.data.sft_examples import FORMS, read_examples
+from onfoot.data.records import first_record, has_records, is_dataset
+from onfoot.data.sft_examples import has_text, read_examples
 from onfoot.data.windows import Windows
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer
@@ -39,8 +40,8 @@ def read_batches(
 ) -> FileBatches:
     """The first `batches` batches of a file's rows, in an order that the seed shuffles; 0 means all.
 
-    The rows of a .txt file, or of a .jsonl file with "text", are windows of `context` tokens. Those of a .jsonl file of
-    prompts and completions are packed examples, with targets in completions only.
+    The rows of a text file, or of records with "text", are windows of `context` tokens. Those of prompts and
+    completions are packed examples, with targets in completions only.
     """
     for name, value, minimum in (("context", context, 1), ("batch_size", batch_size, 1), ("batches", batches, 0)):
         if value is not None and value < minimum:
@@ -58,19 +59,15 @@ def read_batches(
 
 
 def _has_texts(path: Path) -> bool:
-    """Whether the file has texts and not examples, by its suffix and its first line."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; give one .txt or .jsonl file")
-    corpus.find_texts([path])  # raises if there is no such file, or if it has another suffix
-    if path.suffix.lower() != ".jsonl":
-        return True
-    _, first = next(corpus.json_lines(path), (0, None))
-    return isinstance(first, dict) and "text" in first and not first.keys() & FORMS.keys()
+    """Whether the file has texts and not examples, by its suffix and its first record."""
+    if path.is_dir() and not is_dataset(path):
+        raise ValueError(f"{path} is a folder; give one file")
+    corpus.find_texts([path])  # raises if there is no such file, or if it is empty
+    return not has_records(path) or has_text(first_record(path))
 
 
 def _windows(path: Path, tokenizer: Tokenizer, context: int, seed: int) -> Windows:
-    pieces = corpus.encoded([corpus.Text(str(path), path=path)], tokenizer)
-    ids = np.asarray([token for piece in pieces for token in piece], dtype=np.int64)
+    ids = corpus.mapped_tokens([corpus.Text(str(path), path=path)], tokenizer)
     if len(ids) < 2:
         raise ValueError(f"{path} is too short: {len(ids)} tokens; at least 2 are needed, one input and one target")
     return Windows(ids, min(context, len(ids) - 1), seed)

@@ -12,6 +12,7 @@ import numpy as np
 
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
 from onfoot.data.packing import Rows
+from onfoot.data.records import ReadLog
 from onfoot.data.sft_examples import fit, read_examples, split_examples
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer
@@ -117,13 +118,18 @@ def load_source(
     validation_files: Sequence[str | Path] = (),
     seed: int = 0,
     begin: Place = FIRST,
+    skip_bad: bool = False,
 ) -> SftSource:
-    """A source of batches from .jsonl files, validated on `validation_files` or on a held-out fraction."""
-    read = fit(read_examples([Path(f) for f in files], tokenizer, template), max_length, on_long)
-    about = read.report()
+    """A source of batches from files of examples, validated on `validation_files` or on a held-out fraction."""
+    log = ReadLog(skip_bad)
+    read = fit(read_examples([Path(f) for f in files], tokenizer, template, log), max_length, on_long)
+    about = f"{log.report()}\n{read.report()}"
     if validation_files:
-        separate = fit(read_examples([Path(f) for f in validation_files], tokenizer, template), max_length, on_long)
-        about = f"{about}\nvalidation: {separate.report()}"
+        log = ReadLog(skip_bad)
+        separate = fit(
+            read_examples([Path(f) for f in validation_files], tokenizer, template, log), max_length, on_long
+        )
+        about = f"{about}\nvalidation: {log.report()}\n{separate.report()}"
         train, held_out = read.kept, separate.kept
     else:
         train, held_out = split_examples(read.kept, validation, seed)

@@ -1,4 +1,4 @@
-"""Reads .jsonl lines into token ids and a mask of the completion tokens, which are the targets."""
+"""Reads records into token ids and a mask of the completion tokens, which are the targets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,33 @@ from typing import Any
 import numpy as np
 
 from onfoot.data import corpus
-from onfoot.formats.chat import ChatTemplate, Part, check_messages, check_text
-from onfoot.formats.files import plain_name
+from onfoot.data.records import READERS, ReadLog, fields_of, records
+from onfoot.formats.chat import ChatTemplate, Message, Part, calls_tools, check_messages, check_text
+from onfoot.formats.files import parse_json, shown
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
 
 INSTRUCTION = "Instruction:\n{instruction}\n\nAnswer:\n"
 INSTRUCTION_WITH_INPUT = "Instruction:\n{instruction}\n\nInput:\n{input}\n\nAnswer:\n"
-FORMS = {"prompt": ("prompt", "completion"), "instruction": ("instruction", "output"), "messages": ("messages",)}
+FORMS = {
+    "prompt": ("prompt", "completion"), "instruction": ("instruction", "output"), "messages": ("messages",),
+    "conversations": ("conversations",), "text": ("text",),
+}  # fmt: skip
 OPTIONAL = {"prompt": (), "instruction": ("input",)}
-ACCEPTED = '{"prompt", "completion"}, {"instruction", "output"} with or without "input", or {"messages"}'
+NAMES = {  # of the forms, as reports say them
+    "prompt": "prompts and completions", "instruction": "Alpaca instructions", "messages": "conversations",
+    "conversations": "ShareGPT conversations", "text": "texts, in which every token is a target",
+}  # fmt: skip
+MEANINGS = {"prompt": "a prompt with its answer", "messages": "a conversation", "text": "a text"}
+SAME_MEANING = {"instruction": "prompt", "conversations": "messages"}
+ACCEPTED = (
+    '{"prompt", "completion"}, {"instruction", "output"} with or without "input", {"messages"}, {"conversations"} or '
+    '{"text"}'
+)
+SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
+    "model": "assistant", "system": "system", "tool": "tool", "observation": "tool", "function_response": "tool",
+}  # fmt: skip
 ON_LONG = ("refuse", "truncate", "skip")
 
 
@@ -86,36 +103,73 @@ class Examples:
         return "\n".join(lines)
 
 
-def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate) -> list[Example]:
-    """All examples of .jsonl files, or of folders with .jsonl files, in order and untruncated."""
+def read_examples(
+    paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate, log: ReadLog | None = None
+) -> list[Example]:
+    """All examples of the files, datasets and folders, in order and untruncated; the log counts them by format."""
     if not paths:
-        raise ValueError(f"no data: pass a .jsonl file; each line must be one of {ACCEPTED}")
+        raise ValueError(f"no data: pass a file, such as a .jsonl file; each line must be one of {ACCEPTED}")
+    log = log or ReadLog()
     examples: list[Example] = []
-    for text in corpus.find_texts(paths, (".jsonl",)):
+    for text in corpus.find_texts(paths, tuple(READERS)):
         assert text.path is not None
-        before = len(examples)
-        for number, value in corpus.json_lines(text.path):
-            where = f"{text.path}, line {number}"
-            try:
-                examples.append(read_example(value, template, tokenizer, where))
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
-        if len(examples) == before:
-            raise ValueError(f"{text.path} has only blank lines; each line must be one of {ACCEPTED}")
+        reader = FileReader(template, tokenizer, log)
+        before, n_bad = len(examples), log.n_bad
+        examples += log.read(records(text.path), reader.example)
+        if len(examples) == before and log.n_bad == n_bad:
+            raise ValueError(f"{text.path} has no records; each must be one of {ACCEPTED}")
+    if not examples:
+        raise ValueError(f"no example can be read: {log.bad_report()}")
     return examples
 
 
+class FileReader:
+    """Reads the examples of one file, which must all have the same meaning."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, log: ReadLog) -> None:
+        self.template, self.tokenizer, self.log = template, tokenizer, log
+        self.meaning, self.first = "", ""  # of the first example, and its place
+
+    def example(self, value: Any, where: str) -> Example:
+        """A record as an example; raises ValueError if its meaning differs from that of the file's first one."""
+        form = form_of(value)
+        meaning = SAME_MEANING.get(form, form)
+        example = read_example(value, self.template, self.tokenizer, where)
+        if self.meaning and meaning != self.meaning:
+            raise ValueError(
+                f"{MEANINGS[meaning]}, but the file begins with {MEANINGS[self.meaning]} "
+                f"({self.first.rpartition(', ')[2]}); put them into separate files"
+            )
+        self.meaning, self.first = meaning, self.first or where
+        self.log.formats[NAMES[form]] += 1
+        return example
+
+
 def read_example(value: Any, template: ChatTemplate, tokenizer: Tokenizer, where: str) -> Example:
-    """One line of a .jsonl file as an example."""
+    """One record as an example."""
+    if form_of(value) == "text":
+        return encode_text(check_text(value["text"], '"text"'), tokenizer, where)
     parts = read_parts(value, template)
-    return (encode_chat if form_of(value) == "messages" else encode)(parts, tokenizer, where)
+    return (encode_chat if is_chat(value) else encode)(parts, tokenizer, where)
+
+
+def is_chat(value: dict[str, Any]) -> bool:
+    """Whether a record has messages, which the chat template renders."""
+    return form_of(value) in ("messages", "conversations") or isinstance(value.get("prompt"), list)
 
 
 def read_parts(value: Any, template: ChatTemplate) -> list[Part]:
-    """The texts of one example, alternating prompts and completions; the last is a completion."""
+    """The texts of one example, alternating prompts and completions."""
     form = form_of(value)
+    if form == "text":
+        return [Part(check_text(value["text"], '"text"'), True)]
+    tools = _tools(value)
     if form == "messages":
-        return _chat_parts(value["messages"], template)
+        return _chat_parts(value["messages"], template, tools)
+    if form == "conversations":
+        return _chat_parts(sharegpt_messages(value), template, tools)
+    if isinstance(value.get("prompt"), list):
+        return template.completion_parts(value["prompt"], value["completion"], tools)
     texts = {name: check_text(value[name], f'"{name}"') for name in (*FORMS[form], *OPTIONAL[form]) if name in value}
     if form == "instruction":
         prompt = (INSTRUCTION_WITH_INPUT if texts.get("input") else INSTRUCTION).format(**texts)
@@ -140,6 +194,12 @@ def encode(parts: Sequence[Part], tokenizer: Tokenizer, where: str) -> Example:
     after = tokenizer.encode_after(prompt.text, completion.text)
     ids, learn = before + after, [False] * len(before) + [True] * len(after)
     return _example(ids, learn, completion.text, (tokenizer.eos,), tokenizer, where)
+
+
+def encode_text(text: str, tokenizer: Tokenizer, where: str) -> Example:
+    """The ids of a text, with BOS if the tokenizer adds it, and the EOS token; all are targets, except the first."""
+    ids = tokenizer.bos_ids + tokenizer.encode(text)
+    return _example(ids, [True] * len(ids), text, (tokenizer.eos,), tokenizer, where)
 
 
 def encode_chat(parts: Sequence[Part], tokenizer: Tokenizer, where: str) -> Example:
@@ -221,27 +281,64 @@ def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> t
     return [examples[i] for i in sorted(order[n:])], [examples[i] for i in order[:n]]
 
 
+def has_text(value: Any) -> bool:
+    """Whether a record is a text and not an example with targets of its own."""
+    return isinstance(value, dict) and "text" in value and value.keys() & FORMS.keys() == {"text"}
+
+
 def form_of(value: Any) -> str:
     """The form of an example, a key of FORMS; additional fields are allowed."""
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object; expected {ACCEPTED}")
+    if "chosen" in value and "rejected" in value:
+        raise ValueError(f'a preference pair ("chosen" and "rejected"); expected {ACCEPTED}')
+    others = [form for form in FORMS if form != "text" and form in value]
     complete = [form for form, names in FORMS.items() if all(name in value for name in names)]
+    if "text" in complete and others:
+        complete.remove("text")  # the same example once more, as some datasets have it
     if len(complete) > 1:
         raise ValueError(f"fields of {len(complete)} forms ({', '.join(complete)}) in one example; remove all but one")
     if not complete:
         missing = [(form, n) for form, names in FORMS.items() for n in names if form in value and n not in value]
-        fields = ", ".join(map(plain_name, list(value)[:8])) or "(none)"
-        what = f'"{missing[0][0]}" but no "{missing[0][1]}"' if missing else f"the fields {fields}"
+        what = f'"{missing[0][0]}" but no "{missing[0][1]}"' if missing else f"the fields {fields_of(value)}"
         raise ValueError(f"found {what}; expected {ACCEPTED}")
     return complete[0]
 
 
-def _chat_parts(messages: Any, template: ChatTemplate) -> list[Part]:
+def sharegpt_messages(value: dict[str, Any]) -> list[Message]:
+    """The messages of a ShareGPT record: its turns of {"from", "value"}, after its own "system" if it has one."""
+    turns = value["conversations"]
+    if not isinstance(turns, list) or not turns:
+        raise ValueError('"conversations" must be a non-empty list of {"from", "value"} objects')
+    if all(isinstance(turn, dict) and "role" in turn for turn in turns):
+        return turns  # some datasets have OpenAI's messages under this name
+    messages: list[Message] = [{"role": "system", "content": value["system"]}] if value.get("system") else []
+    for k, turn in enumerate(turns, start=1):
+        if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
+            raise ValueError(f'turn {k} must be an object with "from" and "value"')
+        role = SHAREGPT_ROLES.get(turn["from"]) if isinstance(turn["from"], str) else None
+        if role is None:
+            raise ValueError(f"turn {k} is from {shown(turn['from'])}; choose from {', '.join(SHAREGPT_ROLES)}")
+        messages.append({"role": role, "content": turn["value"]})
+    return messages
+
+
+def _tools(value: dict[str, Any]) -> list[Any] | None:
+    """The tools of a record with messages: a list, or the JSON text of one."""
+    tools = value.get("tools")
+    if isinstance(tools, str) and tools.strip():
+        tools = parse_json(tools, '"tools":')
+    if tools and not isinstance(tools, list):
+        raise ValueError(f'"tools" must be a list of tool descriptions, got {shown(tools)}')
+    return tools or None
+
+
+def _chat_parts(messages: Any, template: ChatTemplate, tools: list[Any] | None = None) -> list[Part]:
     check_messages(messages)
     answers = [k for k, message in enumerate(messages, start=1) if message["role"] == "assistant"]
     if not answers:
         raise ValueError("no assistant message, so the example has no targets; add one or remove the line")
     for k in answers:
-        if not messages[k - 1]["content"]:
+        if not messages[k - 1].get("content") and not calls_tools(messages[k - 1]):
             raise ValueError(f"message {k} (assistant) is empty, so it has no targets; fill it in or remove it")
-    return template.parts(messages)
+    return template.parts(messages, tools)

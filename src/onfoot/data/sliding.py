@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from onfoot.data import corpus
-from onfoot.data.sft_examples import ACCEPTED, FORMS, read_example, read_parts
+from onfoot.data.records import ReadLog, has_records, is_dataset, records
+from onfoot.data.sft_examples import has_text, read_example, read_parts
 from onfoot.formats.chat import ChatTemplate, check_text
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
@@ -32,26 +33,23 @@ class Piece(NamedTuple):
 def read_documents(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate, limit: int | None = None
 ) -> Iterator[Iterator[Piece]]:
-    """The documents of a file, each an iterator over pieces: the file itself, or each line of a .jsonl file.
+    """The documents of a file, each an iterator over pieces: the file itself, or each of its records.
 
-    A text starts after the BOS or EOS token, so that all its tokens are targets. Of a line with prompts and
+    A text starts after the BOS or EOS token, so that all its tokens are targets. Of a record with prompts and
     completions, the completions are targets, as in fine-tuning. With a limit, the documents end after so many bytes of
-    targets, whatever the tokenizer; a line with prompts and completions is never cut.
+    targets, whatever the tokenizer; a record with prompts and completions is never cut.
     """
-    suffix = path.suffix.lower()
-    if path.is_dir():
+    if path.is_dir() and not is_dataset(path):
         raise ValueError(f"{path} is a folder; give one file")
-    if suffix == ".json":
-        raise ValueError(f"{path} is a .json file; write one object per line and name it .jsonl")
-    corpus.find_texts([path], (suffix,))  # raises if there is no such file, or if it is empty
-    if suffix != ".jsonl":
+    corpus.find_texts([path])  # raises if there is no such file, or if it is empty
+    if not has_records(path):
         yield text_pieces(_first_bytes(corpus.file_pieces(path), limit), tokenizer)
         return
-    for number, value in corpus.json_lines(path):
-        try:
-            pieces = _line_pieces(value, tokenizer, template, f"{path}, line {number}", limit)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
+
+    def read(value: object, where: str) -> list[Piece]:
+        return _record_pieces(value, tokenizer, template, where, limit)
+
+    for pieces in ReadLog().read(records(path), read):
         yield iter(pieces)
         if limit is not None:
             limit -= sum(piece.n_bytes for piece in pieces)
@@ -87,14 +85,12 @@ def _without_first(piece: Piece, tokenizer: Tokenizer) -> Piece:
     return Piece(piece.ids, learn, piece.n_bytes - _n_bytes(tokenizer, piece.ids[:1]))
 
 
-def _line_pieces(
+def _record_pieces(
     value: object, tokenizer: Tokenizer, template: ChatTemplate, where: str, limit: int | None
 ) -> list[Piece]:
-    """The pieces of one line of a .jsonl file."""
-    if isinstance(value, dict) and "text" in value and not value.keys() & FORMS.keys():
+    """The pieces of one record."""
+    if isinstance(value, dict) and has_text(value):
         return list(text_pieces(_first_bytes([check_text(value["text"], '"text"')], limit), tokenizer))
-    if not isinstance(value, dict) or not value.keys() & FORMS.keys():
-        raise ValueError(f'expected {{"text"}}, {ACCEPTED}')
     parts = read_parts(value, template)
     example = read_example(value, template, tokenizer, where)
     n_bytes = sum(len(part.text.encode("utf-8")) for part in parts if part.learn)

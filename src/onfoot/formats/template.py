@@ -38,12 +38,16 @@ REFUSED_METHODS = ("center", "encode", "expandtabs", "format", "format_map", "lj
 LONG_FORMAT = re.compile(r"\*|\d{4}")  # a computed width, or one of 4 or more digits
 
 
+BEGIN, END = "\ufdd0", "\ufdd1"  # mark answers in a rendered text; Unicode reserves both for such uses within a program
+
+
 class _Usage(local):
     """The resources used by the current rendering of this thread."""
 
     deadline = 0.0
     operations = 0
     written = 0
+    marks = False  # whether answers are marked
 
 
 _usage = _Usage()
@@ -56,6 +60,24 @@ def render(source: str, **variables: Any) -> str:
     template = _compile(source)
     _usage.deadline, _usage.operations, _usage.written = time.thread_time() + SECONDS, 0, 0
     return template.render(**variables)
+
+
+def render_spans(source: str, **variables: Any) -> tuple[str, list[tuple[int, int]]]:
+    """The rendered template, and the (begin, end) of each {% generation %} block in it: the model's own words."""
+    _usage.marks = True
+    try:
+        marked = render(source, **variables)
+    finally:
+        _usage.marks = False
+    text, spans, begin = "", [], 0
+    for piece in re.split(f"([{BEGIN}{END}])", marked):
+        if piece == BEGIN:
+            begin = len(text)
+        elif piece == END:
+            spans.append((begin, len(text)))
+        else:
+            text += piece
+    return text, [(begin, end) for begin, end in spans if begin < end]
 
 
 def check_time() -> None:
@@ -181,8 +203,14 @@ class _GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 (declared so in jinja2)
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("generated"), [], [], body).set_lineno(line)
+
+    def generated(self, caller: Callable[[], str]) -> str:
+        """The text of a block, marked if asked for."""
+        text = caller()
+        return f"{BEGIN}{text}{END}" if _usage.marks else text
 
 
 class _Guard(NodeTransformer):

@@ -63,6 +63,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         validation_files=options.validation_data,
         seed=options.seed,
         begin=place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
+        skip_bad=options.skip_bad,
     )
     record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.steps == 0:

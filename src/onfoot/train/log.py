@@ -74,7 +74,7 @@ def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes
     if validation:
         axes.plot(*zip(*validation, strict=True), color="#c2410c", marker="o", markersize=4, label="validation")
     if bigram is not None:
-        axes.axhline(bigram, color="#4b5563", linestyle="--", linewidth=1, label=f"bigram entropy, {bigram:.2f}")
+        axes.axhline(bigram, color="#4b5563", linestyle="--", linewidth=1, label=f"bigram model, {bigram:.2f}")
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
     axes.grid(alpha=0.25)

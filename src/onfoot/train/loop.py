@@ -102,7 +102,7 @@ class Trainer:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.write = write or (model.save if model.active_adapter is None else model.save_adapter)
         model.recompute = options.recompute == "block"
-        self.bigram: float | None = None  # the entropy drawn as a baseline in the loss plot
+        self.bigram: float | None = None  # the loss drawn as a baseline in the loss plot
         self.world = world()
         self.share_args = () if self.world.size == 1 else (self.world.share,)  # arguments of the source's methods
         self.accumulator, self.optimizer = make_update(self.world, model, options)

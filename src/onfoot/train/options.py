@@ -70,6 +70,9 @@ class TrainingOptions:
     )
     watch: bool = option(False, "Measure the mathematical invariants at each evaluation.")
     log: str = option("none", f"Also log to: {', '.join(TRACKERS)}; TensorBoard's files are in the run folder.")
+    skip_bad: bool = option(
+        False, "Skip records that cannot be read, and report how many; by default they are an error."
+    )
     quiet: bool = option(False, "Show no progress; the log and the files are written as usual.")
     seed: int = option(0, "Random seed of the initial weights, the data order, dropout and samples.")
     dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
@@ -218,7 +221,7 @@ class TrainOptions(TrainingOptions):
 
     command = "train"
 
-    texts: list[str] = field(default_factory=list)  # files and folders; empty: the text that ships with Python
+    texts: list[str] = field(default_factory=list)  # files, folders, "-"; empty: the text that ships with Python
     tokenizer: str = option("byte", "byte, char, bpe (trained on the text), or a tokenizer file or folder.")
     vocab_size: int = option(4096, "Vocabulary size of a newly trained bpe tokenizer.")
     init: str | None = option(None, "Model folder to start from, instead of a new model.")
@@ -249,7 +252,7 @@ class FinetuneOptions(TrainingOptions):
     min_steps = 0  # 0: computed from the epochs, once the data is read
 
     model: str = ""
-    data: list[str] = field(default_factory=list)  # .jsonl files
+    data: list[str] = field(default_factory=list)  # files, folders and saved datasets
     validation_data: list[str] = field(default_factory=list)
     steps: int = option(0, "Number of optimizer steps; 0 computes it from --epochs.")
     epochs: float = option(3.0, "Number of passes over the examples.")
@@ -287,6 +290,6 @@ class FinetuneOptions(TrainingOptions):
         if self.full and self.quantized:
             raise ValueError("--full trains all weights, --quantized freezes them: choose one")
         if not self.data:
-            raise ValueError("no data: pass --data FILE.jsonl")
+            raise ValueError("no data: pass --data FILE (.jsonl, .json, .csv, .parquet or a saved dataset)")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must be in (0, 1), got {self.validation}")

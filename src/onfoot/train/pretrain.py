@@ -11,6 +11,8 @@ import numpy as np
 from onfoot.config import GPT2Config
 from onfoot.data import corpus
 from onfoot.data.batches import place
+from onfoot.data.bigram import bigram_loss
+from onfoot.data.records import ReadLog
 from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import differs, manifest_of
@@ -24,16 +26,18 @@ from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.sources import TextSource
 
+STDIN_FILE = "stdin.txt"
 MANIFEST = "manifest.json"  # hashes of the other files in data/; tokens.json has the hash of tokens.bin
 
 
 def make_tokenizer(options: TrainOptions, texts: list[corpus.Text]) -> Tokenizer:
+    log = ReadLog(options.skip_bad)
     if options.tokenizer == "byte":
         return byte_tokenizer()
     if options.tokenizer == "char":
-        return char_tokenizer(corpus.all_pieces(texts))
+        return char_tokenizer(corpus.all_pieces(texts, log))
     if options.tokenizer == "bpe":
-        return bpe_tokenizer(corpus.all_pieces(texts), options.vocab_size)
+        return bpe_tokenizer(corpus.all_pieces(texts, log), options.vocab_size)
     return Tokenizer.load(options.tokenizer)
 
 
@@ -48,7 +52,7 @@ def prepare_data(run: Path, options: TrainOptions, has_checkpoint: bool) -> tupl
         tokens = corpus.open_tokens(folder)
         corpus.check_tokens(folder)
         return Tokenizer.load(folder), tokens
-    texts = corpus.find_texts([Path(p) for p in options.texts]) if options.texts else [corpus.builtin_text()]
+    texts = find_texts(options, run)
     if options.init is not None:
         tokenizer = load(options.init).tokenizer
         if tokenizer is None:
@@ -58,11 +62,24 @@ def prepare_data(run: Path, options: TrainOptions, has_checkpoint: bool) -> tupl
     shutil.rmtree(folder, ignore_errors=True)  # incomplete, from an interrupted run
     folder.mkdir(parents=True)
     tokenizer.save(folder, options.context)
-    tokens = corpus.write_tokens(texts, tokenizer, folder)
+    tokens = corpus.write_tokens(texts, tokenizer, folder, ReadLog(options.skip_bad))
     write_json(folder / MANIFEST, manifest_of(folder, leave_out=("tokens.bin",)))
     for path in [*folder.iterdir(), folder]:
         flush(path)
     return tokenizer, tokens
+
+
+def find_texts(options: TrainOptions, run: Path | None = None) -> list[corpus.Text]:
+    """The texts of a run; standard input is kept in its folder, so that a run that is resumed finds it again."""
+    if not options.texts:
+        return [corpus.builtin_text()]
+    texts: list[corpus.Text] = []
+    for name in options.texts:
+        if name != corpus.STDIN:
+            texts += corpus.find_texts([Path(name)])
+        elif run is not None:
+            texts.append(corpus.save_stdin(run / STDIN_FILE))
+    return texts
 
 
 def _check_manifest(folder: Path) -> None:
@@ -116,8 +133,9 @@ def start(run: Path, options: TrainOptions) -> Trainer:
 
 def check(options: TrainOptions) -> None:
     """Raises ValueError for options that can be checked before any work is done."""
-    if options.texts:
-        corpus.find_texts([Path(p) for p in options.texts])
+    find_texts(options)
+    if options.texts.count(corpus.STDIN) > 1:
+        raise ValueError("standard input (-) is given more than once")
     GPT2Config(n_embd=options.n_embd, n_head=options.n_head)
 
 
@@ -151,8 +169,10 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
         options.accumulate,
         options.eval_windows,
         place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
+        str(read_json(run / "data" / "tokens.json").get("about", "")),
     )
-    bigram = corpus.bigram_entropy(tokens, model.config.vocab_size) if ranks.writes else None
+    measured = held_out[: options.eval_windows * options.context + 1]  # the tokens of the validation loss
+    bigram = bigram_loss(train, measured, model.config.vocab_size) if ranks.writes else None
     trainer = Trainer(model, source, options, out=run)
     trainer.bigram = bigram
     return trainer

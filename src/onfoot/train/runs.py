@@ -32,12 +32,12 @@ LEFTOVERS = (LOCK, f".{RUN_FILE}.new", "data")  # what a run that was killed bef
 
 
 def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
-    """Creates a run in a new folder. If it fails, its files are removed, and the folder too if it is new."""
+    """Creates a run in a new folder. If it fails, its files are removed, and the folders that it made."""
     ranks = world()
     ranks.silence_stdout()
     run = Path(ranks.allgather_json(str(run))[0])
     with ranks.guard(run, options.command):
-        existed = run.exists()  # an empty folder that the user has made
+        made = _missing(run)
         lock = ranks.run_all_or_raise(
             lambda: ranks.rank0_first(
                 lambda: _create_run_folder(run, options), lambda: ranks.wait_for_path(run / RUN_FILE)
@@ -50,22 +50,27 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
                 _record(run, trainer.options, made_with(trainer.model))  # again: `build` may have completed the options
         except BaseException:
             if lock is not None:
-                _clear(run, existed, lock)
+                _clear(run, made, lock)
             raise
     return trainer
+
+
+def _missing(run: Path) -> list[Path]:
+    """The run folder and those that it is in, from the inside out, as far as they do not exist."""
+    return [path for path in (run, *run.parents) if not path.exists()]
 
 
 def _create_run_folder(run: Path, options: TrainingOptions) -> FileLock:
     """Creates the run folder and acquires its lock."""
     _check_unused(run)
-    existed = run.exists()
+    made = _missing(run)
     run.mkdir(parents=True, exist_ok=True)
     lock = take_lock(run)
     try:
         _check_unused(run)  # another process may have started a run before the lock was acquired
         _record(run, options, {})  # first: from here on, a killed run can be resumed
     except BaseException:
-        _clear(run, existed, lock)
+        _clear(run, made, lock)
         raise
     return lock
 
@@ -82,8 +87,8 @@ def _is_leftover(path: Path) -> bool:
     return path.name in LEFTOVERS and not path.is_symlink() and not (path.is_dir() and any(path.iterdir()))
 
 
-def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
-    """Removes the files of a run that could not start, and its folder unless `keep_folder`.
+def _clear(run: Path, made: list[Path], lock: FileLock) -> None:
+    """Removes the files of a run that could not start, and the folders that were made for it.
 
     run.json is removed last: if this is killed earlier, the run can still be resumed.
     """
@@ -96,9 +101,9 @@ def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
         lock.release(force=True)
     (run / LOCK).unlink(missing_ok=True)
     lock.release(force=True)
-    if not keep_folder:
+    for folder in made:
         with suppress(OSError):  # another process may have started a run there meanwhile
-            run.rmdir()
+            folder.rmdir()
 
 
 def resume(

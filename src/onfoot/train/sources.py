@@ -12,8 +12,9 @@ import numpy as np
 from onfoot.data import corpus
 from onfoot.data.batches import ALL, FIRST, NO_EXAMPLE, Batch, Place, Share
 from onfoot.data.packing import Rows
+from onfoot.data.records import ReadLog, first_record, has_records
 from onfoot.data.sft import SftSource
-from onfoot.data.sft_examples import fit, read_example, read_examples, split_examples
+from onfoot.data.sft_examples import Example, FileReader, fit, has_text, read_examples, split_examples
 from onfoot.data.windows import Windows, split
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model
@@ -76,6 +77,7 @@ class TextSource(Source):
     accumulate: int
     eval_windows: int
     begin: Place = FIRST
+    about: str = ""  # what was read
 
     def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
         n = self.batch_size * self.accumulate
@@ -113,10 +115,11 @@ class TextSource(Source):
 
     def report(self) -> str:
         epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
-        return (
+        counts = (
             f"{len(self.train.tokens):,} training tokens, {len(self.held_out.tokens):,} validation tokens; "
             f"one epoch is {epoch:,} steps of {self.batch_size * self.accumulate * self.train.context:,} tokens"
         )
+        return f"{self.about}\n{counts}" if self.about else counts
 
     def prompt(self) -> np.ndarray:
         return np.asarray(self.held_out.tokens[: max(1, self.held_out.context // 8)], dtype=np.int64)
@@ -125,9 +128,10 @@ class TextSource(Source):
 def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
     """A source of batches from a source, from files, from examples, or from token ids.
 
-    Files are named by a string, a path, or a list of them: .txt files, and .jsonl files of {"text"} lines, are cut into
-    windows of the model's context; other .jsonl files, and lists of dicts, are fine-tuning examples; an array (n,) is a
-    token stream. The last tenth of a stream, or a random tenth of the examples, is held out for validation.
+    Files are named by a string, a path, or a list of them, as for `onfoot train` and `onfoot finetune`: texts, and
+    files of {"text"} records, are cut into windows of the model's context; files of other records, and lists of dicts,
+    are fine-tuning examples; an array (n,) is a token stream. The last tenth of a stream, or a random tenth of the
+    examples, is held out for validation.
     """
     if hasattr(data, "microbatches"):
         return data
@@ -145,26 +149,16 @@ def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
 
 
 def _files(paths: list[Path], model: Model, options: TrainingOptions) -> Any:
-    texts = corpus.find_texts(paths)
-    jsonl = [text.path for text in texts if text.path is not None and text.path.suffix.lower() == ".jsonl"]
-    if jsonl and "text" not in _first_fields(jsonl[0]):
-        if len(jsonl) < len(texts):
-            raise ValueError(f"{jsonl[0]} has fine-tuning examples, and other files have text; pass one kind of data")
-        return _rows(read_examples(jsonl, _tokenizer(model), template_of(model)), model, options)
-    tokenizer = _tokenizer(model)
-    ids: list[int] = []
-    for text in texts:
-        for document in corpus.documents(text):
-            for piece in document:
-                ids += tokenizer.encode(piece)
-            ids += [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    return _stream(np.asarray(ids, np.int64), model, options)
-
-
-def _first_fields(path: Path) -> Any:
-    for _, value in corpus.json_lines(path):
-        return value if isinstance(value, dict) else ()
-    return ()
+    texts, tokenizer, log = corpus.find_texts(paths), _tokenizer(model), ReadLog(options.skip_bad)
+    files = [text.path for text in texts if text.path is not None]
+    examples = [path for path in files if has_records(path) and not has_text(first_record(path))]
+    if examples:
+        if len(examples) < len(files):
+            raise ValueError(
+                f"{examples[0]} has fine-tuning examples, and other files have text; pass one kind of data"
+            )
+        return _rows(read_examples(files, tokenizer, template_of(model), log), model, options, log)
+    return _stream(corpus.mapped_tokens(texts, tokenizer, log), model, options)
 
 
 def _tokenizer(model: Model) -> Any:
@@ -174,17 +168,13 @@ def _tokenizer(model: Model) -> Any:
 
 
 def _examples(values: list[dict[str, Any]], model: Model, options: TrainingOptions) -> SftSource:
-    tokenizer, template = _tokenizer(model), template_of(model)
-    examples = []
-    for number, value in enumerate(values, start=1):
-        try:
-            examples.append(read_example(value, template, tokenizer, f"example {number}"))
-        except ValueError as error:
-            raise ValueError(f"example {number}: {error}") from None
-    return _rows(examples, model, options)
+    log = ReadLog(options.skip_bad)
+    reader = FileReader(template_of(model), _tokenizer(model), log)
+    found = ((f"example {number}", value) for number, value in enumerate(values, start=1))
+    return _rows(list(log.read(found, reader.example)), model, options, log)
 
 
-def _rows(examples: list[Any], model: Model, options: TrainingOptions) -> SftSource:
+def _rows(examples: list[Example], model: Model, options: TrainingOptions, log: ReadLog) -> SftSource:
     length = min(model.config.n_positions, MAX_LENGTH)
     read = fit(examples, length)
     train, held_out = split_examples(read.kept, VALIDATION, options.seed)
@@ -194,7 +184,7 @@ def _rows(examples: list[Any], model: Model, options: TrainingOptions) -> SftSou
         options.batch_size,
         options.accumulate,
         options.eval_windows,
-        read.report(),
+        f"{log.report()}\n{read.report()}",
     )
 
 
