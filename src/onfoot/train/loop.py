@@ -282,8 +282,11 @@ class Trainer:
         seeded = [
             SeededPair(pair, (self.dropout_seed(2 * i), self.dropout_seed(2 * i + 1))) for i, pair in enumerate(pairs)
         ]
-        settings = lr, self.options.clip, self._diverged, self.accumulator, self.world, self._on_gradients()
-        loss, norm = accumulated_step(self.model, self.optimizer, seeded, divisor, *settings, gradients)
+        clip, on_gradients = self.options.clip, self._on_gradients()
+        over_ranks = self._diverged, self.accumulator, self.world
+        loss, norm = accumulated_step(
+            self.model, self.optimizer, seeded, divisor, lr, clip, *over_ranks, on_gradients, gradients
+        )
         total, right = self.world.sum(sum(margins), sum(margin > 0 for margin in margins))
         return loss, norm, int(n_tokens), {"margin": total / divisor, "accuracy": right / divisor}
 
