@@ -768,7 +768,7 @@ TRAIN = [
     *of(
         "train/step.py", "train/test_step_details.py train/test_training.py",
         ("optimizer.step(grads, lr, clip_scale(norm, clip))", "optimizer.step(grads, lr, 1.0)"),
-        ("loss += _gradients(", "loss = _gradients("),
+        ("loss += (gradients or _gradients)(", "loss = (gradients or _gradients)("),
         ("squares += optimizer.squares({name: grad}) if norm else 0.0", "squares = optimizer.squares({name: grad}) if norm else 0.0"),
         ("        if not math.isfinite(loss):\n            raise diverged(f\"the loss is {loss}\", False)", "        pass"),
     ),
@@ -790,6 +790,32 @@ TRAIN = [
         ("n, temperature=0.8, seed=self.options.seed, slide=True", "n, temperature=0.8, seed=0, slide=True"),
         ("0.9 * speed + 0.1 * rate", "rate", "the rate on the progress line is a measurement: smoothed or not, any value is a true one"),
         ("if stopped and self.saved != state.step:", "if False:"),
+    ),
+    *of(
+        "train/dpo.py", "train/test_dpo.py",
+        ("(dchosen.pop(name) - drejected.pop(name))", "(dchosen.pop(name) + drejected.pop(name))"),
+        ("weight.item() * (dchosen", "-weight.item() * (dchosen"),
+        ("(np.array([x]) for x in (*logs, *pair.reference))", "(np.array([x]) for x in (*logs, 0.0, 0.0))"),
+        ("    model.use_adapter(None)\n", "    pass\n"),
+    ),
+    *of(
+        "ops/dpo.py", "ops/test_dpo_loss.py",
+        ("(1 - flipped) * sigmoid(-margin) - flipped * sigmoid(margin)", "(1 - flipped) * sigmoid(margin) - flipped * sigmoid(-margin)"),
+        ("(beta * dloss / divisor)", "(dloss / divisor)"),
+        ("return -weight, weight", "return weight, -weight"),
+        ("xp.log1p(xp.exp(-xp.abs(x)))", "xp.log(1 + xp.exp(-xp.abs(x)))"),
+    ),
+    *of(
+        "train/rates.py", "train/test_rates_and_averages.py",
+        ("(model.config.n_layer - depth(model, name))", "(model.config.n_layer - 1 - depth(model, name))"),
+        ("lora_plus if UP in name else 1.0", "lora_plus"),
+        ("return int(block[1]) + 1", "return int(block[1])"),
+    ),
+    *of(
+        "train/averaging.py", "train/test_rates_and_averages.py",
+        ("(1 - self.decay) / correction(self.decay, steps)", "(1 - self.decay)"),
+        ("weights = self.model.params if self._raw is None else self._raw", "weights = self.weights"),
+        ("            self._set(raw)\n", "            pass\n"),
     ),
     *of(
         "formats/run_folder.py", "train/test_training.py",

@@ -67,6 +67,10 @@ CASES: dict[str, dict[str, Any]] = {
     "completions, sharded": {"full": True, "shard": True},
     "completions, accumulated, sharded": {"full": True, "shard": True, "accumulate": 2},
     "llama": {"init": "llama"},
+    "averaged": {"ema": 0.8, "layer_decay": 0.7, "freeze": "transformer.wpe,*.bias"},
+    "averaged, sharded": {"ema": 0.8, "layer_decay": 0.7, "freeze": "transformer.wpe,*.bias", "shard": True},
+    "preferences": {"full": False, "dpo": True, "dpo_beta": 5.0, "lora_plus": 4.0},
+    "preferences, sharded": {"full": False, "dpo": True, "dpo_beta": 5.0, "lora_plus": 4.0, "shard": True},
 }
 TEXT = "the quick brown fox jumps over the lazy dog while the cat looks on. " * 40
 WHOLE: dict[str, Any] = {"steps": 10, "save_every": 2, "eval_every": 4, "dropout": 0.1, "shard": True}  # for resuming
@@ -77,6 +81,8 @@ def prepare(folder: Path) -> None:
     (folder / "text.txt").write_text(TEXT)
     lines = [{"prompt": f"{i} and one:", "completion": f" {'so ' * (i % 5)}{i + 1}"} for i in range(20)]
     (folder / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pairs = [{"prompt": f"{i} and one:", "chosen": f" {i + 1}", "rejected": f" {'so ' * (i % 5)}on"} for i in range(20)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     tokenizer = byte_tokenizer()
     ends: dict[str, Any] = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
     sizes = onfoot.GPT2Config(vocab_size=tokenizer.size, n_positions=48, n_embd=16, n_layer=2, n_head=2, **ends)
@@ -94,7 +100,8 @@ def start(folder: Path, run: Path, **changes: Any) -> Trainer:
     """The run of a case."""
     if "full" in changes:
         settings: dict[str, Any] = {"batch_size": 3, "r": 2, **SMALL, **changes}
-        tune = FinetuneOptions(model=str(folder / "gpt2"), data=[str(folder / "data.jsonl")], **settings)
+        data = folder / ("pairs.jsonl" if changes.get("dpo") else "data.jsonl")
+        tune = FinetuneOptions(model=str(folder / "gpt2"), data=[str(data)], **settings)
         return finetune.start(run, tune)
     settings = {**NEW, **SMALL, **changes}
     if "init" in settings:
@@ -105,9 +112,9 @@ def start(folder: Path, run: Path, **changes: Any) -> Trainer:
 def do_all_cases(folder: Path) -> None:
     for case, changes in CASES.items():
         trainer = start(folder, folder / f"{case} {world().size}", **changes)
-        if "full" in changes and world().size > 1:  # completions of different lengths
+        if "full" in changes and "dpo" not in changes and world().size > 1:  # completions of different lengths
             assert unequal_targets(trainer)
-        with patch("onfoot.train.loop.draw_losses"):  # it takes longer than the training
+        with patch("onfoot.train.callbacks.draw_losses"):  # it takes longer than the training
             trainer.run()
         world().compare(trainer.model.params, "at the end")
         if changes.get("shard") and world().size > 1:
@@ -255,7 +262,7 @@ def test_one_two_and_four_ranks_end_with_the_same_weights(tmp_path: Path) -> Non
                 assert difference(tmp_path / f"{whole} {n}", tmp_path / f"{case} {n}") <= limit, (case, n)
             one, several = (Log(tmp_path / f"{case} {k}" / "log.jsonl").read() for k in (1, n))
             for a, b in zip(one, several, strict=True):
-                for figure in {"loss", "val_loss", "grad_norm"} & set(a):
+                for figure in {"loss", "val_loss", "grad_norm", "margin", "val_margin"} & set(a):
                     assert b[figure] == pytest.approx(a[figure], rel=1e-4 if limit > 1e-12 else 1e-11), (case, n)
             norms = [record["grad_norm"] for record in several if "grad_norm" in record]
             assert len(norms) == 6 and max(norms) > 0.5, case  # where gradients are clipped at 0.5, they are

@@ -92,6 +92,8 @@ def _refuse(run: Path, options: TrainingOptions) -> None:
         raise ValueError(f"{run} was trained on several ranks, whose sums cannot be repeated here; train on one rank")
     if options.dp_clip is not None:
         raise ValueError(f"{run} was trained with --dp-clip: steps that clip each example cannot be replayed backwards")
+    if options.not_replayed:
+        raise ValueError(f"{run} was trained with {options.not_replayed[0]}, which blame cannot replay yet")
     needed = [run / "data.json"]
     if isinstance(options, TrainOptions):
         needed += [run / "data" / name for name in ("tokens.bin", "tokens.json", MANIFEST)]

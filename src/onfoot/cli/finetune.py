@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from onfoot.cli.config_file import Config, PrintConfig, show_config, with_config
-from onfoot.cli.fields import options_from, reject_with
+from onfoot.cli.fields import options_from, reject_with, reject_without
 from onfoot.cli.options import Download, Threads, download_model
 from onfoot.cli.train import next_run_folder, private_values, resume_run, train_and_report
 from onfoot.train.options import FinetuneOptions
 
-LORA_OPTIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora")
+LORA_OPTIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora", "lora_plus")
+DPO_OPTIONS = ("dpo_beta", "dpo_smoothing")
 PEFT_NAMES = {  # additional PEFT-style spellings; messages show the first
     "r": ("--r", "--lora-rank", "-r"),
     "alpha": ("--alpha", "--lora-alpha"),
@@ -47,7 +48,8 @@ def finetune(
     """Fine-tune a model on prompts and completions: LoRA layers by default, all weights with --full.
 
     The data is a .jsonl, .json, .csv or .parquet file, or a dataset saved by Hugging Face's library, whose records are
-    {"messages"}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"conversations"} or {"text"}.
+    {"messages"}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"conversations"} or {"text"}; with
+    --dpo, {"prompt", "chosen", "rejected"}.
     """
     from onfoot.train import finetune as runs
 
@@ -60,6 +62,10 @@ def finetune(
         raise ValueError("no model: give one, as in onfoot finetune MODEL --data FILE.jsonl")
     if values["full"]:
         reject_with(context_, "--full", LORA_OPTIONS, "full fine-tuning has no LoRA layers")
+    if values["dpo"]:
+        reject_with(context_, "--dpo", ("pack",), "each answer of a pair is a row of its own")
+    else:
+        reject_without(context_, "--dpo", DPO_OPTIONS)
     if values["steps"]:
         reject_with(context_, "--steps", ("epochs",), "both set the length of the run")
     if values["validation_data"]:

@@ -139,7 +139,10 @@ def train_and_report(trainer: Trainer) -> None:
         show_spent(trainer, outcome.state.step)
         raise typer.Exit(130)
     loss = outcome.validation_loss if outcome.validation_loss is not None else outcome.state.best_loss
-    show_text(f"\nvalidation loss {loss:.4f} nats per token (perplexity {math.exp(min(loss, 700)):.2f})")
+    if trainer.preferences:
+        show_text(f"\nvalidation loss {loss:.4f} nats per pair (0.6931 is that of the reference)")
+    else:
+        show_text(f"\nvalidation loss {loss:.4f} nats per token (perplexity {math.exp(min(loss, 700)):.2f})")
     if trainer.bigram is not None:
         below = trainer.bigram - loss
         word = f"{below:.2f} below" if below > 0 else f"{-below:.2f} above"

@@ -67,10 +67,18 @@ def read_preference(value: Any, tokenizer: Tokenizer, template: ChatTemplate, wh
     made = []
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         try:
+            if isinstance(answer, list) and not any(
+                isinstance(m, dict) and m.get("role") == "assistant" for m in answer
+            ):
+                raise ValueError("no assistant message after the prompt, so it has no targets; add one")
             made.append(read_example({**rest, "prompt": prompt, "completion": answer}, template, tokenizer, where))
         except ValueError as error:
             raise ValueError(f'"{name}": {error}') from None
     return Preference(*made)
+
+
+def is_assistant(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"
 
 
 def common_length(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:

@@ -103,6 +103,8 @@ class Progress(Callback):
         if trainer.validation_loss is not None:
             figures["val"] = f"{trainer.validation_loss:.4f}"
         figures |= {"lr": f"{step.lr:.2e}", "norm": f"{step.grad_norm:.2f}", "tokens/s": f"{self.speed:,.0f}"}
+        if "margin" in step.more:
+            figures["margin"] = f"{step.more['margin']:.3f}"
         if "waiting" in step.more:
             figures["waiting"] = f"{step.more['waiting']:.0%}"
         if trainer.privacy is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +34,34 @@ from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.formats.write import flush, write_json
 
 if TYPE_CHECKING:
+    from onfoot.train.averaging import WeightAverage
     from onfoot.train.optimizer import AdamW
+
+RAW = "trainer/weights.safetensors"  # the weights that train, where those of the model are their average
 
 
 def save_checkpoint(
-    run: Path, write: Callable[[Path], None], optimizer: AdamW, state: dict[str, Any], keep: int, keep_every: int = 0
+    run: Path,
+    write: Callable[[Path], None],
+    optimizer: AdamW,
+    state: dict[str, Any],
+    keep: int,
+    keep_every: int = 0,
+    average: WeightAverage | None = None,
 ) -> list[str]:
     """Writes the checkpoint of state["step"]: the files of `write` and the trainer's state.
 
+    If the weights are averaged, the model of the checkpoint has the average, and trainer/ has the weights that train.
     Then removes old checkpoints, except the newest `keep` and those of every `keep_every`-th step. Returns a warning
     for each damaged checkpoint.
     """
     final = checkpoint_folder(run, state["step"])
     with _atomic_folder(final) as folder:
-        write(folder)
+        with nullcontext() if average is None else average.in_model():
+            write(folder)
         (folder / "trainer").mkdir()
+        if average is not None:
+            write_tensors(folder / RAW, average.raw())
         write_tensors(folder / MOMENTS, optimizer.moments())
         write_json(folder / STATE, {**state, "optimizer_steps": optimizer.steps})
         write_json(folder / MANIFEST, manifest_of(folder))
@@ -65,6 +78,14 @@ def restore_optimizer(folder: Path, optimizer: AdamW) -> None:
         optimizer.restore(TensorFile(folder / MOMENTS), read_state(folder)["optimizer_steps"])
     except ValueError as error:
         raise ValueError(f"{folder / MOMENTS} does not belong to this run: {error}") from None
+
+
+def restore_average(folder: Path, average: WeightAverage) -> None:
+    """Gives a model that has the average of a checkpoint the weights that train."""
+    try:
+        average.restore(TensorFile(folder / RAW))
+    except ValueError as error:
+        raise ValueError(f"{folder / RAW} does not belong to this run: {error}") from None
 
 
 def checkpoint_to_resume(run: Path) -> tuple[Path | None, list[str]]:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onfoot.data.batches import place
-from onfoot.data.sft import load_source
+import numpy as np
+
+from onfoot.data.batches import Place, place
+from onfoot.data.preference_source import ExamplePair, Pairs, PreferenceSource, fit_pairs, split_pairs
+from onfoot.data.preferences import read_preferences
+from onfoot.data.records import ReadLog
+from onfoot.data.sft import SftSource, load_source
+from onfoot.formats.chat import ChatTemplate
+from onfoot.formats.files import read_json
 from onfoot.formats.peft import restore_adapter
+from onfoot.formats.write import write_json
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
 from onfoot.train import runs
+from onfoot.train.dpo import set_reference
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
+from onfoot.train.parallel import world
+from onfoot.train.rates import freeze
 
+REFERENCE = "reference.json"  # the reference log-probabilities of preference pairs
 DEFAULT_MAX_LENGTH = 1024  # tokens per row, unless the model allows fewer
 
 
@@ -49,7 +62,32 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
     template = template_of(model)
-    source = load_source(
+    source: Any = (preferences if options.dpo else examples)(model, options, template)
+    record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
+    if options.dpo:
+        find_reference(run, options, source, model if base == options.model else None)
+    if options.steps == 0:
+        options = replace(options, steps=source.steps_for(options.epochs, options.dp_clip is not None))
+    if not options.full:
+        add_lora_layers(model, options)
+        if checkpoint is not None:
+            restore_adapter(model, checkpoint)
+    freeze(model, options.frozen)
+
+    def write(folder: Path) -> None:
+        if options.full:
+            model.save(folder)
+        else:
+            model.save_adapter(folder)
+        template.save(folder)  # the saved model must format conversations as in training
+
+    return Trainer(model, source, options, out=run, write=write)
+
+
+def examples(model: Model, options: FinetuneOptions, template: ChatTemplate) -> SftSource:
+    """The source of prompts and completions."""
+    assert model.tokenizer is not None
+    return load_source(
         options.data,
         model.tokenizer,
         template,
@@ -62,25 +100,71 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         validation=options.validation,
         validation_files=options.validation_data,
         seed=options.seed,
-        begin=place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
+        begin=first_row(options),
         skip_bad=options.skip_bad,
     )
-    record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
-    if options.steps == 0:
-        options = replace(options, steps=source.steps_for(options.epochs, options.dp_clip is not None))
-    if not options.full:
-        add_lora_layers(model, options)
-        if checkpoint is not None:
-            restore_adapter(model, checkpoint)
 
-    def write(folder: Path) -> None:
-        if options.full:
-            model.save(folder)
-        else:
-            model.save_adapter(folder)
-        template.save(folder)  # the saved model must format conversations as in training
 
-    return Trainer(model, source, options, out=run, write=write)
+def preferences(model: Model, options: FinetuneOptions, template: ChatTemplate) -> PreferenceSource:
+    """The source of pairs, without their reference log-probabilities."""
+    tokenizer, length = model.tokenizer, row_length(model, options)
+    assert tokenizer is not None
+
+    def read(files: list[str]) -> tuple[list[ExamplePair], str]:
+        log = ReadLog(options.skip_bad)
+        pairs: list[ExamplePair] = list(read_preferences([Path(f) for f in files], tokenizer, template, log))
+        kept, about = fit_pairs(pairs, length, options.on_long)
+        return kept, f"{about}\n{log.bad_report()}" if log.bad_report() else about
+
+    train, about = read(options.data)
+    if options.validation_data:
+        held_out, more = read(options.validation_data)
+        about = f"{about}\nvalidation: {more}"
+    else:
+        train, held_out = split_pairs(train, options.validation, options.seed)
+    return PreferenceSource(
+        Pairs(train, options.seed),
+        Pairs(held_out, options.seed),
+        options.batch_size,
+        options.accumulate,
+        options.eval_windows,
+        about,
+        first_row(options),
+        options.dpo_beta,
+        options.dpo_smoothing,
+    )
+
+
+def find_reference(run: Path, options: FinetuneOptions, source: PreferenceSource, base: Model | None) -> None:
+    """Sets the reference log-probabilities: those of the base model, computed once and kept in the run folder."""
+    path, ranks = run / REFERENCE, world()
+    depends_on = [read_json(run / "base.json")["sha256"], source.fingerprint()]
+    n = len(source.train), len(source.held_out)
+
+    def compute() -> None:
+        if not options.quiet:
+            print(f"computing the reference log-probabilities of {2 * sum(n):,} answers", file=sys.stderr)
+        model = base
+        if model is None:  # the run trains all weights, and has the checkpoint's
+            model = load(options.model, options.dtype, options.engine)
+            record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
+        set_reference(model, source)
+        rows = [*source.train.reference.tolist(), *source.held_out.reference.tolist()]
+        write_json(path, {"of": depends_on, "log_probs": rows})
+
+    def read() -> None:
+        values = read_json(path)
+        table = np.array(values.get("log_probs"), dtype=object)
+        if values.get("of") != depends_on or table.shape != (sum(n), 2):
+            raise ValueError(f"{path} belongs to another base model or to other data; remove it, and it is made anew")
+        source.train.reference, source.held_out.reference = np.split(table.astype(np.float64), [n[0]])
+
+    ranks.rank0_first(read if path.is_file() else compute, lambda: (ranks.wait_for_path(path), read())[1])  # type: ignore[func-returns-value]
+
+
+def first_row(options: FinetuneOptions) -> Place:
+    """Where the rows of the next step begin, after changes of the number of rows per step."""
+    return place([(step, o.batch_size * o.accumulate) for step, o in options.phases()])
 
 
 def add_lora_layers(model: Model, options: FinetuneOptions) -> None:

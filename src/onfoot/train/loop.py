@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from onfoot.arrays import to_numpy
+from onfoot.arrays import Array, to_numpy
 from onfoot.data.batches import Batch
+from onfoot.data.preference_source import PreferenceSource
 from onfoot.formats.run_folder import checkpoint_folder, read_state
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.train.averaging import WeightAverage
 from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
 from onfoot.train.callbacks import (
     Callback,
@@ -36,7 +38,8 @@ from onfoot.train.callbacks import (
     Step,
     Validation,
 )
-from onfoot.train.checkpoint import restore_optimizer, save_checkpoint
+from onfoot.train.checkpoint import restore_average, restore_optimizer, save_checkpoint
+from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
 from onfoot.train.interrupts import stop_requested
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log
@@ -45,6 +48,7 @@ from onfoot.train.options import TrainingOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.privacy import plan
 from onfoot.train.private_step import PrivateResult, Settings, private_step
+from onfoot.train.rates import lr_scales
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.sources import as_source
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
@@ -97,6 +101,7 @@ class Trainer:
     ) -> None:
         self.options = options = options or TrainingOptions()
         self.model, self.source = model, as_source(data, model, options)
+        self.preferences = isinstance(self.source, PreferenceSource)  # pairs of answers, and the DPO loss
         self.folder = None if out is None else Path(out)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +111,7 @@ class Trainer:
         self.world = world()
         self.share_args = () if self.world.size == 1 else (self.world.share,)  # arguments of the source's methods
         self.accumulator, self.optimizer = make_update(self.world, model, options)
+        self.average = WeightAverage(model, options.ema) if options.ema else None
         self.privacy = None if options.dp_clip is None else plan(options, self.source.n_examples, self.world.size)
         self.learning_rate: Callable[[int], float] = options.learning_rate
         self.state = State()
@@ -143,6 +149,8 @@ class Trainer:
                 self.log.path.unlink(missing_ok=True)
             return
         restore_optimizer(checkpoint, self.optimizer)
+        if self.average is not None:
+            restore_average(checkpoint, self.average)
         saved = read_state(checkpoint)
         self.state = State(**{name: saved[name] for name in vars(State()) if name in saved})
         self.saved = self.state.step
@@ -202,6 +210,8 @@ class Trainer:
         if self.world.size > 1:
             more = {"waiting": round(self.accumulator.times.waiting / seconds, 4), **more}
         self.state.step += 1
+        if self.average is not None:
+            self.average.update(self.state.step)
         self.state.seconds = time.monotonic() - started
         step = Step(self.state.step, loss, lr, norm, n_tokens, seconds, more)
         self._tell("on_step", step)
@@ -237,7 +247,9 @@ class Trainer:
                 self.lock.release(force=True)
 
     def _step(self, lr: float) -> tuple[float, float, int, dict[str, Any]]:
-        """One step, private or not, with what the log records about a private one."""
+        """One step, with what the log records about a step on pairs and about a private one."""
+        if self.preferences:
+            return self.preference_step(lr)
         if self.privacy is None:
             return *self.step(lr), {}
         result, n_tokens = self.private_step(lr)
@@ -255,6 +267,34 @@ class Trainer:
         result = private_step(self.model, self.optimizer, microbatches, lr, settings, self._diverged)
         return result, sum(b.tokens.size for b in batches)
 
+    def preference_step(self, lr: float) -> tuple[float, float, int, dict[str, Any]]:
+        """One step on pairs of answers; returns what `step` does, and the mean margin and accuracy."""
+        source, margins = self.source, list[float]()
+        pairs = source.microbatches(self.state.step, *self.share_args)
+        n_tokens = sum(pair.chosen.tokens.size + pair.rejected.tokens.size for pair in pairs)
+        divisor, n_tokens = self.world.sum(len(pairs), n_tokens)
+
+        def gradients(model: Model, one: SeededPair, divisor: float, on_gradient: Any, on_loss: Any) -> Any:
+            result = pair_gradients(model, one, source.beta, source.label_smoothing, divisor, on_gradient)
+            margins.append(result.margin)
+            return result
+
+        seeded = [
+            SeededPair(pair, (self.dropout_seed(2 * i), self.dropout_seed(2 * i + 1))) for i, pair in enumerate(pairs)
+        ]
+        clip, on_gradients = self.options.clip, self._on_gradients()
+        over_ranks = self._diverged, self.accumulator, self.world
+        loss, norm = accumulated_step(
+            self.model, self.optimizer, seeded, divisor, lr, clip, *over_ranks, on_gradients, gradients
+        )
+        total, right = self.world.sum(sum(margins), sum(margin > 0 for margin in margins))
+        return loss, norm, int(n_tokens), {"margin": total / divisor, "accuracy": right / divisor}
+
+    def _on_gradients(self) -> Callable[[dict[str, Array]], None] | None:
+        """Tells the callbacks about the gradients; None if none of them wants to know."""
+        hears = any(type(callback).on_gradient is not Callback.on_gradient for callback in self.callbacks)
+        return (lambda grads: self._tell("on_gradient", grads)) if hears else None
+
     def step(self, lr: float) -> tuple[float, float, int]:
         """One optimizer step; returns the mean loss, the gradient norm before clipping, and the number of tokens."""
         batches = [Batch(*batch) for batch in self.source.microbatches(self.state.step, *self.share_args)]
@@ -264,12 +304,11 @@ class Trainer:
             where = f"step {self.state.step + 1}"
             raise self.world.agreed(ValueError(f"{where}: all {n_tokens:.0f} targets are ignored ({IGNORE})"))
         microbatches = [Microbatch(*batch, self.dropout_seed(i)) for i, batch in enumerate(batches)]
-        hears = any(type(callback).on_gradient is not Callback.on_gradient for callback in self.callbacks)
-        if len(microbatches) == 1 and self.world.size == 1 and not self.options.clip and not hears:
+        on_gradients = self._on_gradients()
+        if len(microbatches) == 1 and self.world.size == 1 and not self.options.clip and on_gradients is None:
             loss, norm = fused_step(self.model, self.optimizer, microbatches[0], int(divisor), lr, self._diverged)
         else:
             settings = lr, self.options.clip, self._diverged, self.accumulator, self.world
-            on_gradients = (lambda grads: self._tell("on_gradient", grads)) if hears else None
             loss, norm = accumulated_step(
                 self.model, self.optimizer, microbatches, int(divisor), *settings, on_gradients
             )
@@ -289,14 +328,9 @@ class Trainer:
 
     def evaluate(self) -> Validation | None:
         """Measures the validation loss, and tells the callbacks; None if there is no validation data."""
-        total, n_targets = 0.0, 0
-        first = None
-        for batch in (Batch(*one) for one in self.source.validation(*self.share_args)):
-            first = first or batch
-            n = int((batch.targets != IGNORE).sum())
-            total += self.model.loss(batch.tokens, batch.targets, divisor=1.0, segments=batch.segments) if n else 0.0
-            n_targets += n
-        total, n_all = self.world.sum(total, n_targets)
+        with self.averaged_weights():
+            sums, first = self._validate_pairs() if self.preferences else self._validate()
+        total, n_all, *others = self.world.sum(*sums)
         if not n_all:
             return None
         self.validation_loss = loss = total / n_all
@@ -309,9 +343,38 @@ class Trainer:
         evaluation = Validation(step, loss, improved, step == self.options.steps, first)
         evaluation.record |= {"step": step, "val_loss": loss}
         evaluation.lines.append(f"step {step}: validation loss {loss:.4f}")
+        if self.preferences:
+            margin, accuracy = (total / n_all for total in others)
+            evaluation.record |= {"val_margin": margin, "val_accuracy": accuracy}
+            evaluation.lines[0] += f"  margin {margin:.4f}  accuracy {accuracy:.0%}"
         self._tell("on_evaluation", evaluation)
         self.world.wait()
         return evaluation
+
+    def _validate(self) -> tuple[tuple[float, ...], Batch | None]:
+        """The summed loss and the number of targets of this rank's validation batches, and the first of them."""
+        total, n_targets = 0.0, 0
+        first = None
+        for batch in (Batch(*one) for one in self.source.validation(*self.share_args)):
+            first = first or batch
+            n = int((batch.targets != IGNORE).sum())
+            total += self.model.loss(batch.tokens, batch.targets, divisor=1.0, segments=batch.segments) if n else 0.0
+            n_targets += n
+        return (total, n_targets), first
+
+    def _validate_pairs(self) -> tuple[tuple[float, ...], Batch | None]:
+        """The summed loss, the number, margins and right preferences of this rank's pairs, and the first answer."""
+        source, pairs = self.source, self.source.validation(*self.share_args)
+        results = [pair_loss(self.model, pair, source.beta, source.label_smoothing) for pair in pairs]
+        losses, margins = [r.loss for r in results], [r.margin for r in results]
+        sums = sum(losses), len(results), sum(margins), sum(margin > 0 for margin in margins)
+        return sums, pairs[0].chosen if pairs else None
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """With --ema, the model has the averaged weights for a while, as when it is evaluated and saved."""
+        with nullcontext() if self.average is None else self.average.in_model():
+            yield
 
     def sample(self) -> str | None:
         """Generated text at temperature 0.8, on rank 0; None elsewhere and where samples are disabled."""
@@ -321,7 +384,8 @@ class Trainer:
         if prompt is None or tokenizer is None or not self.options.sample_tokens or not self.model.config.causal:
             return None
         n = self.options.sample_tokens
-        out = self.model.generate([prompt], n, temperature=0.8, seed=self.options.seed, slide=True)[0]
+        with self.averaged_weights():
+            out = self.model.generate([prompt], n, temperature=0.8, seed=self.options.seed, slide=True)[0]
         return tokenizer.decode(out.tolist())
 
     def save(self) -> None:
@@ -333,7 +397,7 @@ class Trainer:
         assert self.folder is not None
         if self.world.writes:
             kept = self.options.keep, self.options.keep_trajectory
-            for line in save_checkpoint(self.folder, self.write, self.optimizer, values, *kept):
+            for line in save_checkpoint(self.folder, self.write, self.optimizer, values, *kept, self.average):
                 print(line, file=sys.stderr)
         elif isinstance(self.optimizer, ShardedAdamW):
             self.optimizer.send_moments()
@@ -358,6 +422,7 @@ def set_dropout(model: Model, p: float) -> None:
 def make_update(ranks: World, model: Model, options: TrainingOptions) -> tuple[GradientAccumulator, AdamW]:
     """The gradient accumulator (over microbatches and ranks) and the optimizer."""
     settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
+    settings["lr_scales"] = lr_scales(model, options.layer_decay, getattr(options, "lora_plus", 1.0))
     if ranks.size == 1:
         return GradientAccumulator(), AdamW(model, **settings)
     layout = BucketLayout.of(model, options.bucket_mb, ranks.size)

@@ -23,7 +23,10 @@ UPDATE_ELEMENTS = 1 << 20  # elements per call of the update: small parameters a
 
 
 class AdamW:
-    """Updates a model's trainable parameters in place. Biases and norms are not decayed."""
+    """Updates a model's trainable parameters in place. Biases and norms are not decayed.
+
+    `lr_scales` multiplies the learning rate of the parameters that it names.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class AdamW:
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        lr_scales: Mapping[str, float] | None = None,
     ) -> None:
         if not lr >= 0:
             raise ValueError(f"lr must be >= 0, got {lr}")
@@ -40,11 +44,12 @@ class AdamW:
         if not weight_decay >= 0:
             raise ValueError(f"weight_decay must be >= 0, got {weight_decay}")
         self.model = model
+        self.lr_scales = dict(lr_scales or {})
         self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
         self.steps = 0
         self._lr, self._scale = lr, 1.0  # of the current step
         self._partial = False  # a step has updated some weights, but not all
-        self._pending: list[Update] = []
+        self._pending: dict[float, list[Update]] = {}  # by the factor of their learning rate
         self._pending_elements = 0
         self.m: dict[str, Array] = {}
         self.v: dict[str, Array] = {}
@@ -125,7 +130,7 @@ class AdamW:
                 yield
                 self.apply_pending()
             finally:
-                self._pending, self._pending_elements = [], 0
+                self._pending, self._pending_elements = {}, 0
             self.steps += 1
             self._partial = False
 
@@ -153,11 +158,12 @@ class AdamW:
     def update(self, name: str, g: Array) -> None:
         """Updates one parameter, at the latest when the step ends."""
         p = self.model.params[name]
-        self.apply(p, g, self.m[name], self.v[name], decays=p.ndim > 1)
+        self.apply(name, p, g, self.m[name], self.v[name], decays=p.ndim > 1)
 
-    def apply(self, p: Array, g: Array, m: Array, v: Array, decays: bool) -> None:
-        """Queues the update of some elements and their moments; applied once enough elements are queued."""
-        self._pending.append((p, m, v, g, self.weight_decay if decays else 0.0))
+    def apply(self, name: str, p: Array, g: Array, m: Array, v: Array, decays: bool) -> None:
+        """Queues the update of some elements of a parameter; applied once enough elements are queued."""
+        of_rate = self._pending.setdefault(self.lr_scales.get(name, 1.0), [])
+        of_rate.append((p, m, v, g, self.weight_decay if decays else 0.0))
         self._pending_elements += math.prod(p.shape)
         if self._pending_elements >= UPDATE_ELEMENTS:
             self.apply_pending()
@@ -168,8 +174,9 @@ class AdamW:
             return
         self._partial = True
         updates = self.model.engine.adamw_updates
-        updates(self._pending, self._lr, self.betas, self.eps, self.steps + 1, self._scale)
-        self._pending, self._pending_elements = [], 0
+        for lr_scale, pending in self._pending.items():
+            updates(pending, self._lr * lr_scale, self.betas, self.eps, self.steps + 1, self._scale)
+        self._pending, self._pending_elements = {}, 0
 
 
 def check_moments(moments: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> None:

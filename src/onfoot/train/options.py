@@ -46,6 +46,13 @@ class TrainingOptions:
     weight_decay: float = option(0.1, "AdamW's weight decay; biases and norms are not decayed.")
     clip: float = option(1.0, "Maximum global norm of the gradients; 0 disables clipping.")
     dropout: float = option(0.0, "Dropout probability in training. Small models on enough text need none.")
+    freeze: str = option("", "Comma-separated parameters that do not train: names, starts of names, or globs (*.bias).")
+    layer_decay: float = option(
+        1.0, "Learning rate of each block relative to the one above; embeddings have the least."
+    )
+    ema: float = option(
+        0.0, "Average the weights exponentially with this decay, as in 0.999; evaluated and saved. 0: no average."
+    )
     eval_every: int = option(100, "Steps between evaluations.")
     eval_windows: int = option(192, "Maximum number of validation sequences per evaluation.")
     patience: int = option(0, "Stop after this many evaluations without a better validation loss; 0: never.")
@@ -90,6 +97,14 @@ class TrainingOptions:
             raise ValueError(f"bucket_mb must be > 0, got {self.bucket_mb}")
         if not 0 <= self.lr_floor <= 1:
             raise ValueError(f"lr_floor must be in [0, 1], got {self.lr_floor}")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay must be in (0, 1], got {self.layer_decay}; 1 gives all layers the same rate")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must be in [0, 1), got {self.ema}; 0 averages nothing")
+        if self.keep_trajectory and self.not_replayed:
+            raise ValueError(
+                f"--keep-trajectory is for onfoot blame, which cannot replay a run with {self.not_replayed[0]}"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         for name, known in (
@@ -196,6 +211,16 @@ class TrainingOptions:
             if not getattr(self, name) >= limit:
                 raise ValueError(f"{name} must be >= {limit}, got {getattr(self, name)}")
 
+    @property
+    def not_replayed(self) -> list[str]:
+        """The options in use that `onfoot blame` cannot replay."""
+        return [*(["--ema"] if self.ema else []), *(["--layer-decay"] if self.layer_decay != 1 else [])]
+
+    @property
+    def frozen(self) -> list[str]:
+        """The patterns of --freeze."""
+        return [pattern.strip() for pattern in self.freeze.split(",") if pattern.strip()]
+
     @classmethod
     def load(cls, path: Path) -> Any:
         values = read_json(path)
@@ -275,6 +300,10 @@ class FinetuneOptions(TrainingOptions):
     targets: str = option("", "Comma-separated layers to adapt; by default all linear layers of the blocks.")
     lora_dropout: float = option(0.0, "Dropout on the LoRA layers' input.")
     use_rslora: bool = option(False, "Rank-stabilized LoRA: scale by alpha / √r instead of alpha / r.")
+    lora_plus: float = option(1.0, "LoRA+: the learning rate of the B matrices relative to that of A; try 16.")
+    dpo: bool = option(False, 'Preference tuning (DPO) on {"prompt", "chosen", "rejected"} lines; docs/preferences.md.')
+    dpo_beta: float = option(0.1, "With --dpo: β, how strongly the model is held to its reference.")
+    dpo_smoothing: float = option(0.0, "With --dpo: the fraction of pairs that are assumed to be the wrong way round.")
     max_length: int = option(0, "Maximum tokens per sequence; 0 means the model's maximum, at most 1024.")
     on_long: str = option(
         "refuse", "Longer examples: refuse, truncate or skip; truncated and skipped ones are reported."
@@ -289,7 +318,30 @@ class FinetuneOptions(TrainingOptions):
             raise ValueError(f"epochs must be > 0 and <= 1,000,000, got {self.epochs}")
         if self.full and self.quantized:
             raise ValueError("--full trains all weights, --quantized freezes them: choose one")
+        if self.freeze and not self.full:
+            raise ValueError(
+                "--freeze needs --full: LoRA freezes all weights of the model; choose layers with --targets"
+            )
+        if not self.lora_plus > 0:
+            raise ValueError(f"lora_plus must be > 0, got {self.lora_plus}")
+        if self.full and self.lora_plus != 1:
+            raise ValueError("--lora-plus is for LoRA layers, which --full does not have")
+        self.check_preferences()
         if not self.data:
             raise ValueError("no data: pass --data FILE (.jsonl, .json, .csv, .parquet or a saved dataset)")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must be in (0, 1), got {self.validation}")
+
+    def check_preferences(self) -> None:
+        """Raises ValueError for options that do not go together with preference pairs."""
+        if not self.dpo_beta > 0:
+            raise ValueError(f"dpo_beta must be > 0, got {self.dpo_beta}")
+        if not 0 <= self.dpo_smoothing < 0.5:
+            raise ValueError(f"dpo_smoothing must be in [0, 0.5), got {self.dpo_smoothing}")
+        if self.dpo and self.dp_clip is not None:
+            raise ValueError("--dpo cannot be used with --dp-clip: private training knows single examples, not pairs")
+
+    @property
+    def not_replayed(self) -> list[str]:
+        of_lora = ["--lora-plus"] if self.lora_plus != 1 else []
+        return [*super().not_replayed, *of_lora, *(["--dpo"] if self.dpo else [])]

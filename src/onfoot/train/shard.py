@@ -50,7 +50,7 @@ class ShardedAdamW(AdamW):
                 part = _in_shard(piece)
                 decays = len(self.layout.shapes[piece.name]) > 1
                 weights = self.flat[piece.name][piece.begin : piece.end]
-                self.apply(weights, g[part], m[part], v[part], decays)
+                self.apply(piece.name, weights, g[part], m[part], v[part], decays)
             self.apply_pending()
             self.allgather_weights()
 

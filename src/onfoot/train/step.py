@@ -29,6 +29,7 @@ class Microbatch(NamedTuple):
     dropout_seed: int | None = None
 
 
+Gradients = Callable[..., tuple[float, Any]]  # (model, batch, divisor, on_gradient, on_loss) -> (loss, ...)
 Diverged = Callable[[str, bool], Exception]  # (problem, whether some weights were updated) -> the error to raise
 
 
@@ -68,7 +69,7 @@ def fused_step(
 def accumulated_step(
     model: Model,
     optimizer: AdamW,
-    batches: Sequence[Microbatch],
+    batches: Sequence[Any],
     divisor: float | None,
     lr: float | None,
     clip: float,
@@ -76,11 +77,13 @@ def accumulated_step(
     accumulator: GradientAccumulator | None = None,
     world: World | None = None,
     on_gradients: Callable[[dict[str, Array]], None] | None = None,
+    gradients: Gradients | None = None,
 ) -> tuple[float, float]:
     """One step over microbatches and ranks; returns the mean loss and the gradient norm before clipping.
 
     `divisor` is the number of targets of all microbatches on all ranks. Gradients are complete before any update, and
-    `on_gradients` may change them.
+    `on_gradients` may change them. `gradients` computes those of one of the batches, by default of the
+    cross-entropy of a `Microbatch`.
     """
     from onfoot.train.buckets import GradientAccumulator
 
@@ -90,7 +93,7 @@ def accumulated_step(
     for i, batch in enumerate(batches):
         if i == len(batches) - 1:
             accumulator.last()
-        loss += _gradients(model, batch, divisor, accumulator.add, None)[0]
+        loss += (gradients or _gradients)(model, batch, divisor, accumulator.add, None)[0]
     grads = accumulator.finish()
     if on_gradients is not None:
         on_gradients(grads)
