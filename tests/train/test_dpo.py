@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
+from typer.testing import CliRunner
 
 import onfoot
 import onfoot.train.dpo as dpo
 from llama_oracle import in_float64, in_transformers, scrambled_llama
+from onfoot.cli import app
 from onfoot.data.preference_source import Pair, Pairs, PreferenceSource, fit_pairs
 from onfoot.data.preferences import read_preferences
 from onfoot.data.sft_examples import Example
@@ -466,3 +469,35 @@ def test_long_pairs_are_refused_truncated_or_dropped_together(tmp_path: Path) ->
 def test_options_that_do_not_go_together_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FinetuneOptions(model="m", data=["d"], dpo=True, **changes)
+
+
+# The command line
+
+
+def run_command(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["finetune", *map(str, arguments)])
+
+
+def test_the_command_trains_reports_and_resumes(tmp_path: Path, base: Path, data: Path) -> None:
+    sizes = "--steps", 4, "--batch-size", 3, "--eval-every", 2, "--lr", 1e-2, "--warmup", 1, "--sample-tokens", 0
+    more = "--dpo-beta", 0.5, "--ema", 0.5, "--lora-plus", 2, "--threads", 1
+    done = run_command(base, "--data", data, "--dpo", "--out", tmp_path / "run", *sizes, *more)
+    assert done.exit_code == 0, done.output
+    assert "27 pairs for training, 3 for validation" in done.output
+    assert "nats per pair (0.6931 is that of the reference)" in done.output and "perplexity" not in done.output
+    assert re.search(r"step 4: validation loss 0\.\d+  margin 0\.\d+  accuracy \d+%", done.output)
+    again = run_command("--resume", tmp_path / "run", "--steps", 6)
+    assert again.exit_code == 0 and "step 6: validation loss" in again.output, again.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dpo-beta", 0.2], "--dpo-beta: only valid with --dpo"),
+        (["--dpo", "--no-pack"], "--dpo cannot be used with --pack"),
+        (["--dpo", "--dpo-smoothing", 0.7], "dpo_smoothing must be in [0, 0.5), got 0.7"),
+    ],
+)
+def test_the_command_refuses_options_without_effect(arguments: list[Any], message: str) -> None:
+    done = run_command("m", "--data", "d", *arguments)
+    assert done.exit_code == 2 and message in " ".join(done.output.split())

@@ -15,6 +15,7 @@ from onfoot.cli.config_file import Config, PrintConfig, show_config, with_config
 from onfoot.cli.console import show_text
 from onfoot.cli.fields import explicit_options, options_from, reject_with
 from onfoot.cli.options import Threads
+from onfoot.data.preference_source import PreferenceSource
 from onfoot.train.options import TrainOptions
 
 SIZES = ("n_layer", "n_head", "n_embd")
@@ -139,7 +140,7 @@ def train_and_report(trainer: Trainer) -> None:
         show_spent(trainer, outcome.state.step)
         raise typer.Exit(130)
     loss = outcome.validation_loss if outcome.validation_loss is not None else outcome.state.best_loss
-    if trainer.preferences:
+    if isinstance(trainer.source, PreferenceSource):
         show_text(f"\nvalidation loss {loss:.4f} nats per pair (0.6931 is that of the reference)")
     else:
         show_text(f"\nvalidation loss {loss:.4f} nats per token (perplexity {math.exp(min(loss, 700)):.2f})")
