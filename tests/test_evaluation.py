@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 import onfoot
 from onfoot.data.sliding import Piece, sliding_windows, window_batches
 from onfoot.evaluation import Evaluation
-from onfoot.formats.gguf_model import _their_name
+from onfoot.formats.gguf_model import gguf_name
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.models.model import Model
 
@@ -234,7 +234,7 @@ def with_tokenizer(path: Path, model: Model, tokenizer: Tokenizer) -> None:
         if ".q_proj." in name or ".k_proj." in name:  # rows in pairs, as llama.cpp rotates them
             heads = config.n_head if ".q_proj." in name else config.n_kv_head
             array = array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-        writer.add_tensor(_their_name(name), np.ascontiguousarray(array))
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(array))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -279,12 +279,16 @@ def test_settings_out_of_range_are_named(tmp_path: Path, settings: dict[str, int
     ("name", "content", "message"),
     [
         ("a.txt", b"", r"a.txt is empty"),
-        ("a.json", b"{}", r"a.json is a .json file; write one object per line and name it .jsonl"),
+        ("a.json", b"{}", r"a.json, line 1: found the fields \(none\); expected {"),
         ("a.jsonl", b"\n\n", r"a.jsonl is too short"),
         ("a.jsonl", b'{"text": ""}', r"a.jsonl is too short"),
         ("a.jsonl", b'{"text": 5}', r'a.jsonl, line 1: "text" must be a string, got 5'),
-        ("a.jsonl", b'{"text": "a"}\n{"x": 1}', r'a.jsonl, line 2: expected {"text"}, {"prompt", "completion"}'),
-        ("a.jsonl", b"[1]", r'a.jsonl, line 1: expected {"text"}'),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"x": 1}',
+            r'a.jsonl, line 2: found the fields x; expected {"prompt", "completion"}',
+        ),
+        ("a.jsonl", b"[1]", r'a.jsonl, line 1: not a JSON object; expected {"prompt"'),
         ("a.jsonl", b'{"prompt": "a"}', r'a.jsonl, line 1: found "prompt" but no "completion"'),
         ("a.jsonl", b'{"text": "\\ud800"}', r'a.jsonl, line 1: "text" has an unpaired surrogate'),
         ("a.txt", b"a\xff", r"a.txt is not valid UTF-8: byte 0xff at position 1"),
