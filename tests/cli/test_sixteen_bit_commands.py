@@ -113,7 +113,7 @@ def test_a_merged_model_has_the_dtype_of_its_base_or_the_one_asked_for(
 
 def test_merge_refuses_before_it_writes(folder: Path, tmp_path: Path) -> None:
     for options, message in (
-        (("--out", tmp_path / "x.gguf"), "names a GGUF file, but merge writes a model folder"),
+        (("--out", tmp_path / "x.gguf", "--dtype", "float16"), "--dtype is for model folders"),
         (("--out", tmp_path / "x", "--dtype", "int4"), "unknown dtype 'int4'"),
     ):
         assert message in " ".join(run("merge", folder / "run", *options, fails=True).split())

@@ -12,8 +12,9 @@ from onfoot.serve.answer import Answer, token_logprob
 
 
 def cut(text: str, stop: list[str]) -> str:
-    """The text before the first stop string."""
-    return text[: min([i for i in map(text.find, stop) if i >= 0], default=len(text))]
+    """The text before the stop string that is complete first; of several, the longest."""
+    ends = [(i + len(s), i) for s in stop if (i := text.find(s)) >= 0]
+    return text[: min(ends)[1]] if ends else text
 
 
 @settings(max_examples=300)

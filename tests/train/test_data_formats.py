@@ -520,3 +520,20 @@ def test_bad_preference_pairs_are_named(tmp_path: Path, line: str, message: str)
     (tmp_path / "a.jsonl").write_text(line)
     with pytest.raises(ValueError, match=message):
         read_preferences([tmp_path / "a.jsonl"], byte_tokenizer(), ChatTemplate())
+
+
+# the guide
+
+
+def test_every_record_of_the_guide_is_read_as_the_guide_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("| ") and '`{"' in line]
+    said = []
+    for _, record, targets in rows:
+        made = read_example(json.loads(record.strip(" `")), ChatTemplate(), byte_tokenizer(), "here")
+        learned = byte_tokenizer().decode(made.ids[made.learn])
+        said.append((learned.removesuffix("<|im_end|>\n"), targets.strip()))
+    assert said == [
+        ("8", "every answer"), ("8", "every answer"), (" 8.", "the completion"), ("8", "the completion"),
+        ("8", "the output"), ("7 plus one is 8.", "every token, also with LoRA"),
+    ]  # fmt: skip

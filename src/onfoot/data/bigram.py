@@ -45,5 +45,6 @@ def _checked(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 def _count(found: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """How often each of `codes`, which are sorted, is among the found ones."""
+    found = np.sort(found)  # searching in order is several times as fast
     place = np.minimum(np.searchsorted(codes, found), len(codes) - 1)
     return np.bincount(place[codes[place] == found], minlength=len(codes))
