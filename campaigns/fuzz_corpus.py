@@ -172,9 +172,7 @@ def use_template(folder: Path) -> None:
 def use_lines(folder: Path) -> None:
     from onfoot.data.sft import load_source
 
-    source = load_source(
-        [folder], byte_tokenizer(), ChatTemplate(), max_length=200, batch_size=2, on_long="truncate"
-    )
+    source = load_source([folder], byte_tokenizer(), ChatTemplate(), max_length=200, batch_size=2, on_long="truncate")
     source.microbatches(0)
     source.report()
     source.fingerprint()
