@@ -1,6 +1,6 @@
 """A bfloat16 model kept in 16 bits against the same files in float32: tokens per second and peak memory.
 
-python benchmarks/sixteen_bit.py [--rounds N] [--out FILE]. The model has SmolLM2-135M's shape and random weights,
+python benchmarks/sixteen_bit.py [--rounds N] [--out FILE]. The model has SmolLM2-360M's shape and random weights,
 written in bfloat16 by transformers. Every job runs in a process of its own, in turn: the best of several calls after a
 warm-up, and the peak memory of the process, loading included. transformers generates in float32. Only the frozen
 weights shrink, so the ratio of a LoRA step's memory depends on what else it needs; larger ones are planned, not run.
@@ -25,17 +25,17 @@ from onfoot.bench.machine import describe, peak_bytes
 from onfoot.memory import Job, plan
 
 PROMPT, NEW, REPEATS = 16, 32, 3
-SEQUENCES, TOKENS, RANK = 1, 64, 4  # of a LoRA step, with --recompute block
+SEQUENCES, TOKENS, RANK = 1, 128, 8  # of a LoRA step, with --recompute block
 SHAPE: dict[str, Any] = {
-    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+    "vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+    "num_attention_heads": 15, "num_key_value_heads": 5, "max_position_embeddings": 2048, "tie_word_embeddings": True,
 }  # fmt: skip
 LLAMA_1B: dict[str, Any] = {
     "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "tie_word_embeddings": True,
 }  # fmt: skip
 PLANNED = {  # shape, sequences, tokens, rank
-    "SmolLM2-135M, 1 × 512 tokens, rank 16": (SHAPE, 1, 512, 16),
+    "SmolLM2-360M, 1 × 512 tokens, rank 16": (SHAPE, 1, 512, 16),
     "Llama-3.2-1B, 1 × 512 tokens, rank 16": (LLAMA_1B, 1, 512, 16),
 }
 JOBS = (
@@ -102,7 +102,7 @@ def worker(folder: str, job: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     parser.add_argument("--worker", nargs=2)
     parser.add_argument("--write")
