@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onfoot.data import corpus
-from onfoot.formats.chat import ChatTemplate, Part, check_messages, check_text
+from onfoot.formats.chat import ChatTemplate, Message, Part, check_messages, check_text
 from onfoot.formats.files import plain_name
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
@@ -30,6 +30,8 @@ class Example:
     ids: np.ndarray  # (n + 1,)
     learn: np.ndarray  # (n + 1,), True for ids of a completion
     where: str  # file and line
+    question: str = ""  # the first message of the user, if it is a conversation
+    templated: bool = False  # a prompt and completion that were put into the chat template
 
     def __len__(self) -> int:
         return len(self.ids) - 1
@@ -55,7 +57,7 @@ class Example:
 
     def cut(self, length: int) -> Example:
         """The first `length` tokens and their targets."""
-        return Example(self.ids[: length + 1], self.learn[: length + 1], self.where)
+        return replace(self, ids=self.ids[: length + 1], learn=self.learn[: length + 1])
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ class Examples:
         return "\n".join(lines)
 
 
-def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate) -> list[Example]:
+def read_examples(
+    paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate, templated: bool = False
+) -> list[Example]:
     """All examples of .jsonl files, or of folders with .jsonl files, in order and untruncated."""
     if not paths:
         raise ValueError(f"no data: pass a .jsonl file; each line must be one of {ACCEPTED}")
@@ -97,7 +101,7 @@ def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTem
         for number, value in corpus.json_lines(text.path):
             where = f"{text.path}, line {number}"
             try:
-                examples.append(read_example(value, template, tokenizer, where))
+                examples.append(read_example(value, template, tokenizer, where, templated))
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
         if len(examples) == before:
@@ -105,10 +109,34 @@ def read_examples(paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTem
     return examples
 
 
-def read_example(value: Any, template: ChatTemplate, tokenizer: Tokenizer, where: str) -> Example:
-    """One line of a .jsonl file as an example."""
+def read_example(
+    value: Any, template: ChatTemplate, tokenizer: Tokenizer, where: str, templated: bool = False
+) -> Example:
+    """One line of a .jsonl file as an example; with `templated`, prompts and completions become messages."""
+    messages = as_messages(value, tokenizer) if templated else None
+    if messages is not None:
+        value = {"messages": messages}
     parts = read_parts(value, template)
-    return (encode_chat if form_of(value) == "messages" else encode)(parts, tokenizer, where)
+    if form_of(value) != "messages":
+        return encode(parts, tokenizer, where)
+    question = next((m["content"] for m in value["messages"] if m["role"] == "user"), "")
+    return replace(encode_chat(parts, tokenizer, where), question=question, templated=messages is not None)
+
+
+def as_messages(value: Any, tokenizer: Tokenizer) -> list[Message] | None:
+    """A prompt and completion, or an instruction and output, as messages of the user and of the assistant.
+
+    None if the example has messages already, or a blank prompt, or if its prompt has special tokens: then it is
+    already formatted.
+    """
+    form = form_of(value)
+    if form == "messages":
+        return None
+    texts = [check_text(value[name], f'"{name}"') for name in (form, *OPTIONAL[form]) if value.get(name)]
+    question, answer = "\n\n".join(texts).strip(), check_text(value[FORMS[form][1]], f'"{FORMS[form][1]}"').strip()
+    if not question or not answer or any(token and token in question for token in tokenizer.special_tokens):
+        return None
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def read_parts(value: Any, template: ChatTemplate) -> list[Part]:

@@ -11,10 +11,11 @@ from onfoot.data.sft import load_source
 from onfoot.formats.peft import restore_adapter
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
-from onfoot.train import runs
+from onfoot.train import automatic, runs
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
+from onfoot.train.progress import logger
 
 DEFAULT_MAX_LENGTH = 1024  # tokens per row, unless the model allows fewer
 
@@ -39,6 +40,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
 def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run with the weights of a checkpoint, or of step 0; its state and log are not restored."""
     base = checkpoint if checkpoint is not None and options.full else options.model
+    logger.info("loading %s", base)
     model = load(base, options.dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
         raise ValueError(f"{options.model} has no tokenizer; put tokenizer.json next to its config.json")
@@ -48,6 +50,9 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
     template = template_of(model)
+    if template.is_fallback:
+        options = replace(options, template=False)
+    logger.info("reading and tokenizing %s", ", ".join(options.data))
     source = load_source(
         options.data,
         model.tokenizer,
@@ -62,10 +67,10 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         validation_files=options.validation_data,
         seed=options.seed,
         begin=place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
+        templated=options.template,
     )
+    options, source = automatic.choose(options, source, model.config.n_embd)
     record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
-    if options.steps == 0:
-        options = replace(options, steps=source.steps_for(options.epochs, options.dp_clip is not None))
     if not options.full:
         add_lora_layers(model, options)
         if checkpoint is not None:
@@ -76,7 +81,8 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
             model.save_adapter(folder)
             return
         model.save(folder)
-        template.save(folder)  # the saved model must format conversations as in training
+        if source.question() or not template.is_fallback:
+            template.save(folder)  # the saved model must format conversations as in training
 
     return Trainer(model, source, options, out=run, write=write)
 

@@ -37,7 +37,7 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
     ranks.silence_stdout()
     run = Path(ranks.allgather_json(str(run))[0])
     with ranks.guard(run, options.command):
-        existed = run.exists()  # an empty folder that the user has made
+        existed = _existing(run)  # for example an empty folder that the user has made
         lock = ranks.run_all_or_raise(
             lambda: ranks.rank0_first(
                 lambda: _create_run_folder(run, options), lambda: ranks.wait_for_path(run / RUN_FILE)
@@ -58,7 +58,7 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
 def _create_run_folder(run: Path, options: TrainingOptions) -> FileLock:
     """Creates the run folder and acquires its lock."""
     _check_unused(run)
-    existed = run.exists()
+    existed = _existing(run)
     run.mkdir(parents=True, exist_ok=True)
     lock = take_lock(run)
     try:
@@ -82,8 +82,14 @@ def _is_leftover(path: Path) -> bool:
     return path.name in LEFTOVERS and not path.is_symlink() and not (path.is_dir() and any(path.iterdir()))
 
 
-def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
-    """Removes the files of a run that could not start, and its folder unless `keep_folder`.
+def _existing(run: Path) -> Path:
+    """The run folder, or the nearest folder above it that exists."""
+    run = run.absolute()
+    return next(folder for folder in (run, *run.parents) if folder.exists())
+
+
+def _clear(run: Path, existed: Path, lock: FileLock) -> None:
+    """Removes the files of a run that could not start, and its folder with all above that did not exist before.
 
     run.json is removed last: if this is killed earlier, the run can still be resumed.
     """
@@ -96,9 +102,12 @@ def _clear(run: Path, keep_folder: bool, lock: FileLock) -> None:
         lock.release(force=True)
     (run / LOCK).unlink(missing_ok=True)
     lock.release(force=True)
-    if not keep_folder:
-        with suppress(OSError):  # another process may have started a run there meanwhile
-            run.rmdir()
+    run = run.absolute()
+    with suppress(OSError):  # another process may have started a run there meanwhile
+        for folder in (run, *run.parents):
+            if folder == existed:
+                break
+            folder.rmdir()
 
 
 def resume(
@@ -145,6 +154,9 @@ def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
         )
     if options.dp_clip is not None and {"steps", "batch_size", "accumulate"} & set(values):
         raise ValueError("a private run's number of steps and of examples per step cannot change: ε depends on them")
+    for name in ("batch_size", "accumulate"):
+        if values.get(name, 1) < 1:
+            raise ValueError(f"{name} must be >= 1 when a run is resumed, got {values[name]}")
     if values.get("steps", options.steps) < step:
         raise ValueError(f"--steps {values['steps']:,} is less than the {step:,} steps that are done")
     return options.changed(step, **values)
