@@ -42,9 +42,9 @@ __all__ = [
 
 # Imported when they are first used: they bring 16 MB of other packages, which a step does not need.
 _LAZY = {
-    "Callback": "train.callbacks", "ChatTemplate": "formats.chat", "Evaluation": "evaluation", "Source": "train.sources",
-    "Tokenizer": "formats.tokenizer", "Trainer": "train.loop", "TrainingOptions": "train.options",
-    "evaluate": "evaluation",
+    "Callback": "train.callbacks", "ChatTemplate": "formats.chat", "Evaluation": "evaluation",
+    "Source": "train.sources", "Tokenizer": "formats.tokenizer", "Trainer": "train.loop",
+    "TrainingOptions": "train.options", "evaluate": "evaluation",
 }  # fmt: skip
 
 
