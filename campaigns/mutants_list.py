@@ -864,7 +864,7 @@ TRAIN = [
         "data/sft_examples.py", "train/test_step_details.py train/test_sft_data.py",
         ("np.where(self.learn[1:], self.ids[1:], IGNORE)", "np.where(self.learn[:-1], self.ids[1:], IGNORE)"),
         ("return len(self.ids) - 1", "return len(self.ids)"),
-        ("self.ids[: length + 1], self.learn[: length + 1]", "self.ids[: length], self.learn[: length]"),
+        ("ids=self.ids[: length + 1], learn=self.learn[: length + 1]", "ids=self.ids[:length], learn=self.learn[:length]"),
         ("if len(example) <= max_length:", "if len(example) < max_length:"),
         ("not text.rstrip().endswith(tuple(end for end in ends if end))", "True"),
         ("before = [tokenizer.eos_id]", "before = []"),
@@ -894,6 +894,14 @@ TRAIN = [
         ("max(step - self._first, 1)", "max(step, 1)"),
         ("if force or now - self._last_line >= PLAIN_EVERY or step == self.total:", "if force or now - self._last_line >= PLAIN_EVERY:"),
         ("PLAIN_EVERY = 10.0", "PLAIN_EVERY = 0.0"),
+    ),
+    *of(
+        "train/automatic.py", "train/test_finetune_defaults.py",
+        ("max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps_per_epoch))", "MIN_EPOCHS"),
+        ("FEWEST, MOST = 4, 32", "FEWEST, MOST = 400, 3200"),
+        ("min(1.0, math.sqrt(LONG_RUN / steps))", "1.0"),
+        ("lora / 10 if full else lora", "lora"),
+        ("min(max_length, max(wanted, *lengths))", "max_length"),
     ),
     *of(
         "train/invariants.py", "train/test_invariants.py train/test_progress_lines.py",

@@ -1,16 +1,21 @@
 """onfoot: transformers whose every gradient is a formula you can read."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from onfoot.config import PRESETS, GPT2Config, LlamaConfig, preset
-from onfoot.evaluation import Evaluation, evaluate
-from onfoot.formats.chat import ChatTemplate
-from onfoot.formats.tokenizer import Tokenizer
 from onfoot.models.model import Model, create, load
 from onfoot.threads import set_threads
-from onfoot.train.callbacks import Callback
-from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import AdamW
-from onfoot.train.options import TrainingOptions
-from onfoot.train.sources import Source
+
+if TYPE_CHECKING:
+    from onfoot.evaluation import Evaluation, evaluate
+    from onfoot.formats.chat import ChatTemplate
+    from onfoot.formats.tokenizer import Tokenizer
+    from onfoot.train.callbacks import Callback
+    from onfoot.train.loop import Trainer
+    from onfoot.train.options import TrainingOptions
+    from onfoot.train.sources import Source
 
 __version__ = "0.1.0"
 
@@ -34,3 +39,20 @@ __all__ = [
     "preset",
     "set_threads",
 ]
+
+# Imported when they are first used: they bring 16 MB of other packages, which a step does not need.
+_LAZY = {
+    "Callback": "train.callbacks", "ChatTemplate": "formats.chat", "Evaluation": "evaluation",
+    "Source": "train.sources", "Tokenizer": "formats.tokenizer", "Trainer": "train.loop",
+    "TrainingOptions": "train.options", "evaluate": "evaluation",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'onfoot' has no attribute {name!r}")
+    return getattr(import_module(f"onfoot.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

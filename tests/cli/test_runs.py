@@ -165,6 +165,7 @@ def test_finetune_merge_and_generate_agree(folder: Path) -> None:
         (["generate", "{folder}/run", "--chat", "--slide"], "--chat cannot be used with --slide"),
         (["train", "--resume", "{folder}"], "it has no run.json"),
         (["train", "--resume", "{folder}/run", "--n-embd", "9"], "--n-embd cannot change"),
+        (["train", "--resume", "{folder}/run", "--steps", "3"], "--steps 3 is less than the 8 steps that are done"),
         (["train", "{folder}/text.txt", "--out", "{folder}/run"], "already contains a run"),
         (["train", "{folder}/text.txt", "--n-embd", "15"], "n_embd=15 is not divisible by n_head=4"),
         (["train", "{folder}/text.txt", "--tokenizer", "words"], "built-in tokenizers: byte, char, bpe"),

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import onfoot
 from onfoot.cli import app
 from onfoot.cli.train import next_run_folder, resume_run, train_and_report
+from onfoot.train.options import TrainOptions
 
 SMALL = [
     "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2", "--steps", "4",
@@ -51,10 +52,10 @@ class Ended:
 
     def __init__(self, loss: float, bigram: float | None, interrupted: bool = False) -> None:
         self.model = onfoot.create(onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1))
-        self.options, self.folder = SimpleNamespace(command="train", steps=7), Path("runs/x")
-        self.source = SimpleNamespace(report=lambda: "the data", prompt=lambda: None)
+        self.options, self.folder = TrainOptions(steps=7), Path("runs/x")
+        self.source = SimpleNamespace(report=lambda: "the data", prompt=lambda: None, rows=84)
         self.state, self.bigram, self.privacy = SimpleNamespace(step=7), bigram, None
-        self.outcome = SimpleNamespace(interrupted=interrupted, stopped="", validation_loss=loss, state=self.state)
+        self.outcome = SimpleNamespace(interrupted=interrupted, validation_loss=loss, state=self.state, stopped="")
 
     def run(self) -> Any:
         return self.outcome
@@ -86,6 +87,25 @@ def test_trainable_parameters_are_counted(capsys: pytest.CaptureFixture[str]) ->
     ended.model.add_lora(r=1)
     train_and_report(ended)
     assert f"{ended.model.n_trainable:,} of {n + ended.model.n_trainable:,} parameters" in capsys.readouterr().out
+
+
+def test_the_end_of_a_run_is_reported_also_if_its_sample_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    ended: Any = Ended(1.0, None)
+
+    def sample() -> None:
+        raise KeyboardInterrupt
+
+    ended.sample = sample
+    train_and_report(ended)
+    output = capsys.readouterr().out
+    assert "(interrupted)" in output
+    assert f"{Path('runs/x') / 'best'}" in output and "loss.png" in output and "onfoot generate runs/x" in output
+
+
+def test_the_length_of_the_run_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    train_and_report(Ended(1.0, None))  # type: ignore[arg-type]
+    said = "7 steps of 12 rows, 1 passes over the data; learning rate 0.002 after 1 warmup steps\n"
+    assert said in capsys.readouterr().out
 
 
 def test_an_interrupted_run_ends_with_the_shells_status() -> None:

@@ -199,9 +199,9 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, base: Path, data: Path) -> None:
     for changes, message in (
         ({"data": []}, "no data"),
-        ({"epochs": 0.0}, "epochs must be > 0 and <= 1,000,000, got 0.0"),
+        ({"epochs": -1.0}, "epochs must be >= 0 and <= 1,000,000, got -1.0"),
         ({"epochs": float("inf"), "steps": 0}, "epochs must be finite, got inf"),
-        ({"batch_size": 0, "steps": 0}, "batch_size must be >= 1, got 0"),
+        ({"batch_size": -1, "steps": 0}, "batch_size must be >= 0, got -1"),
         ({"seed": -1, "steps": 0}, "seed must be >= 0, got -1"),
         ({"validation": 0.0}, "validation must be in .*, got 0.0"),
     ):

@@ -103,7 +103,7 @@ def _as_example(trainer: Trainer, options: FinetuneOptions, line: Line) -> Query
             "text": line,
         }
         line = forms[form_of(first)]
-    example = read_example(line, template_of(model), model.tokenizer, "the query")
+    example = read_example(line, template_of(model), model.tokenizer, "the query", options.template)
     return Query(shown, example.ids.astype(np.int64), example.learn)
 
 

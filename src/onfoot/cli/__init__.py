@@ -28,6 +28,7 @@ from onfoot.cli import (
     train,
     walk,
 )
+from onfoot.cli.aliases import WithAliases
 from onfoot.terminal import printable
 
 
@@ -61,8 +62,8 @@ app.command("check")(check.check)
 app.command("curvature")(curvature.curvature)
 app.command("eval")(evaluate.evaluate)
 app.command("explore")(explore.explore)
-app.command("train")(train.train)
-app.command("finetune")(finetune.finetune)
+app.command("train", cls=WithAliases)(train.train)
+app.command("finetune", cls=WithAliases)(finetune.finetune)
 app.command("blame")(blame.blame)
 app.command("merge")(merge.merge)
 app.command("export")(export.export)

@@ -10,7 +10,7 @@ import typer
 from onfoot.cli.config_file import Config, PrintConfig, show_config, with_config
 from onfoot.cli.fields import options_from, reject_with, reject_without
 from onfoot.cli.options import Download, Threads, download_model
-from onfoot.cli.train import next_run_folder, private_values, resume_run, train_and_report
+from onfoot.cli.train import next_run_folder, private_values, resume_run, starting, train_and_report
 from onfoot.train.options import FinetuneOptions
 
 LORA_OPTIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora", "lora_plus")
@@ -77,5 +77,6 @@ def finetune(
         return
     if download:
         download_model(options.model)
-    trainer = runs.start(out or next_run_folder(Path("runs"), "finetune"), options)
+    with starting(options.quiet):
+        trainer = runs.start(out or next_run_folder(Path("runs"), "finetune"), options)
     train_and_report(trainer)

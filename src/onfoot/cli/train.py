@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +20,7 @@ from onfoot.cli.options import Threads
 from onfoot.data.preference_source import PreferenceSource
 from onfoot.train.options import TrainOptions
 
-SIZES = ("n_layer", "n_head", "n_embd")
+SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "head_dim", "arch")
 
 if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
@@ -56,6 +58,10 @@ def train(
     if values["init"] is not None:
         reason = f"{values['init']} has its own configuration and tokenizer"
         reject_with(context_, "--init", (*SIZES, "tokenizer", "vocab_size"), reason)
+    if values["epochs"]:
+        reject_with(context_, "--epochs", ("steps",), "both set the length of the run")
+        if values["steps"] == TrainOptions.steps:  # not given
+            values["steps"] = 0
     if values["tokenizer"] != "bpe":
         reason = "it sets the vocabulary size of a new BPE tokenizer (--tokenizer bpe)"
         reject_with(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), reason)
@@ -64,8 +70,31 @@ def train(
     if print_config:
         show_config(options)
         return
-    trainer = pretrain.start(out or next_run_folder(Path("runs"), "train"), options)
+    with starting(options.quiet):
+        trainer = pretrain.start(out or next_run_folder(Path("runs"), "train"), options)
     train_and_report(trainer)
+
+
+class _ShowStart(logging.Handler):
+    """Prints what is being done before the first step."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        show_text(record.getMessage(), "dim")
+
+
+@contextmanager
+def starting(quiet: bool) -> Iterator[None]:
+    """Says what takes long before a run starts, unless it is quiet."""
+    logger, handler = logging.getLogger("onfoot.start"), _ShowStart()
+    level = logger.level
+    if not quiet:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def private_values(context: typer.Context, values: dict[str, Any]) -> None:
@@ -89,7 +118,8 @@ def resume_run(context: typer.Context, run: Path, resume: Callable[..., tuple[Tr
         for name in explicit_options(context)
         if name not in ("resume", "threads", "download")
     }
-    trainer, warnings = resume(run, **changes)
+    with starting(bool(changes.get("quiet"))):
+        trainer, warnings = resume(run, **changes)
     for warning in warnings:
         show_text(warning, "yellow")
     options, step = trainer.options, trainer.state.step
@@ -121,6 +151,8 @@ def _changes(trainer: Trainer) -> str:
 
 def train_and_report(trainer: Trainer) -> None:
     """Trains, then prints the validation loss, a sample, the files written and the next command."""
+    from onfoot.train.automatic import warmup_warning
+
     model, options, run = trainer.model, trainer.options, trainer.folder
     assert run is not None
     show_text(trainer.source.report())
@@ -128,6 +160,10 @@ def train_and_report(trainer: Trainer) -> None:
         f"{model.n_trainable:,} of {model.n_params:,} parameters are trainable; {model.dtype}, engine "
         f"{model.engine.name}; run folder {run}"
     )
+    show_text(summary(trainer))
+    warning = warmup_warning(options)
+    if warning:
+        show_text(f"warning: {warning}", "yellow")
     if trainer.privacy is not None:
         show_text(trainer.privacy.report())
     outcome = trainer.run()
@@ -152,14 +188,17 @@ def train_and_report(trainer: Trainer) -> None:
             f"the model is {word} it"
         )
     show_spent(trainer, outcome.state.step)
-    sample = trainer.sample()
+    try:
+        sample = trainer.sample()
+    except KeyboardInterrupt:  # the run is complete all the same
+        sample = "(interrupted)"
     if sample is not None:
         show_text("\nsample:\n  " + sample.replace("\n", "\n  "))
     adapter = model.active_adapter is not None
     what, library = ("adapter", "PEFT") if adapter else ("model  ", "transformers")
     show_text(
         f"\n{what} {run / 'best'}  (also loads in {library})\ncurve   {run / 'loss.png'}\n"
-        f"next    onfoot generate {shlex.quote(str(run))} {_prompt(trainer)}--max-new-tokens 200 --slide"
+        f"next    onfoot generate {shlex.quote(str(run))} {_prompt(trainer)}"
     )
     if adapter:
         show_text(f"        onfoot merge {shlex.quote(str(run))} --out {shlex.quote(str(run / 'merged'))}")
@@ -171,8 +210,24 @@ def show_spent(trainer: Trainer, steps: int) -> None:
         show_text(f"{trainer.privacy.guarantee(steps)}: for the weights, and for each {trainer.source.unit}")
 
 
+def summary(trainer: Trainer) -> str:
+    """The length of the run and its learning rate in one line."""
+    options = trainer.options
+    rows = options.batch_size * options.accumulate
+    passes = options.steps * rows / (trainer.source.rows if options.dp_clip is None else trainer.source.n_examples)
+    return (
+        f"{options.steps:,} steps of {rows:,} row{'s' * (rows > 1)}, {passes:.3g} passes over the data; learning rate "
+        f"{options.lr:g} after {options.warmup:,} warmup steps"
+    )
+
+
 def _prompt(trainer: Trainer) -> str:
-    """The first word of the validation text as a --prompt option; the model's tokenizer can encode it."""
+    """Options of `onfoot generate` with a prompt from the validation data: a question, a prompt, or the first word."""
+    if trainer.options.command == "finetune":
+        question, prompt = trainer.source.question(), trainer.source.prompt_text(trainer.model.tokenizer)
+        chat = "--chat " if question else ""
+        return f"{chat}--prompt {shlex.quote(question or prompt)}" if question or prompt else ""
     prompt, tokenizer = trainer.source.prompt(), trainer.model.tokenizer
     words = tokenizer.decode(prompt.tolist()).split() if tokenizer is not None and prompt is not None else []
-    return f"--prompt {shlex.quote(words[0])} " if words and words[0].isprintable() else ""
+    first = f"--prompt {shlex.quote(words[0])} " if words and words[0].isprintable() else ""
+    return f"{first}--max-new-tokens 200 --slide"

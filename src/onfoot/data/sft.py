@@ -67,6 +67,15 @@ class SftSource:
         prompt = self.held_out.examples[0].prompt
         return prompt.astype(np.int64) if prompt.size else None
 
+    def question(self) -> str:
+        """The shortest first message of a user in the validation data, if that has conversations."""
+        return min((e.question for e in self.held_out.examples if e.question), key=len, default="")
+
+    def prompt_text(self, tokenizer: Tokenizer) -> str:
+        """The text of the shortest prompt in the validation data, without special tokens."""
+        prompts = (tokenizer.decode(e.prompt.tolist()) for e in self.held_out.examples)
+        return min((p for p in prompts if p), key=len, default="")
+
     @property
     def rows(self) -> int:
         """Rows per epoch."""
@@ -99,6 +108,12 @@ class SftSource:
         shape = f"{self.rows:,} rows of up to {self.train.width} tokens"
         if self.train.pack:
             shape += f", {sum(map(len, train)) / (self.rows * self.train.width):.0%} full"
+        templated = sum(e.templated for e in (*train, *held_out))
+        if templated:
+            shape += (
+                f"\n{templated:,} prompts and completions are in the model's chat template, as user and assistant "
+                f"(--no-template: as they are)"
+            )
         counts = f"{len(train):,} examples for training, {len(held_out):,} for validation; {shape}"
         return f"{self.about}\n{counts}" if self.about else counts
 
@@ -119,16 +134,16 @@ def load_source(
     seed: int = 0,
     begin: Place = FIRST,
     skip_bad: bool = False,
+    templated: bool = False,
 ) -> SftSource:
     """A source of batches from files of examples, validated on `validation_files` or on a held-out fraction."""
     log = ReadLog(skip_bad)
-    read = fit(read_examples([Path(f) for f in files], tokenizer, template, log), max_length, on_long)
+    read = fit(read_examples([Path(f) for f in files], tokenizer, template, log, templated), max_length, on_long)
     about = f"{log.report()}\n{read.report()}"
     if validation_files:
         log = ReadLog(skip_bad)
-        separate = fit(
-            read_examples([Path(f) for f in validation_files], tokenizer, template, log), max_length, on_long
-        )
+        others = read_examples([Path(f) for f in validation_files], tokenizer, template, log, templated)
+        separate = fit(others, max_length, on_long)
         about = f"{about}\nvalidation: {log.report()}\n{separate.report()}"
         train, held_out = read.kept, separate.kept
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Example:
     ids: np.ndarray  # (n + 1,)
     learn: np.ndarray  # (n + 1,), True for ids of a completion
     where: str  # file and line
+    question: str = ""  # the first message of the user, if it is a conversation
+    templated: bool = False  # a prompt and completion that were put into the chat template
 
     def __len__(self) -> int:
         return len(self.ids) - 1
@@ -72,7 +74,7 @@ class Example:
 
     def cut(self, length: int) -> Example:
         """The first `length` tokens and their targets."""
-        return Example(self.ids[: length + 1], self.learn[: length + 1], self.where)
+        return replace(self, ids=self.ids[: length + 1], learn=self.learn[: length + 1])
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,11 @@ class Examples:
 
 
 def read_examples(
-    paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate, log: ReadLog | None = None
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    log: ReadLog | None = None,
+    templated: bool = False,
 ) -> list[Example]:
     """All examples of the files, datasets and folders, in order and untruncated; the log counts them by format."""
     if not paths:
@@ -113,7 +119,7 @@ def read_examples(
     examples: list[Example] = []
     for text in corpus.find_texts(paths, tuple(READERS)):
         assert text.path is not None
-        reader = FileReader(template, tokenizer, log)
+        reader = FileReader(template, tokenizer, log, templated)
         before, n_bad = len(examples), log.n_bad
         examples += log.read(records(text.path), reader.example)
         if len(examples) == before and log.n_bad == n_bad:
@@ -126,15 +132,15 @@ def read_examples(
 class FileReader:
     """Reads the examples of one file, which must all have the same meaning."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, log: ReadLog) -> None:
-        self.template, self.tokenizer, self.log = template, tokenizer, log
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, log: ReadLog, templated: bool = False) -> None:
+        self.template, self.tokenizer, self.log, self.templated = template, tokenizer, log, templated
         self.meaning, self.first = "", ""  # of the first example, and its place
 
     def example(self, value: Any, where: str) -> Example:
         """A record as an example; raises ValueError if its meaning differs from that of the file's first one."""
         form = form_of(value)
         meaning = SAME_MEANING.get(form, form)
-        example = read_example(value, self.template, self.tokenizer, where)
+        example = read_example(value, self.template, self.tokenizer, where, self.templated)
         if self.meaning and meaning != self.meaning:
             raise ValueError(
                 f"{MEANINGS[meaning]}, but the file begins with {MEANINGS[self.meaning]} "
@@ -145,12 +151,44 @@ class FileReader:
         return example
 
 
-def read_example(value: Any, template: ChatTemplate, tokenizer: Tokenizer, where: str) -> Example:
-    """One record as an example."""
+def read_example(
+    value: Any, template: ChatTemplate, tokenizer: Tokenizer, where: str, templated: bool = False
+) -> Example:
+    """One record as an example; with `templated`, prompts and completions become messages."""
     if form_of(value) == "text":
         return encode_text(check_text(value["text"], '"text"'), tokenizer, where)
+    messages = as_messages(value, tokenizer) if templated else None
+    if messages is not None:
+        value = {"messages": messages}
     parts = read_parts(value, template)
-    return (encode_chat if is_chat(value) else encode)(parts, tokenizer, where)
+    if not is_chat(value):
+        return encode(parts, tokenizer, where)
+    return replace(encode_chat(parts, tokenizer, where), question=_question(value), templated=messages is not None)
+
+
+def _question(value: dict[str, Any]) -> str:
+    """The first message of the user in a conversation."""
+    if "conversations" in value:
+        messages: Any = sharegpt_messages(value)
+    else:
+        messages = value.get("messages") or value["prompt"]
+    return next((m["content"] for m in messages if m["role"] == "user" and isinstance(m["content"], str)), "")
+
+
+def as_messages(value: Any, tokenizer: Tokenizer) -> list[Message] | None:
+    """A prompt and completion, or an instruction and output, as messages of the user and of the assistant.
+
+    None if the example has messages already, or a blank prompt, or if its prompt has special tokens: then it is
+    already formatted.
+    """
+    form = form_of(value)
+    if is_chat(value) or form not in OPTIONAL:
+        return None
+    texts = [check_text(value[name], f'"{name}"') for name in (form, *OPTIONAL[form]) if value.get(name)]
+    question, answer = "\n\n".join(texts).strip(), check_text(value[FORMS[form][1]], f'"{FORMS[form][1]}"').strip()
+    if not question or not answer or any(token and token in question for token in tokenizer.special_tokens):
+        return None
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def is_chat(value: dict[str, Any]) -> bool:

@@ -43,6 +43,11 @@ class ChatTemplate:
     eos: str = ""
     name: str = "ChatML"  # its file, for error messages
 
+    @property
+    def is_fallback(self) -> bool:
+        """Whether it is ChatML because the model has no template of its own."""
+        return self.name == ChatTemplate.name
+
     @classmethod
     def find(cls, folder: str | Path) -> ChatTemplate:
         """The template in a folder's chat_template.jinja or tokenizer_config.json; ChatML if there is neither."""

@@ -65,8 +65,12 @@ class ExampleEngine(Engine):
         """x + y of arrays, or of the two paths to a tied table."""
         return Tied(x, y) if isinstance(y, Rows) else self.base.add(x, y)
 
+    def _spans(self, x: Array) -> Spans:
+        """The rows of each example in a layer's input: without a batch axis, they are the head's rows with a target."""
+        return self.of_head if x.ndim == 2 else self.spans
+
     def _product(self, x: Array, dy: Array) -> Product:
-        return Product(self.base, self.spans, rows(x), rows(dy))
+        return Product(self.base, self._spans(x), rows(x), rows(dy))
 
     # Linear layers
 
@@ -81,7 +85,7 @@ class ExampleEngine(Engine):
     def _linear_backward(self, dy: Array, saved: LinearExamplesSaved) -> tuple[Array, Product, Formed | None]:
         x, frozen, has_bias = saved
         dx = self.base.frozen_linear_backward(dy, frozen)  # eq FC.2
-        dbias = sums(self.base, self.spans, rows(dy)) if has_bias else None
+        dbias = sums(self.base, self._spans(dy), rows(dy)) if has_bias else None
         return dx, self._product(x, dy), dbias
 
     # The head with its loss

@@ -30,24 +30,33 @@ def head_backward(run: Run, config: Config, d12: Array, saved: Any) -> Array:
 
 
 def loss_forward(run: Run, config: Config, a11: Array, targets: Targets, divisor: Array | float) -> tuple[Any, Any]:
-    """a_11 -> the loss. A fused engine never holds all logits at once, nor those of tokens without a target."""
-    if run.linears.fuse_loss():
-        if targets.rows is None:
-            return run.linears.loss(HEAD, a11, targets.ids, divisor)
-        chosen, s_rows = run.engine.embedding_forward(targets.rows, a11.reshape(-1, a11.shape[-1]))  # (M, C)
-        loss, saved = run.linears.loss(HEAD, chosen, targets.chosen, divisor)
-        return loss, ChosenRowsSaved(saved, s_rows, a11.shape)
-    a12, s_head = head_forward(run, config, a11)
-    loss, s_loss = run.engine.cross_entropy_forward(a12, targets.ids, divisor)
-    return loss, (s_head, s_loss)
+    """a_11 -> the loss. Tokens without a target have no logits, unless nearly all have one or the pass is traced."""
+    if targets.rows is None or run.traced:
+        return _all_rows(run, config, a11, targets.ids, divisor)
+    chosen, s_rows = run.engine.embedding_forward(targets.rows, a11.reshape(-1, a11.shape[-1]))  # (M, C)
+    loss, saved = _all_rows(run, config, chosen, targets.chosen, divisor)
+    return loss, ChosenRowsSaved(saved, s_rows, a11.shape)
 
 
 def loss_backward(run: Run, config: Config, saved: Any) -> Array:
-    """Δ_11, and the gradients of the head."""
+    """Δ_11, and the gradients of the head. Δ_11 of a token without a target is 0."""
+    if not isinstance(saved, ChosenRowsSaved):
+        return _all_rows_backward(run, config, saved)
+    d_chosen = _all_rows_backward(run, config, saved.loss)  # (M, C)
+    return run.engine.embedding_backward(d_chosen, saved.rows).reshape(saved.shape)
+
+
+def _all_rows(run: Run, config: Config, x: Array, targets: Array, divisor: Array | float) -> tuple[Any, Any]:
+    """The loss of all rows of x. A fused engine never holds all logits at once."""
     if run.linears.fuse_loss():
-        if not isinstance(saved, ChosenRowsSaved):
-            return run.linears.loss_backward(HEAD, saved)
-        d_chosen = run.linears.loss_backward(HEAD, saved.loss)  # (M, C)
-        return run.engine.embedding_backward(d_chosen, saved.rows).reshape(saved.shape)
+        return run.linears.loss(HEAD, x, targets, divisor)
+    a12, s_head = head_forward(run, config, x)
+    loss, s_loss = run.engine.cross_entropy_forward(a12, targets, divisor)
+    return loss, (s_head, s_loss)
+
+
+def _all_rows_backward(run: Run, config: Config, saved: Any) -> Array:
+    if run.linears.fuse_loss():
+        return run.linears.loss_backward(HEAD, saved)
     s_head, s_loss = saved
     return head_backward(run, config, run.engine.cross_entropy_backward(1.0, s_loss), s_head)

@@ -434,7 +434,7 @@ class Model:
             divisor = inputs.count_targets(checked_targets)
         elif not divisor > 0:
             raise ValueError(f"divisor must be > 0 (the number of targets in the step), got {divisor}")
-        wanted = choose(checked_targets) if self.engine.has("logits_loss_forward") else Targets(checked_targets)
+        wanted = choose(checked_targets, padded=self.engine.has("logits_loss_forward"))
         return Batch(checked, wanted, layout, divisor, None)
 
     def _unrecorded(self, run: Run, batch: Batch, backward: bool = True) -> float:

@@ -15,6 +15,7 @@ from onfoot.ops.cross_entropy import IGNORE
 PAD = 64  # rows with a target are padded to a multiple of this, or of 1/PARTS of all tokens if that is more,
 PARTS = 8  # so that few recordings cover all batches
 MANY = 0.9  # from this fraction of tokens with a target on, all tokens are computed
+MANY_UNRECORDED = 0.75  # the same where steps are not recorded: fewer logits must be worth the copies of their rows
 
 
 class Batch(NamedTuple):
@@ -56,18 +57,21 @@ class Batch(NamedTuple):
         return *self.tokens.shape, rows, packed, self.dropout_seed is None
 
 
-def choose(ids: np.ndarray, some: bool | None = None) -> Targets:
-    """The targets (B, T), with the rows that have one unless nearly all do; `some` decides if given."""
+def choose(ids: np.ndarray, some: bool | None = None, padded: bool = True) -> Targets:
+    """The targets (B, T), with the rows that have one unless nearly all do; `some` decides if given.
+
+    `padded` rounds the number of rows up, for recordings.
+    """
     flat = ids.reshape(-1)
     rows = np.flatnonzero(flat != IGNORE)
-    if not (rows.size < MANY * flat.size if some is None else some):
+    if not (rows.size < (MANY if padded else MANY_UNRECORDED) * flat.size if some is None else some):
         return Targets(ids)
-    grid = max(PAD, flat.size // PARTS)
+    grid = max(PAD, flat.size // PARTS) if padded else 1
     chosen = np.full(max(1, -(-rows.size // grid)) * grid, IGNORE)
     chosen[: rows.size] = flat[rows]
-    padded = np.zeros(chosen.size, np.int64)
-    padded[: rows.size] = rows
-    return Targets(ids, padded, chosen)
+    indices = np.zeros(chosen.size, np.int64)
+    indices[: rows.size] = rows
+    return Targets(ids, indices, chosen)
 
 
 def forward_backward(

@@ -20,12 +20,13 @@ from onfoot.formats.peft import restore_adapter
 from onfoot.formats.write import write_json
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model, load
-from onfoot.train import runs
+from onfoot.train import automatic, runs
 from onfoot.train.dpo import set_reference
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
 from onfoot.train.parallel import world
+from onfoot.train.progress import logger
 from onfoot.train.rates import freeze
 
 REFERENCE = "reference.json"  # the reference log-probabilities of preference pairs
@@ -52,6 +53,7 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
 def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run with the weights of a checkpoint, or of step 0; its state and log are not restored."""
     base = checkpoint if checkpoint is not None and options.full else options.model
+    logger.info("loading %s", base)
     dtype = "float32" if options.full and options.dtype == "auto" else options.dtype  # 16-bit weights are frozen
     model = load(base, dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
@@ -62,12 +64,19 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
     template = template_of(model)
-    source: Any = (preferences if options.dpo else examples)(model, options, template)
+    if template.is_fallback:
+        options = replace(options, template=False)
+    logger.info("reading and tokenizing %s", ", ".join(options.data))
+    source: Any
+    if options.dpo:
+        options = automatic.for_pairs(options)
+        source = preferences(model, options, template)
+        options = options if options.steps else replace(options, steps=source.steps_for(options.epochs))
+    else:
+        options, source = automatic.choose(options, examples(model, options, template), model.config.n_embd)
     record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.dpo:
         find_reference(run, options, source, model if base == options.model else None)
-    if options.steps == 0:
-        options = replace(options, steps=source.steps_for(options.epochs, options.dp_clip is not None))
     if not options.full:
         add_lora_layers(model, options)
         if checkpoint is not None:
@@ -79,7 +88,8 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
             model.save(folder)
         else:
             model.save_adapter(folder)
-        template.save(folder)  # the saved model must format conversations as in training
+        if not template.is_fallback or options.dpo or source.question():
+            template.save(folder)  # the saved model must format conversations as in training
 
     return Trainer(model, source, options, out=run, write=write)
 
@@ -102,6 +112,7 @@ def examples(model: Model, options: FinetuneOptions, template: ChatTemplate) -> 
         seed=options.seed,
         begin=first_row(options),
         skip_bad=options.skip_bad,
+        templated=options.template,
     )
 
 

@@ -13,11 +13,13 @@ from onfoot.formats.files import naming, read_json, shown
 from onfoot.train.schedule import SCHEDULES, Schedule, rate_in
 
 RECOMPUTE = ("none", "block")
+ARCHITECTURES = ("gpt2", "llama")
 # Options that may change when a run is resumed.
 CHANGEABLE = (
     "steps", "batch_size", "accumulate", "lr", "warmup", "schedule", "lr_floor", "clip", "eval_every", "eval_windows",
     "save_every", "patience", "keep", "sample_tokens", "watch", "log", "quiet",
 )  # fmt: skip
+WARMUP = 0.1  # of all steps, by default
 TRACKERS = ("none", "tensorboard", "wandb")
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
@@ -32,14 +34,16 @@ class TrainingOptions:
     """Options of the training loop, common to `onfoot train` and `onfoot finetune`."""
 
     command: ClassVar[str] = ""  # the subcommand of these options
+    before: ClassVar[dict[str, Any]] = {}  # of runs that were made before these options existed
     min_steps: ClassVar[int] = 1
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
+    min_batch: ClassVar[int] = 1
 
     steps: int = option(500, "Number of optimizer steps.")
     batch_size: int = option(12, "Sequences per microbatch.")
     accumulate: int = option(1, "Microbatches per step (gradient accumulation); equivalent to one larger batch.")
     lr: float = option(2e-3, "Peak learning rate. Small models need a high rate; 124M parameters need about 6e-4.")
-    warmup: int = option(50, "Warmup steps, over which the learning rate rises linearly to its peak.")
+    warmup: int = option(-1, "Warmup steps, over which the learning rate rises linearly; -1: a tenth of the steps.")
     lr_floor: float = option(0.1, "The learning rate at the end, as a fraction of --lr.")
     schedule: str = option("cosine", f"Learning-rate schedule after the warmup: {', '.join(SCHEDULES)}.")
     betas: tuple[float, float] = option((0.9, 0.99), "AdamW's betas: decay rates of the first and second moments.")
@@ -90,8 +94,9 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         self.check_types()
         self.check_at_least(
-            steps=self.min_steps, batch_size=1, accumulate=1, lr=0, warmup=0, weight_decay=0, clip=0, eval_every=1,
-            eval_windows=1, save_every=1, patience=0, keep=1, keep_trajectory=0, sample_tokens=0, seed=0,
+            steps=self.min_steps, batch_size=self.min_batch, accumulate=self.min_batch, lr=0, warmup=-1, weight_decay=0,
+            clip=0, eval_every=1, eval_windows=1, save_every=1, patience=0, keep=1, keep_trajectory=0, sample_tokens=0,
+            seed=0,
         )  # fmt: skip
         if not self.bucket_mb > 0:
             raise ValueError(f"bucket_mb must be > 0, got {self.bucket_mb}")
@@ -118,6 +123,8 @@ class TrainingOptions:
                 raise ValueError(f"unknown {name} {shown(getattr(self, name))}; choose from {', '.join(known)}")
         self.check_privacy()
         self.check_changes()
+        if self.warmup < 0 and self.steps:
+            object.__setattr__(self, "warmup", max(1, round(WARMUP * self.steps)))
 
     def check_changes(self) -> None:
         """Raises ValueError unless the changes are what `changed` makes."""
@@ -187,10 +194,10 @@ class TrainingOptions:
 
     def check_types(self) -> None:
         """Raises ValueError for a value that is not of its field's type, and for a number out of range."""
-        for name, hint in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            fixed = ("command", "min_steps", "dtypes", "changes")
-            if name in fixed or (value is None and hint in (str | None, float | None)):
+        hints = get_type_hints(type(self))
+        for name in (f.name for f in fields(self) if f.name != "changes"):
+            value, hint = getattr(self, name), hints[name]
+            if value is None and hint in (str | None, float | None):
                 continue
             items = value if hint in (list[str], tuple[float, float]) else [value]
             if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
@@ -237,7 +244,7 @@ class TrainingOptions:
         if isinstance(values.get("betas"), list):
             values["betas"] = tuple(values["betas"])
         with naming(path):
-            return cls(**values)
+            return cls(**{**cls.before, **values})
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,9 @@ class TrainOptions(TrainingOptions):
     """Options of `onfoot train`. The defaults train a small model on a small text in a few minutes."""
 
     command = "train"
+    min_steps = 0  # 0: computed from the epochs, once the text is read
 
+    epochs: float = option(0.0, "Number of passes over the text, instead of --steps.")
     texts: list[str] = field(default_factory=list)  # files, folders, "-"; empty: the text that ships with Python
     tokenizer: str = option("byte", "byte, char, bpe (trained on the text), or a tokenizer file or folder.")
     vocab_size: int = option(4096, "Vocabulary size of a newly trained bpe tokenizer.")
@@ -253,12 +262,26 @@ class TrainOptions(TrainingOptions):
     n_layer: int = option(4, "Number of blocks.")
     n_head: int = option(4, "Number of attention heads.")
     n_embd: int = option(128, "Hidden size of the model.")
+    arch: str = option("gpt2", f"Architecture of a new model: {' or '.join(ARCHITECTURES)}.")
+    n_kv_head: int = option(0, "With --arch llama: number of key and value heads; 0: as many as --n-head.")
+    n_inner: int = option(0, "Hidden size of the MLP; 0: 4 × --n-embd, or about 8/3 × --n-embd with --arch llama.")
+    head_dim: int = option(0, "Size of a head; 0: --n-embd / --n-head.")
     context: int = option(128, "Tokens per window, and the maximum sequence length of a new model.")
     validation: float = option(0.1, "Fraction of the text, at its end, held out for validation.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(vocab_size=257, n_layer=1, n_head=1, n_embd=1, context=1)
+        self.check_at_least(
+            vocab_size=257, n_layer=1, n_head=1, n_embd=1, context=1, n_kv_head=0, n_inner=0, head_dim=0
+        )
+        if self.arch not in ARCHITECTURES:
+            raise ValueError(f"unknown arch {shown(self.arch)}; choose from {', '.join(ARCHITECTURES)}")
+        if self.n_kv_head and self.arch != "llama":
+            raise ValueError(f"n_kv_head={self.n_kv_head} needs --arch llama: GPT-2 has as many as query heads")
+        if not 0 <= self.epochs <= 1e6:
+            raise ValueError(f"epochs must be >= 0 and <= 1,000,000, got {self.epochs}")
+        if not (self.steps or self.epochs):
+            raise ValueError(f"steps must be >= 1, got {self.steps}, where --epochs does not set them")
         if self.dp_clip is not None and self.init is None and self.tokenizer in ("bpe", "char"):
             raise ValueError(
                 f"--dp-clip cannot be used with --tokenizer {self.tokenizer}, which is made from the private text and "
@@ -275,15 +298,17 @@ class FinetuneOptions(TrainingOptions):
     command = "finetune"
     dtypes: ClassVar[tuple[str, ...]] = ("auto", *DTYPES)
     min_steps = 0  # 0: computed from the epochs, once the data is read
+    min_batch = 0  # 0: chosen from the data's size
+    before: ClassVar[dict[str, Any]] = {"row_length": 1 << 30, "template": False, "accumulate": 1}
 
     model: str = ""
     data: list[str] = field(default_factory=list)  # files, folders and saved datasets
     validation_data: list[str] = field(default_factory=list)
     steps: int = option(0, "Number of optimizer steps; 0 computes it from --epochs.")
-    epochs: float = option(3.0, "Number of passes over the examples.")
-    batch_size: int = option(4, "Rows per microbatch.")
-    lr: float = option(2e-4, "Peak learning rate. Full fine-tuning needs a lower rate than LoRA: try 2e-5 with --full.")
-    warmup: int = option(10, "Warmup steps, over which the learning rate rises linearly to its peak.")
+    epochs: float = option(0.0, "Passes over the examples; 0: 3, or more for at least 100 steps (at most 20).")
+    batch_size: int = option(0, "Rows per microbatch; 0: chosen from the number of examples.")
+    accumulate: int = option(0, "Microbatches per step (gradient accumulation); 0: as few as fit 4,096 tokens each.")
+    lr: float = option(0.0, "Peak learning rate; 0: chosen from the model's width, lower for --full and long runs.")
     weight_decay: float = option(0.0, "AdamW's weight decay; biases and norms are not decayed.")
     betas: tuple[float, float] = option((0.9, 0.999), "AdamW's betas: decay rates of the first and second moments.")
     eval_every: int = option(50, "Steps between evaluations.")
@@ -308,14 +333,18 @@ class FinetuneOptions(TrainingOptions):
     on_long: str = option(
         "refuse", "Longer examples: refuse, truncate or skip; truncated and skipped ones are reported."
     )
+    row_length: int = option(0, "Tokens per packed row; 0: chosen from the data, so that a step has 4 to 32 examples.")
+    template: bool = option(
+        True, "Put prompts and completions into the model's chat template, if it has one, as user and assistant."
+    )
     pack: bool = option(True, "Pack several short examples into one row; they do not attend to each other.")
     validation: float = option(0.1, "Fraction of the examples held out for validation.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(max_length=0)
-        if not 0 < self.epochs <= 1e6:
-            raise ValueError(f"epochs must be > 0 and <= 1,000,000, got {self.epochs}")
+        self.check_at_least(max_length=0, row_length=0)
+        if not 0 <= self.epochs <= 1e6:
+            raise ValueError(f"epochs must be >= 0 and <= 1,000,000, got {self.epochs}")
         if self.full and self.quantized:
             raise ValueError("--full trains all weights, --quantized freezes them: choose one")
         if self.freeze and not self.full:

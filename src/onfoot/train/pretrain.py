@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onfoot.config import GPT2Config
+from onfoot.config import GPT2Config, LlamaConfig
 from onfoot.data import corpus
 from onfoot.data.batches import place
 from onfoot.data.bigram import bigram_loss
@@ -24,6 +25,7 @@ from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
+from onfoot.train.progress import logger
 from onfoot.train.rates import freeze
 from onfoot.train.sources import TextSource
 
@@ -59,10 +61,13 @@ def prepare_data(run: Path, options: TrainOptions, has_checkpoint: bool) -> tupl
         if tokenizer is None:
             raise ValueError(f"{options.init} has no tokenizer; put tokenizer.json next to its config.json")
     else:
+        if options.tokenizer == "bpe":
+            logger.info("training a BPE tokenizer of %d tokens", options.vocab_size)
         tokenizer = make_tokenizer(options, texts)
     shutil.rmtree(folder, ignore_errors=True)  # incomplete, from an interrupted run
     folder.mkdir(parents=True)
     tokenizer.save(folder, options.context)
+    logger.info("tokenizing the text")
     tokens = corpus.write_tokens(texts, tokenizer, folder, ReadLog(options.skip_bad))
     write_json(folder / MANIFEST, manifest_of(folder, leave_out=("tokens.bin",)))
     for path in [*folder.iterdir(), folder]:
@@ -109,21 +114,46 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
             raise ValueError(f"{options.init} is an adapter; merge it into its base model first with: onfoot merge")
         set_dropout(model, options.dropout)
         return model
-    config = GPT2Config(
+    model = create(new_config(options, tokenizer), options.seed, options.dtype, options.engine)
+    model.tokenizer = tokenizer
+    return model
+
+
+def new_config(options: TrainOptions, tokenizer: Tokenizer) -> GPT2Config | LlamaConfig:
+    """The configuration of a new model."""
+    eos: dict[str, Any] = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
+    if options.arch == "llama":
+        return LlamaConfig(
+            vocab_size=tokenizer.size,
+            max_position_embeddings=options.context,
+            hidden_size=options.n_embd,
+            intermediate_size=options.n_inner or swiglu_size(options.n_embd),
+            num_hidden_layers=options.n_layer,
+            num_attention_heads=options.n_head,
+            num_key_value_heads=options.n_kv_head or None,
+            head_dim=options.head_dim or None,
+            attention_dropout=options.dropout,
+            tie_word_embeddings=True,
+            **eos,
+        )
+    return GPT2Config(
         vocab_size=tokenizer.size,
         n_positions=options.context,
         n_embd=options.n_embd,
         n_layer=options.n_layer,
         n_head=options.n_head,
+        n_inner=options.n_inner or None,
+        head_dim=options.head_dim or None,
         embd_pdrop=options.dropout,
         attn_pdrop=options.dropout,
         resid_pdrop=options.dropout,
-        bos_token_id=tokenizer.eos_id,
-        eos_token_id=tokenizer.eos_id,
+        **eos,
     )
-    model = create(config, options.seed, options.dtype, options.engine)
-    model.tokenizer = tokenizer
-    return model
+
+
+def swiglu_size(n_embd: int) -> int:
+    """8/3 of the hidden size, rounded up to a multiple of 32: as many weights as an MLP of 4 times the hidden size."""
+    return -(-8 * n_embd // (3 * 32)) * 32
 
 
 def start(run: Path, options: TrainOptions) -> Trainer:
@@ -137,7 +167,8 @@ def check(options: TrainOptions) -> None:
     find_texts(options)
     if options.texts.count(corpus.STDIN) > 1:
         raise ValueError("standard input (-) is given more than once")
-    GPT2Config(n_embd=options.n_embd, n_head=options.n_head)
+    if options.init is None:
+        new_config(options, byte_tokenizer())
 
 
 def resume(run: Path, **changes: Any) -> tuple[Trainer, list[str]]:
@@ -160,6 +191,7 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
     )
     record_or_verify(run / "data.json", read_json(run / "data" / "tokens.json").get("sha256", ""), f"the text of {run}")
     train, held_out = split(tokens, options.validation, options.context)
+    logger.info("creating the model" if checkpoint is None and options.init is None else "loading the model")
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
     if checkpoint is None and options.init is not None:
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.init}")
@@ -173,6 +205,9 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
         place([(step, o.batch_size * o.accumulate) for step, o in options.phases()]),
         str(read_json(run / "data" / "tokens.json").get("about", "")),
     )
+    if options.steps == 0:
+        options = replace(options, steps=source.steps_for(options.epochs))
+    logger.info("fitting a bigram model")
     measured = held_out[: options.eval_windows * options.context + 1]  # the tokens of the validation loss
     bigram = bigram_loss(train, measured, model.config.vocab_size) if ranks.writes else None
     trainer = Trainer(model, source, options, out=run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from importlib.util import find_spec
@@ -9,10 +10,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from onfoot.terminal import for_terminal
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
+DISPENSABLE = ("norm", "lr", "waiting", "clipped")  # left out, in this order, where the terminal is too narrow
+SHORTEST_BAR = 8  # characters
+
+
+logger = logging.getLogger("onfoot.start")  # what takes long before the first step; the command line shows it
+logger.addHandler(logging.NullHandler())
 
 
 class Reporter:
@@ -29,7 +37,7 @@ class Reporter:
                 TextColumn("step {task.completed}/{task.total}"),
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(),
+                TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
                 console=self.console,
             )
             self._task = self._bar.add_task("train", total=total, completed=done, figures="")
@@ -49,15 +57,29 @@ class Reporter:
 
     def update(self, step: int, figures: dict[str, Any], force: bool = False) -> None:
         """Shows the metrics after `step` steps. Without a terminal: one line every 10 seconds, or when forced."""
-        text = "  ".join(f"{name} {value}" for name, value in figures.items())
         if self._bar:
-            self._bar.update(self._task, completed=step, figures=text)
+            room = self.console.width - len(f"step {self.total}/{self.total}") - SHORTEST_BAR - len("0:00:00") - 3
+            self._bar.update(self._task, completed=step, figures=fitting(figures, room))
             return
+        text = _line(figures)
         now = time.monotonic()
         if force or now - self._last_line >= PLAIN_EVERY or step == self.total:
             self._last_line = now
             rate = (now - self._begin) / max(step - self._first, 1)
             self.say(f"step {step}/{self.total}  {text}  left {duration(rate * (self.total - step))}")
+
+
+def fitting(figures: dict[str, Any], width: int) -> str:
+    """The metrics in a line of at most so many characters; the less important ones are left out if they must."""
+    for name in DISPENSABLE:
+        if len(_line(figures)) <= width:
+            break
+        figures = {other: value for other, value in figures.items() if other != name}
+    return _line(figures)
+
+
+def _line(figures: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in figures.items())
 
 
 def duration(seconds: float) -> str:

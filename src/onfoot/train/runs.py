@@ -150,6 +150,9 @@ def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
         )
     if options.dp_clip is not None and {"steps", "batch_size", "accumulate"} & set(values):
         raise ValueError("a private run's number of steps and of examples per step cannot change: ε depends on them")
+    for name in ("batch_size", "accumulate"):
+        if values.get(name, 1) < 1:
+            raise ValueError(f"{name} must be >= 1 when a run is resumed, got {values[name]}")
     if values.get("steps", options.steps) < step:
         raise ValueError(f"--steps {values['steps']:,} is less than the {step:,} steps that are done")
     return options.changed(step, **values)

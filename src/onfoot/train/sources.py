@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,15 @@ class TextSource(Source):
         rows = share.of(min(len(self.held_out), self.eval_windows))
         for begin in range(0, len(rows), self.batch_size):
             yield Batch(*self.held_out.batch(rows[begin : begin + self.batch_size]))
+
+    @property
+    def rows(self) -> int:
+        """Windows per epoch."""
+        return len(self.train)
+
+    def steps_for(self, epochs: float) -> int:
+        """The number of steps of `epochs` passes over the windows."""
+        return math.ceil(round(epochs * len(self.train) / (self.batch_size * self.accumulate), 9))
 
     def report(self) -> str:
         epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
