@@ -99,7 +99,7 @@ def prepare(folder: Path) -> None:
 def start(folder: Path, run: Path, **changes: Any) -> Trainer:
     """The run of a case."""
     if "full" in changes:
-        settings: dict[str, Any] = {"batch_size": 3, "r": 2, **SMALL, **changes}
+        settings: dict[str, Any] = {"batch_size": 3, "row_length": 1 << 30, "r": 2, **SMALL, **changes}
         data = folder / ("pairs.jsonl" if changes.get("dpo") else "data.jsonl")
         tune = FinetuneOptions(model=str(folder / "gpt2"), data=[str(data)], **settings)
         return finetune.start(run, tune)

@@ -13,6 +13,7 @@ import numpy as np
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
 from onfoot.data.sft_examples import Example, fit
 from onfoot.data.windows import Windows
+from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
 
 WIDTHS = 8  # rows are padded to one of so many lengths, so that few recordings cover all pairs
@@ -113,6 +114,20 @@ class PreferenceSource:
             for example in (e for pair in pairs.examples for e in pair):
                 digest.update(f"{len(example)};".encode() + example.ids.tobytes() + example.learn.tobytes())
         return digest.hexdigest()
+
+    def question(self) -> str:
+        """The shortest first message of a user in the validation data, if that has conversations."""
+        return min((chosen.question for chosen, _ in self.held_out.examples if chosen.question), key=len, default="")
+
+    def prompt_text(self, tokenizer: Tokenizer) -> str:
+        """The text of the shortest prompt in the validation data, without special tokens."""
+        prompts = (tokenizer.decode(chosen.prompt.tolist()) for chosen, _ in self.held_out.examples)
+        return min((p for p in prompts if p), key=len, default="")
+
+    @property
+    def rows(self) -> int:
+        """Pairs per epoch."""
+        return len(self.train)
 
     def report(self) -> str:
         """How many pairs were read, truncated and skipped."""

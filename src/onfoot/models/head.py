@@ -30,8 +30,11 @@ def head_backward(run: Run, config: Config, d12: Array, saved: Any) -> Array:
 
 
 def loss_forward(run: Run, config: Config, a11: Array, targets: Targets, divisor: Array | float) -> tuple[Any, Any]:
-    """a_11 -> the loss. Tokens without a target have no logits, unless nearly all have one or the pass is traced."""
-    if targets.rows is None or run.traced:
+    """a_11 -> the loss. Tokens without a target have no logits, unless nearly all have one or the pass is traced.
+
+    Dropout of a LoRA layer on the head has a pattern of all tokens, so it needs them all.
+    """
+    if targets.rows is None or run.traced or run.linears.drops_inputs(HEAD):
         return _all_rows(run, config, a11, targets.ids, divisor)
     chosen, s_rows = run.engine.embedding_forward(targets.rows, a11.reshape(-1, a11.shape[-1]))  # (M, C)
     loss, saved = _all_rows(run, config, chosen, targets.chosen, divisor)

@@ -99,6 +99,11 @@ class Linears:
 
     # LoRA
 
+    def drops_inputs(self, layer: str) -> bool:
+        """Whether a LoRA layer of this layer drops its inputs in this pass, by a pattern of all tokens."""
+        names = self._lora(layer) if self.run.policy.dropout_seed is not None else []
+        return any(self.adapter.layers[name].dropout > 0 for name in names)  # type: ignore[union-attr]
+
     def _lora(self, layer: str) -> list[str]:
         """The names of a layer's LoRA layers: its own name, or one per part."""
         return [] if self.adapter is None else self.adapter.lora_layers(layer)
