@@ -131,6 +131,17 @@ def test_a_source_of_ones_own_needs_one_method() -> None:
         np.testing.assert_allclose(model.params[n], p.detach().numpy(), rtol=1e-7, atol=1e-9, err_msg=n)
 
 
+def test_a_source_that_lacks_what_a_run_needs_is_named() -> None:
+    class Bare(onfoot.Source):
+        pass
+
+    with pytest.raises(ValueError, match="the source Bare does not define microbatches, which every run needs"):
+        onfoot.Trainer(tiny(), Bare(), options()).run()
+    private = options(dp_clip=1.0, dp_noise=0.0)
+    with pytest.raises(ValueError, match="Bare does not define n_examples, which private training needs"):
+        onfoot.Trainer(tiny(), Bare(), private)
+
+
 def test_a_source_need_not_be_derived_and_may_use_segments() -> None:
     class Packed:
         def microbatches(self, step: int) -> list[Batch]:

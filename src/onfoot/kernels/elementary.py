@@ -1,6 +1,6 @@
-"""exp and erf as polynomials that LLVM vectorises; Numba's own are one call per element.
+"""exp, log and erf as polynomials that LLVM vectorises; Numba's own are one call per element.
 
-The coefficients are minimax fits; with rounding, exp is accurate to 1e-7 (relative), erf to 1e-7 (absolute).
+The coefficients are minimax fits; with rounding, exp and log are accurate to 1e-7 (relative), erf to 1e-7 (absolute).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ LN2_HIGH, LN2_LOW = F(0.693145751953125), F(1.4286068203094172e-06)  # their sum
 ROUNDER = F(12582912.0)  # 1.5 · 2²³: adding it leaves the nearest integer in the lowest bits
 COEFFICIENTS = 0.0013814467238262296, 0.008368780836462975, 0.04166839271783829, 0.1666651964187622, 0.4999999403953552
 C0, C1, C2, C3, C4 = map(F, COEFFICIENTS)  # of r⁶ ... r²
+SQRT_HALF_BITS = np.int32(0x3F3504F3)
+MANTISSA, EXPONENT = np.int32(0x7FFFFF), np.int32(23)
 
 
 @exact
@@ -59,6 +61,20 @@ def exp_of_vector(build: Any, x: Any) -> Any:
     power = build.shl(build.bitcast(shifted, bits), ir.Constant(bits, [23] * WIDTH))
     made = build.bitcast(build.add(build.bitcast(p, bits), power), VECTOR)
     return build.select(build.fcmp_ordered("==", x, x), made, x)
+
+
+@exact
+def log(x: float) -> float:
+    """ln x of a normal positive number: e ln 2 + ln(1 + f) with 1 + f in [√½, √2)."""
+    bits = np.int32(bits_from_float(x) - SQRT_HALF_BITS)
+    e = F(bits >> EXPONENT)
+    f = float_from_bits(np.int32((bits & MANTISSA) + SQRT_HALF_BITS)) - F(1)
+    p = F(0.12712307) + f * F(-0.081015587)
+    p = F(0.14202175) + f * (F(-0.12972239) + f * p)
+    p = F(0.20001468) + f * (F(-0.16642247) + f * p)
+    p = F(0.33333328) + f * (F(-0.25000298) + f * p)
+    s = f * f
+    return e * LN2_HIGH + (f + (e * LN2_LOW + s * (f * p - F(0.5))))
 
 
 @exact

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from onfoot.kernels.elementary import F, log
 from onfoot.kernels.jit import exact, kernel
 from onfoot.kernels.shapes import fall_back_to_formula, is_float32, thread_range
-from onfoot.kernels.simd import bits_from_float, float_from_bits
 from onfoot.ops import noise as ops
 from onfoot.ops.noise import GROUP, LANES, MASK, MULTIPLIERS, ROUNDS, STEPS
 
-F, U = np.float32, np.uint64
+U = np.uint64
 M0, M1, STEP0, STEP1, LOW = U(MULTIPLIERS[0]), U(MULTIPLIERS[1]), U(STEPS[0]), U(STEPS[1]), U(MASK)
 HALF, ONE = U(32), U(1)
-LN2_HIGH, LN2_LOW = F(0.693145751953125), F(1.4286068203094172e-06)
-SQRT_HALF_BITS = np.int32(0x3F3504F3)
-MANTISSA, EXPONENT = np.int32(0x7FFFFF), np.int32(23)
-
-
-@exact
-def log(x: float) -> float:
-    """ln x of a normal positive number: e ln 2 + ln(1 + f) with 1 + f in [√½, √2)."""
-    bits = np.int32(bits_from_float(x) - SQRT_HALF_BITS)
-    e = F(bits >> EXPONENT)
-    f = float_from_bits(np.int32((bits & MANTISSA) + SQRT_HALF_BITS)) - F(1)
-    p = F(0.12712307) + f * F(-0.081015587)
-    p = F(0.14202175) + f * (F(-0.12972239) + f * p)
-    p = F(0.20001468) + f * (F(-0.16642247) + f * p)
-    p = F(0.33333328) + f * (F(-0.25000298) + f * p)
-    s = f * f
-    return e * LN2_HIGH + (f + (e * LN2_LOW + s * (f * p - F(0.5))))
 
 
 @exact

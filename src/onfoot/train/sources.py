@@ -33,9 +33,12 @@ class Source:
     needs `unit`, `n_examples` and `batches_of`, and `onfoot blame` needs `example_numbers`.
     """
 
+    def _missing(self, name: str, needed_by: str) -> ValueError:
+        return ValueError(f"the source {type(self).__name__} does not define {name}, which {needed_by} needs")
+
     def microbatches(self, step: int, share: Share = ALL) -> list[Batch]:
         """The batches whose gradients are summed in this step."""
-        raise NotImplementedError
+        raise self._missing("microbatches", "every run")
 
     def validation(self, share: Share = ALL) -> Iterable[Batch]:
         """The same batches at every evaluation; without any, there are no evaluations."""
@@ -51,21 +54,21 @@ class Source:
 
     def example_numbers(self, step: int) -> list[np.ndarray]:
         """For each microbatch of a step (of one rank), the number of each token's example, (B, T); padding has −1."""
-        raise NotImplementedError
+        raise self._missing("example_numbers", "onfoot blame")
 
     @property
     def unit(self) -> str:
         """What private training protects, one by one."""
-        raise NotImplementedError
+        raise self._missing("unit", "private training")
 
     @property
     def n_examples(self) -> int:
         """The number of these units."""
-        raise NotImplementedError
+        raise self._missing("n_examples", "private training")
 
     def batches_of(self, examples: np.ndarray) -> list[Batch]:
         """Microbatches of the training examples of these numbers; each is a row, or a segment of one."""
-        raise NotImplementedError
+        raise self._missing("batches_of", "private training")
 
 
 @dataclass(frozen=True)
