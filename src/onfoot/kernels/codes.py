@@ -1,6 +1,6 @@
-"""Dot products of floats with quantized codes, as LLVM instructions: auto-vectorised code is several times slower.
+"""Dot products of floats with weights in 4 to 32 bits, as LLVM instructions: auto-vectorised code is slower.
 
-A block is 32 codes with one scale; they are converted to floats in registers, eight or sixteen at a time.
+A block is 32 weights, of codes with one scale; they are converted to floats in registers, eight or sixteen at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from onfoot.quantized import BLOCK
 INTEGERS = ir.VectorType(I32, WIDTH)
 CODES = ir.VectorType(ir.IntType(8), WIDTH)
 MOST = 8 if WIDTH == 16 else 4  # rows of x whose sums fit in the registers
+LINE = 64  # bytes per line of the caches
 ZERO = ir.Constant(VECTOR, [0.0] * WIDTH)
 
 
@@ -92,6 +93,56 @@ def _four_bits(build: Any, codes: Any, scale: Any, minimum: Any, block: Any) -> 
     return weight, None
 
 
+def _shorts(build: Any, at: Any, j: int) -> Any:
+    """The j-th vector of a block of 16-bit numbers, as integers of 32 bits."""
+    kind = ir.VectorType(ir.IntType(16), WIDTH)
+    return build.zext(build.load(_pointer(build, at, kind, j * WIDTH * 2), align=2), INTEGERS)
+
+
+def _all(number: int) -> Any:
+    return ir.Constant(INTEGERS, [number] * WIDTH)
+
+
+def _block(build: Any, weights: Any, block: Any, size: int) -> Any:
+    """The address of a block of 32 numbers of `size` bytes; what is read later is prefetched."""
+    at = build.add(weights, build.mul(block, _const(BLOCK * size)))
+    for line in range(0, BLOCK * size, LINE):
+        _prefetch(build, build.add(at, _const(AHEAD + line)), write=0)
+    return at
+
+
+def _float32(build: Any, weights: Any, scale: Any, minimum: Any, block: Any) -> tuple[Any, Any]:
+    """How to read the j-th vector of a block of 32 floats. No factor."""
+    at = _block(build, weights, block, BYTES)
+    return (lambda j: _load(build, at, j * WIDTH * BYTES)), None
+
+
+def _bfloat16(build: Any, weights: Any, scale: Any, minimum: Any, block: Any) -> tuple[Any, Any]:
+    """The same for bfloat16, which is the upper half of a float32."""
+    at = _block(build, weights, block, 2)
+    return (lambda j: build.bitcast(build.shl(_shorts(build, at, j), _all(16)), VECTOR)), None  # eq QUANT.4
+
+
+def _float16(build: Any, weights: Any, scale: Any, minimum: Any, block: Any) -> tuple[Any, Any]:
+    """The same for float16, converted in hardware or, where there is no instruction, by integers."""
+    at = _block(build, weights, block, 2)
+
+    def weight(j: int) -> Any:
+        if HALF_FLOATS:
+            kind = ir.VectorType(ir.HalfType(), WIDTH)
+            return build.fpext(build.load(_pointer(build, at, kind, j * WIDTH * 2), align=2), VECTOR)  # eq QUANT.4
+        bits = _shorts(build, at, j)
+        magnitude = build.shl(build.and_(bits, _all(0x7FFF)), _all(13))
+        special = build.icmp_signed(">=", magnitude, _all(0x0F800000))  # infinity and NaN
+        exponent = build.select(special, _all(0x7F800000), _all(0))
+        bias = ir.Constant(VECTOR, [2.0**112] * WIDTH)  # of the other exponents
+        made = build.fmul(build.bitcast(build.or_(magnitude, exponent), VECTOR), bias)
+        sign = build.shl(build.and_(bits, _all(0x8000)), _all(16))
+        return build.bitcast(build.or_(build.bitcast(made, INTEGERS), sign), VECTOR)  # eq QUANT.4
+
+    return weight, None
+
+
 def _dots(weights: Any, rows: int) -> Any:
     """The code that writes Σ x w of some rows of x, each with the same order of sums for any number of rows.
 
@@ -131,47 +182,35 @@ def _dots_of(weights: Any, rows: int) -> Any:
     return intrinsic(dots)
 
 
-_most8, _four8, _two8, _one8 = (_dots_of(_eight_bits, rows) for rows in (MOST, 4, 2, 1))
-_most4, _four4, _two4, _one4 = (_dots_of(_four_bits, rows) for rows in (MOST, 4, 2, 1))
+def _any_rows(weights: Any) -> Any:
+    """The function that writes Σ x w over blocks of 32 weights, for m rows of x that are x_row bytes apart.
 
-# `exact`: LLVM may not reorder the sums, so that they are bitwise the same for one row and for several.
-
-
-@exact
-def dots8(m: int, x: int, x_row: int, codes: int, scale: int, blocks: int, out: int) -> None:
-    """Writes Σ x code scale over blocks of 32 signed bytes, for m rows of x that are x_row bytes apart.
-
-    All other arguments but the number of blocks are addresses.
+    All other arguments but the number of blocks are addresses. `exact`: LLVM may not reorder the sums, so that they are
+    bitwise the same for one row and for several.
     """
-    i = 0
-    while i + MOST <= m:
-        _most8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
-        i += MOST
-    if i + 4 <= m:
-        _four8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
-        i += 4
-    if i + 2 <= m:
-        _two8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
-        i += 2
-    if i < m:
-        _one8(x + i * x_row, x_row, codes, scale, 0, blocks, out + i * 4)
+    most, four, two, one = (_dots_of(weights, rows) for rows in (MOST, 4, 2, 1))
+
+    @exact
+    def dots(m: int, x: int, x_row: int, codes: int, scale: int, minimum: int, blocks: int, out: int) -> None:
+        i = 0
+        while i + MOST <= m:
+            most(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+            i += MOST
+        if i + 4 <= m:
+            four(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+            i += 4
+        if i + 2 <= m:
+            two(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+            i += 2
+        if i < m:
+            one(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+
+    return dots
 
 
-@exact
-def dots4(m: int, x: int, x_row: int, codes: int, scale: int, minimum: int, blocks: int, out: int) -> None:
-    """`dots8` for two codes per byte: Σ x (code scale + minimum)."""
-    i = 0
-    while i + MOST <= m:
-        _most4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
-        i += MOST
-    if i + 4 <= m:
-        _four4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
-        i += 4
-    if i + 2 <= m:
-        _two4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
-        i += 2
-    if i < m:
-        _one4(x + i * x_row, x_row, codes, scale, minimum, blocks, out + i * 4)
+dots8 = _any_rows(_eight_bits)  # Σ x code scale, of signed bytes; no minimum
+dots4 = _any_rows(_four_bits)  # Σ x (code scale + minimum), of two codes per byte
+float32_dots, bfloat16_dots, float16_dots = (_any_rows(kind) for kind in (_float32, _bfloat16, _float16))
 
 
 def _dot_of_bytes(block: int) -> Any:

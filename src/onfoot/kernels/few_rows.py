@@ -1,22 +1,30 @@
 """Products of a few rows with a large matrix, as in generation: the speed is limited by memory bandwidth.
 
-Each thread reads one contiguous part of the weight, once, as four interleaved streams: one alone is slower. A weight
-stored (in, out) is divided among the threads by rows: each sums x[k] w[k, :], and the parts are added. One stored
-(out, in), as the token table is, is divided by outputs: each is a dot product.
+Each thread reads one contiguous part of the weight, once. A weight stored (in, out) is divided among the threads by
+rows: each sums x[k] w[k, :], four rows at a time, and the parts are added. One stored (out, in), as the token table is,
+is divided by outputs: each is a dot product.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from onfoot.kernels.buffers import scratch
+from onfoot.kernels.codes import MOST, float32_dots
 from onfoot.kernels.elementary import F
-from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.jit import Kernel, inner, kernel
 from onfoot.kernels.shapes import thread_range, threads
+from onfoot.kernels.simd import address
+from onfoot.quantized import BLOCK
 
 FEW = 8  # rows of x: up to this many, this is faster than the blocked product
+FEW_DOTS = 16  # the same for a weight stored (out, in)
 GROUP = 4  # rows of the weight that are added in one pass over y
 STRIP = 2048  # columns of y at a time: they stay in the L1 cache
+KEPT = 1 << 18  # bytes of the weight that stay in the L2 cache while several groups of rows are multiplied
+TURNED = 64  # columns of y that are transposed at a time
 
 
 @inner
@@ -74,43 +82,70 @@ def _add_parts(work: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarr
                 out[j] += part[j]
 
 
-@kernel("f4[:,::1], f4[:,::1], f4[::1], f4[:,::1], f4[:,::1]", "m k, n k, n?, m n?, m n")
-def _by_dots(
-    x: np.ndarray,
-    weight: np.ndarray,
-    bias: np.ndarray,
-    skip: np.ndarray,
-    y: np.ndarray,
-    thread: int,
-    threads: int,
-) -> None:
-    m, depth = x.shape
-    first, last = thread_range(weight.shape[0], 1, thread, threads)
-    for i in range(m):
-        begin(bias[first:last], skip, i, first, y[i, first:last])
-    each = (last - first) // 4
-    for j in range(first, first + each):
-        w0, w1, w2, w3 = weight[j], weight[j + each], weight[j + 2 * each], weight[j + 3 * each]
+@inner
+def put_columns(columns: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray, first: int, last: int) -> None:
+    """y = columns + bias + skip in the columns first ... last; bias and skip may be empty."""
+    m = y.shape[0]
+    for j0 in range(first, last, TURNED):
+        j1 = min(last, j0 + TURNED)
         for i in range(m):
-            left = x[i]
-            total0, total1, total2, total3 = F(0), F(0), F(0), F(0)
-            for k in range(depth):
-                total0 += left[k] * w0[k]
-                total1 += left[k] * w1[k]
-                total2 += left[k] * w2[k]
-                total3 += left[k] * w3[k]
-            y[i, j] += total0
-            y[i, j + each] += total1
-            y[i, j + 2 * each] += total2
-            y[i, j + 3 * each] += total3
-    for j in range(first + 4 * each, last):
-        row = weight[j]
-        for i in range(m):
-            left = x[i]
-            total = F(0)
-            for k in range(depth):
-                total += left[k] * row[k]
-            y[i, j] += total
+            out = y[i, j0:j1]
+            begin(bias[j0:j1], skip, i, j0, out)
+            for j in range(j1 - j0):
+                out[j] += columns[(j0 - first + j) * m + i]
+
+
+def dots_kernel(name: str, kind: str, dots: Any, widen: Any) -> Kernel:
+    """The kernel y = x wᵗ + b + skip for weights of a kind (f4 or u2): `dots` multiplies blocks, `widen` converts."""
+
+    @kernel(
+        f"f4[:,::1], {kind}[:,::1], f4[::1], f4[:,::1], f4[:,::1], f4[:,::1]",
+        "m k, n k, n?, m n?, threads ., m n",
+        f"{name}_dots",
+    )
+    def by_dots(
+        x: np.ndarray,
+        weight: np.ndarray,
+        bias: np.ndarray,
+        skip: np.ndarray,
+        work: np.ndarray,
+        y: np.ndarray,
+        thread: int,
+        threads: int,
+    ) -> None:
+        """Computes columns of y, collected in `work`, a few rows of x at a time: these stay in the L1 cache."""
+        m, depth = x.shape
+        first, last = thread_range(weight.shape[0], 1, thread, threads)
+        columns = work[thread]
+        blocks = depth // BLOCK
+        step = max(KEPT // weight.strides[0], 1)
+        for j0 in range(first, last, step):
+            for i0 in range(0, m, MOST):
+                i1 = min(m, i0 + MOST)
+                for j in range(j0, min(last, j0 + step)):
+                    row, done = address(weight) + j * weight.strides[0], (j - first) * m
+                    left, to = address(x) + i0 * depth * 4, address(columns) + (done + i0) * 4
+                    dots(i1 - i0, left, depth * 4, row, 0, 0, blocks, to)
+                    for k in range(blocks * BLOCK, depth):
+                        number = widen(weight[j, k])
+                        for i in range(i0, i1):
+                            columns[done + i] += x[i, k] * number
+        put_columns(columns, bias, skip, y, first, last)
+
+    return by_dots
+
+
+@inner
+def _as_it_is(number: float) -> float:
+    return number
+
+
+_by_dots = dots_kernel("float32", "f4", float32_dots, _as_it_is)
+
+
+def is_few(rows: int, weight: np.ndarray) -> bool:
+    """Whether `few_rows_product` supports this weight and is faster for so many rows than the blocked product."""
+    return (weight.flags.c_contiguous and rows <= FEW) or (weight.flags.f_contiguous and rows <= FEW_DOTS)
 
 
 def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray) -> None:
@@ -123,7 +158,7 @@ def few_rows_product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, skip: 
         _by_rows(x, weight, work)
         _add_parts(work, bias, skip, y)
     else:
-        _by_dots(x, weight.T, bias, skip, y)
+        _by_dots(x, weight.T, bias, skip, scratch(threads(), y.size), y)
 
 
 KERNELS = (_by_rows, _add_parts, _by_dots)

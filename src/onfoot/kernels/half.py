@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from onfoot.kernels.codes import bfloat16_dots, float16_dots
 from onfoot.kernels.cpu import HALF_FLOATS
 from onfoot.kernels.elementary import F
-from onfoot.kernels.few_rows import begin
+from onfoot.kernels.few_rows import dots_kernel
 from onfoot.kernels.jit import Kernel, exact, inner, intrinsic, kernel, types
 from onfoot.kernels.matrix import FLOAT, Matrix, matrix, part
 from onfoot.kernels.product import COLUMNS, DEPTH, ROWS_SCRATCH, depth_step, pack_b, put_rows
@@ -60,47 +61,8 @@ class _Kernels(NamedTuple):
     gather: Kernel
 
 
-def _made(name: str, widen: Any) -> _Kernels:
+def _made(name: str, dots: Any, widen: Any) -> _Kernels:
     """The kernels for 16-bit numbers that `widen` converts."""
-
-    @kernel("f4[:,::1], u2[:,::1], f4[::1], f4[:,::1], f4[:,::1]", "m k, n k, n?, m n?, m n", f"{name}_dots")
-    def dots(
-        x: np.ndarray,
-        weight: np.ndarray,
-        bias: np.ndarray,
-        skip: np.ndarray,
-        y: np.ndarray,
-        thread: int,
-        threads: int,
-    ) -> None:
-        """Four rows of the weight at a time: one stream alone does not use all the memory bandwidth."""
-        m, depth = x.shape
-        first, last = thread_range(weight.shape[0], 1, thread, threads)
-        for i in range(m):
-            begin(bias[first:last], skip, i, first, y[i, first:last])
-        each = (last - first) // 4
-        for j in range(first, first + each):
-            w0, w1, w2, w3 = weight[j], weight[j + each], weight[j + 2 * each], weight[j + 3 * each]
-            for i in range(m):
-                left = x[i]
-                total0, total1, total2, total3 = F(0), F(0), F(0), F(0)
-                for k in range(depth):
-                    total0 += left[k] * widen(w0[k])
-                    total1 += left[k] * widen(w1[k])
-                    total2 += left[k] * widen(w2[k])
-                    total3 += left[k] * widen(w3[k])
-                y[i, j] += total0
-                y[i, j + each] += total1
-                y[i, j + 2 * each] += total2
-                y[i, j + 3 * each] += total3
-        for j in range(first + 4 * each, last):
-            row = weight[j]
-            for i in range(m):
-                left = x[i]
-                total = F(0)
-                for k in range(depth):
-                    total += left[k] * widen(row[k])
-                y[i, j] += total
 
     @inner
     def widen_block(b: Matrix, depth: int, columns: int, to: int) -> Matrix:
@@ -159,11 +121,11 @@ def _made(name: str, widen: Any) -> _Kernels:
             for k in range(to.size):
                 to[k] = widen(row[k])  # eq QUANT.4
 
-    return _Kernels(dots, product, gather)
+    return _Kernels(dots_kernel(name, "u2", dots, widen), product, gather)
 
 
 HALF = {
-    "BF16": _made("bf16", _from_bfloat16),
-    "F16": _made("f16", _from_float16_in_hardware if HALF_FLOATS else _from_float16_by_hand),
+    "BF16": _made("bf16", bfloat16_dots, _from_bfloat16),
+    "F16": _made("f16", float16_dots, _from_float16_in_hardware if HALF_FLOATS else _from_float16_by_hand),
 }
 KERNELS = (*HALF["BF16"], *HALF["F16"])

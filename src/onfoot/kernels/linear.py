@@ -10,7 +10,7 @@ from onfoot import ops
 from onfoot.kernels import few_rows, quantized
 from onfoot.kernels import product as products
 from onfoot.kernels.buffers import empty, scratch
-from onfoot.kernels.few_rows import FEW, few_rows_product
+from onfoot.kernels.few_rows import FEW, few_rows_product, is_few
 from onfoot.kernels.jit import inner, kernel
 from onfoot.kernels.product import NO_ROW, NO_ROWS, product, thread_product
 from onfoot.kernels.quantized import quantized_input_gradient, quantized_product
@@ -114,7 +114,7 @@ def affine(
     skip = NO_ROWS if skip is None else as_rows(skip)
     if isinstance(weight, Transposed):
         quantized_product(rows, weight.T, bias, skip, out)
-    elif n <= FEW and (weight.flags.c_contiguous or weight.flags.f_contiguous):
+    elif is_few(n, weight):
         few_rows_product(rows, weight, bias, skip, out)
     else:
         product(rows, weight, bias, skip, out)  # eq FC.1

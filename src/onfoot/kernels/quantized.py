@@ -15,8 +15,8 @@ from onfoot.kernels.buffers import empty, scratch
 from onfoot.kernels.codes import dot8_16, dot8_32, dots4, dots8, scale8
 from onfoot.kernels.cpu import HALF_FLOATS
 from onfoot.kernels.elementary import F
-from onfoot.kernels.few_rows import FEW, begin
-from onfoot.kernels.jit import inner, kernel
+from onfoot.kernels.few_rows import FEW, FEW_DOTS, begin, put_columns
+from onfoot.kernels.jit import kernel
 from onfoot.kernels.product import NO_ROW, NO_ROWS, product
 from onfoot.kernels.shapes import contiguous, thread_range, threads
 from onfoot.kernels.simd import address
@@ -25,21 +25,7 @@ from onfoot.quantized import BLOCK, FrozenWeight, HalfWeight, QuantizedWeight
 SCALES = "u2[:,::1]" if HALF_FLOATS else "f4[:,::1]"
 PART = 1 << 21  # weights dequantized at a time: 8 MB
 HALF = BLOCK // 2
-STRIP = 64  # columns of y that are transposed at a time: they stay in the L1 cache
 SEVERAL = 24  # rows: up to this many, 8-bit codes are multiplied directly
-
-
-@inner
-def put_columns(columns: np.ndarray, bias: np.ndarray, skip: np.ndarray, y: np.ndarray, first: int, last: int) -> None:
-    """y = columns + bias + skip in the columns first ... last; bias and skip may be empty."""
-    m = y.shape[0]
-    for j0 in range(first, last, STRIP):
-        j1 = min(last, j0 + STRIP)
-        for i in range(m):
-            out = y[i, j0:j1]
-            begin(bias[j0:j1], skip, i, j0, out)
-            for j in range(j1 - j0):
-                out[j] += columns[(j0 - first + j) * m + i]
 
 
 @kernel(
@@ -63,7 +49,7 @@ def _dots8(
     columns = address(work) + thread * work.strides[0]
     for j in range(first, last):
         row, factors = address(codes) + j * depth, address(scale) + j * scale.strides[0]
-        dots8(m, address(x), depth * 4, row, factors, codes.shape[1], columns + (j - first) * m * 4)
+        dots8(m, address(x), depth * 4, row, factors, 0, codes.shape[1], columns + (j - first) * m * 4)
     put_columns(work[thread], bias, skip, y, first, last)
 
 
@@ -277,8 +263,8 @@ def quantized_product(x: np.ndarray, weight: FrozenWeight, bias: np.ndarray, ski
     """y = x wᵗ + b + skip: (N, in) -> (N, out). `bias` and `skip` may be empty."""
     if isinstance(weight, HalfWeight):
         bits, kernels = contiguous(weight.bits), half.HALF[weight.kind]
-        if x.shape[0] <= FEW:
-            kernels.dots(x, bits, bias, skip, y)
+        if x.shape[0] <= FEW_DOTS:
+            kernels.dots(x, bits, bias, skip, scratch(threads(), y.size), y)
         else:
             kernels.product(x, bits.T, y, bias, skip, scratch(threads(), half.SCRATCH))
         return
