@@ -40,7 +40,7 @@ def compare(run: Path, logits: Callable[[OpenRun], Logits], zero: Any = lambda n
 
 
 def test_scores_of_a_gpt2_with_tied_weights_equal_autograd(tmp_path: Path) -> None:
-    options = TrainOptions(texts=[str(text(tmp_path))], n_layer=2, n_head=2, n_embd=6, context=7, **LOOP)
+    options = TrainOptions(texts=[str(text(tmp_path))], arch="gpt2", n_layer=2, n_head=2, n_embd=6, context=7, **LOOP)
     pretrain.start(tmp_path / "run", options).run()
     config = onfoot.load(tmp_path / "run").config
     assert config.tie_word_embeddings

@@ -22,7 +22,7 @@ from oracles import assert_close
 
 
 def options(path: Path, **changes: Any) -> TrainOptions:
-    sizes: dict[str, Any] = {"n_layer": 1, "n_head": 2, "n_embd": 6, "context": 7}
+    sizes: dict[str, Any] = {"arch": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 6, "context": 7}
     return TrainOptions(texts=[str(text(path))], **{**LOOP, **sizes, **changes})
 
 
@@ -205,8 +205,8 @@ def test_predictions_correlate_with_retrained_losses(tmp_path: Path) -> None:
     facts = "".join(f"{a} has {b}.\n" for a in ("ann", "bob", "cid", "dan", "eve") for b in ("a cat", "a dog", "bees"))
     (tmp_path / "facts.txt").write_text("".join(np.random.default_rng(0).permutation(facts.splitlines(True) * 12)))
     settings = TrainOptions(
-        texts=[str(tmp_path / "facts.txt")], tokenizer="char", n_layer=1, n_head=2, n_embd=32, context=24, steps=200,
-        batch_size=12, lr=3e-4, warmup=50, keep_trajectory=50, eval_every=1000, sample_tokens=0,
+        texts=[str(tmp_path / "facts.txt")], tokenizer="char", arch="gpt2", n_layer=1, n_head=2, n_embd=32, context=24,
+        steps=200, batch_size=12, lr=3e-4, warmup=50, keep_trajectory=50, eval_every=1000, sample_tokens=0,
     )  # fmt: skip
     opened, scores, loss, query = scores_of(
         train(tmp_path / "run", settings), query={"prompt": "ann has", "completion": " bees."}

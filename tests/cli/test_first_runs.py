@@ -206,10 +206,10 @@ def test_the_inner_size_of_a_llama_has_the_weights_of_a_usual_mlp() -> None:
 
 
 def test_a_head_may_have_any_size(text: Path, tmp_path: Path) -> None:
-    run("train", text, "--out", tmp_path / "run", *SMALL, "--steps", 1, "--head-dim", 5)
+    run("train", text, "--out", tmp_path / "run", *SMALL, "--steps", 1, "--head-dim", 5, "--arch", "gpt2")
     config: Any = onfoot.load(tmp_path / "run").config
     assert config.head_dim == 5 and config.n_embd == 16
-    assert "needs --arch llama" in run("train", text, "--n-kv-head", 1, status=2)
+    assert "needs --arch llama" in run("train", text, "--arch", "gpt2", "--n-kv-head", 1, status=2)
     assert "unknown arch 'rnn'; choose from gpt2, llama" in run("train", text, "--arch", "rnn", status=2)
 
 

@@ -89,7 +89,7 @@ def test_sliding_goes_beyond_the_context(folder: Path) -> None:
 
 def test_info_shows_runs_and_models(folder: Path) -> None:
     output = run("info", folder / "run", "--tensors")
-    assert "8 of 8" in output and "step 8, valid" in output and "transformer.h.0.attn.c_attn.weight" in output
+    assert "8 of 8" in output and "step 8, valid" in output and "model.layers.0.self_attn.v_proj.weight" in output
     assert "257 tokens" in output
 
 
@@ -131,7 +131,10 @@ def test_finetune_merge_and_generate_agree(folder: Path) -> None:
             ["train", "{folder}/text.txt", "--init", "{folder}/run", "--n-embd", "32", "--tokenizer", "char"],
             "--init cannot be used with --n-embd, --tokenizer: {folder}/run has its own configuration and tokenizer",
         ),
-        (["train", "{folder}/text.txt", "--vocab-size", "300"], "--tokenizer byte cannot be used with --vocab-size"),
+        (
+            ["train", "{folder}/text.txt", "--tokenizer", "byte", "--vocab-size", "300"],
+            "--tokenizer byte cannot be used with --vocab-size",
+        ),
         (
             ["finetune", "{folder}/run", "--data", "{folder}/chats.jsonl", "--full", "--r", "8", "--alpha", "8"],
             "--full cannot be used with --r, --alpha: full fine-tuning has no LoRA layers",

@@ -38,8 +38,8 @@ def drift(folder: Path) -> None:
     """A run one of whose ranks computes wrongly: one bit of one weight, in step 6."""
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     options = TrainOptions(
-        texts=[str(folder / "text.txt")], n_layer=1, n_head=1, n_embd=8, context=16, batch_size=4, steps=6,
-        save_every=3, eval_every=9, sample_tokens=0, engine="numpy", eval_windows=2,
+        texts=[str(folder / "text.txt")], arch="gpt2", n_layer=1, n_head=1, n_embd=8, context=16,
+        batch_size=4, steps=6, save_every=3, eval_every=9, sample_tokens=0, engine="numpy", eval_windows=2,
     )  # fmt: skip
     trainer = pretrain.start(folder / "run", options)
     step = trainer.step

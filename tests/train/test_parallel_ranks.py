@@ -47,7 +47,15 @@ SMALL: dict[str, Any] = {
     "steps": 6, "warmup": 2, "lr": 1e-2, "eval_every": 6, "save_every": 3, "eval_windows": 5, "keep": 10,
     "sample_tokens": 2, "dtype": "float64", "bucket_mb": 0.004, "clip": 0.5,
 }  # fmt: skip
-NEW: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 16, "context": 16, "batch_size": 4}
+NEW: dict[str, Any] = {
+    "arch": "gpt2",
+    "lr": 2e-3,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 16,
+    "context": 16,
+    "batch_size": 4,
+}
 CASES: dict[str, dict[str, Any]] = {
     "all weights": {},
     "all weights, sharded": {"shard": True},

@@ -209,7 +209,14 @@ def test_a_run_with_average_frozen_table_and_layer_decay_resumes_to_bit_identica
     tmp_path: Path, text: Path
 ) -> None:
     settings = TrainOptions(
-        texts=[str(text)], n_layer=2, n_embd=16, n_head=2, context=16, freeze="transformer.wpe,*.bias", **SMALL
+        texts=[str(text)],
+        arch="gpt2",
+        n_layer=2,
+        n_embd=16,
+        n_head=2,
+        context=16,
+        freeze="transformer.wpe,*.bias",
+        **SMALL,
     )
     pretrain.start(tmp_path / "whole", settings).run()
     cut = pretrain.start(tmp_path / "cut", settings)

@@ -31,6 +31,7 @@ from oracles import assert_close, gpt2_logits, scrambled
 
 TEXT = "the quick brown fox jumps over the lazy dog while the cat looks on. " * 60
 SMALL: dict[str, Any] = {
+    "arch": "gpt2", "lr": 2e-3,
     "n_layer": 2, "n_head": 2, "n_embd": 16, "context": 16, "batch_size": 2, "accumulate": 2, "steps": 12,
     "warmup": 2, "eval_every": 4, "save_every": 3, "eval_windows": 4, "keep": 10, "sample_tokens": 5, "dropout": 0.1,
 }  # fmt: skip

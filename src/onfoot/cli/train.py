@@ -62,6 +62,8 @@ def train(
         reject_with(context_, "--epochs", ("steps",), "both set the length of the run")
         if values["steps"] == TrainOptions.steps:  # not given
             values["steps"] = 0
+    if values["tokenizer"] == "auto" and values["vocab_size"]:
+        values["tokenizer"] = "bpe"
     if values["tokenizer"] != "bpe":
         reason = "it sets the vocabulary size of a new BPE tokenizer (--tokenizer bpe)"
         reject_with(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), reason)
@@ -152,6 +154,7 @@ def _changes(trainer: Trainer) -> str:
 def train_and_report(trainer: Trainer) -> None:
     """Trains, then prints the validation loss, a sample, the files written and the next command."""
     from onfoot.train.automatic import warmup_warning
+    from onfoot.train.pretrain import bits_per_byte
 
     model, options, run = trainer.model, trainer.options, trainer.folder
     assert run is not None
@@ -187,6 +190,10 @@ def train_and_report(trainer: Trainer) -> None:
             f"a bigram model fitted on the training text has {trainer.bigram:.4f} nats per token on the held-out text: "
             f"the model is {word} it"
         )
+    scale = bits_per_byte(trainer, loss)
+    if scale:
+        said = ", ".join(f"{name} {bits:.2f}" for name, bits in scale)
+        show_text(f"in bits per byte of the held-out text: {said}")
     show_spent(trainer, outcome.state.step)
     try:
         sample = trainer.sample()

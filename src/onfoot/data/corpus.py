@@ -185,6 +185,20 @@ def all_pieces(texts: Iterable[Text], log: ReadLog | None = None) -> Iterator[st
             yield from document
 
 
+def characters(texts: Iterable[Text], log: ReadLog | None = None) -> int:
+    """The number of characters of the texts."""
+    return sum(len(piece) for piece in all_pieces(texts, log))
+
+
+def first_pieces(texts: Sequence[Text], left: int, log: ReadLog | None = None) -> Iterator[str]:
+    """The first characters of the texts, in pieces."""
+    for piece in all_pieces(texts, log):
+        yield piece[:left]
+        left -= len(piece)
+        if left <= 0:
+            return
+
+
 def _several(texts: Sequence[Text]) -> bool:
     """Whether there may be several documents."""
     return len(texts) > 1 or any(t.path is not None and has_records(t.path) for t in texts)

@@ -42,7 +42,7 @@ class TrainingOptions:
     steps: int = option(500, "Number of optimizer steps.")
     batch_size: int = option(12, "Sequences per microbatch.")
     accumulate: int = option(1, "Microbatches per step (gradient accumulation); equivalent to one larger batch.")
-    lr: float = option(2e-3, "Peak learning rate. Small models need a high rate; 124M parameters need about 6e-4.")
+    lr: float = option(3e-3, "Peak learning rate. Small models need a high rate; 124M parameters need about 6e-4.")
     warmup: int = option(-1, "Warmup steps, over which the learning rate rises linearly; -1: a tenth of the steps.")
     lr_floor: float = option(0.1, "The learning rate at the end, as a fraction of --lr.")
     schedule: str = option("cosine", f"Learning-rate schedule after the warmup: {', '.join(SCHEDULES)}.")
@@ -256,13 +256,17 @@ class TrainOptions(TrainingOptions):
 
     epochs: float = option(0.0, "Number of passes over the text, instead of --steps.")
     texts: list[str] = field(default_factory=list)  # files, folders, "-"; empty: the text that ships with Python
-    tokenizer: str = option("byte", "byte, char, bpe (trained on the text), or a tokenizer file or folder.")
-    vocab_size: int = option(4096, "Vocabulary size of a newly trained bpe tokenizer.")
+    tokenizer: str = option(
+        "auto",
+        "byte, char, bpe (trained on the training part of the text), or a tokenizer file or folder; auto: bpe, or byte "
+        "for a short text and with --dp-clip.",
+    )
+    vocab_size: int = option(0, "Vocabulary size of a newly trained bpe tokenizer; 0: 1,024, or 4,096 for a long text.")
     init: str | None = option(None, "Model folder to start from, instead of a new model.")
-    n_layer: int = option(4, "Number of blocks.")
+    n_layer: int = option(2, "Number of blocks.")
     n_head: int = option(4, "Number of attention heads.")
     n_embd: int = option(128, "Hidden size of the model.")
-    arch: str = option("gpt2", f"Architecture of a new model: {' or '.join(ARCHITECTURES)}.")
+    arch: str = option("llama", f"Architecture of a new model: {' or '.join(ARCHITECTURES)}.")
     n_kv_head: int = option(0, "With --arch llama: number of key and value heads; 0: as many as --n-head.")
     n_inner: int = option(0, "Hidden size of the MLP; 0: 4 × --n-embd, or about 8/3 × --n-embd with --arch llama.")
     head_dim: int = option(0, "Size of a head; 0: --n-embd / --n-head.")
@@ -271,9 +275,9 @@ class TrainOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(
-            vocab_size=257, n_layer=1, n_head=1, n_embd=1, context=1, n_kv_head=0, n_inner=0, head_dim=0
-        )
+        if self.vocab_size:
+            self.check_at_least(vocab_size=257)
+        self.check_at_least(n_layer=1, n_head=1, n_embd=1, context=1, n_kv_head=0, n_inner=0, head_dim=0)
         if self.arch not in ARCHITECTURES:
             raise ValueError(f"unknown arch {shown(self.arch)}; choose from {', '.join(ARCHITECTURES)}")
         if self.n_kv_head and self.arch != "llama":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from onfoot.config import GPT2Config, LlamaConfig
 from onfoot.data import corpus
 from onfoot.data.batches import place
 from onfoot.data.bigram import bigram_loss
+from onfoot.data.compression import BEFORE, as_bytes, xz_loss
 from onfoot.data.records import ReadLog
 from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
@@ -30,18 +32,28 @@ from onfoot.train.rates import freeze
 from onfoot.train.sources import TextSource
 
 STDIN_FILE = "stdin.txt"
+SHORT = 100_000  # characters: with fewer, BPE finds few words that repeat
+LONG, SMALL_VOCABULARY, LARGE_VOCABULARY = 2_000_000, 1024, 4096  # a small text is soon memorised with a large one
 MANIFEST = "manifest.json"  # hashes of the other files in data/; tokens.json has the hash of tokens.bin
 
 
 def make_tokenizer(options: TrainOptions, texts: list[corpus.Text]) -> Tokenizer:
-    log = ReadLog(options.skip_bad)
-    if options.tokenizer == "byte":
+    """The tokenizer of a new model. BPE sees the training text only, so that the validation loss is honest."""
+    log, kind, vocab_size = ReadLog(options.skip_bad), options.tokenizer, options.vocab_size
+    length = corpus.characters(texts, ReadLog(True)) if kind in ("auto", "bpe") else 0
+    if kind == "auto":
+        private = options.dp_clip is not None  # the guarantee does not cover a tokenizer made from the text
+        kind = "byte" if private or length < SHORT else "bpe"
+    if kind == "byte":
         return byte_tokenizer()
-    if options.tokenizer == "char":
+    if kind == "char":
         return char_tokenizer(corpus.all_pieces(texts, log))
-    if options.tokenizer == "bpe":
-        return bpe_tokenizer(corpus.all_pieces(texts, log), options.vocab_size)
-    return Tokenizer.load(options.tokenizer)
+    if kind == "bpe":
+        vocab_size = vocab_size or (LARGE_VOCABULARY if length >= LONG else SMALL_VOCABULARY)
+        logger.info("training a BPE tokenizer of %d tokens", vocab_size)
+        train = math.ceil(length * (1 - options.validation))
+        return bpe_tokenizer(corpus.first_pieces(texts, train, log), vocab_size)
+    return Tokenizer.load(kind)
 
 
 def prepare_data(run: Path, options: TrainOptions, has_checkpoint: bool) -> tuple[Tokenizer, np.ndarray]:
@@ -61,8 +73,6 @@ def prepare_data(run: Path, options: TrainOptions, has_checkpoint: bool) -> tupl
         if tokenizer is None:
             raise ValueError(f"{options.init} has no tokenizer; put tokenizer.json next to its config.json")
     else:
-        if options.tokenizer == "bpe":
-            logger.info("training a BPE tokenizer of %d tokens", options.vocab_size)
         tokenizer = make_tokenizer(options, texts)
     shutil.rmtree(folder, ignore_errors=True)  # incomplete, from an interrupted run
     folder.mkdir(parents=True)
@@ -122,6 +132,10 @@ def first_model(options: TrainOptions, tokenizer: Tokenizer) -> Model:
 def new_config(options: TrainOptions, tokenizer: Tokenizer) -> GPT2Config | LlamaConfig:
     """The configuration of a new model."""
     eos: dict[str, Any] = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
+    if not options.head_dim and options.n_embd % options.n_head:
+        raise ValueError(
+            f"n_embd={options.n_embd} is not divisible by n_head={options.n_head}; change one, or pass --head-dim"
+        )
     if options.arch == "llama":
         return LlamaConfig(
             vocab_size=tokenizer.size,
@@ -213,3 +227,20 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
     trainer = Trainer(model, source, options, out=run)
     trainer.bigram = bigram
     return trainer
+
+
+def bits_per_byte(trainer: Trainer, loss: float) -> list[tuple[str, float]]:
+    """The bits per byte of the held-out text that the model, a bigram model and `xz -9` need, each with its name."""
+    source, tokenizer = trainer.source, trainer.model.tokenizer
+    if not isinstance(source, TextSource) or tokenizer is None:
+        return []
+    measured = source.held_out.tokens[: source.eval_windows * source.held_out.context + 1]
+    text = as_bytes(tokenizer, measured[1:])
+    if not text:
+        return []
+    per_token = (len(measured) - 1) / len(text) / math.log(2)  # bits per byte, for a nat per token
+    out = [("the model", loss * per_token)]
+    if trainer.bigram is not None:
+        out.append(("the bigram model", trainer.bigram * per_token))
+    before = as_bytes(tokenizer, source.train.tokens[-BEFORE:])
+    return [*out, ("xz -9 after the training text", xz_loss(before, text) / math.log(2))]
