@@ -81,6 +81,10 @@ class CallbackError(ValueError):
     """A callback of the user has raised an exception; the run was saved before this was raised."""
 
 
+class DivergedError(ValueError):
+    """The loss or a gradient is not finite."""
+
+
 class Trainer:
     """One run: a model, its data, its optimizer, and what hears its events.
 
@@ -314,9 +318,9 @@ class Trainer:
             )
         return loss, norm, int(n_tokens)
 
-    def _diverged(self, what: str, changed: bool = False) -> ValueError:
+    def _diverged(self, what: str, changed: bool = False) -> DivergedError:
         memory = "some weights in memory were already updated, but " if changed else ""
-        return ValueError(
+        return DivergedError(
             f"step {self.state.step + 1}: {what}; training stopped; {memory}no checkpoint was overwritten. Start a new "
             f"run with a lower --lr (was {self.options.lr:g}) or a smaller --clip"
         )
