@@ -135,6 +135,16 @@ def test_queries_keys_and_values_are_matrices_of_their_own() -> None:
         assert_close(change / (0.2 * np.sqrt(15)), newton_schulz(grads[name][:, columns]), 1e-9)
 
 
+def test_a_parameters_own_learning_rate_scales_its_step() -> None:
+    name = "transformer.h.0.mlp.c_fc.weight"
+    before, changes = gpt2().params[name], []
+    for lr, scales in ((0.01, {name: 0.5}), (0.005, {})):
+        model = gpt2()
+        Muon(model, lr=lr, lr_scales=scales).step(model.loss_and_grads(IDS)[1])
+        changes.append(model.params[name] - before)
+    assert_close(*changes, 1e-12)
+
+
 @pytest.mark.parametrize(("engine", "dtype", "close"), [("torch", "float64", 1e-9), ("numba", "float32", 2e-3)])
 def test_engines_agree(engine: str, dtype: str, close: float) -> None:
     models = gpt2(), gpt2(dtype, engine)
