@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
     from onfoot.train.callbacks import Callback
     from onfoot.train.loop import Trainer
+    from onfoot.train.lr_range import find_lr
+    from onfoot.train.muon import Muon
     from onfoot.train.options import TrainingOptions
     from onfoot.train.sources import Source
 
@@ -28,6 +30,7 @@ __all__ = [
     "GPT2Config",
     "LlamaConfig",
     "Model",
+    "Muon",
     "Source",
     "Tokenizer",
     "Trainer",
@@ -35,6 +38,7 @@ __all__ = [
     "__version__",
     "create",
     "evaluate",
+    "find_lr",
     "load",
     "preset",
     "set_threads",
@@ -45,6 +49,7 @@ _LAZY = {
     "Callback": "train.callbacks", "ChatTemplate": "formats.chat", "Evaluation": "evaluation",
     "Source": "train.sources", "Tokenizer": "formats.tokenizer", "Trainer": "train.loop",
     "TrainingOptions": "train.options", "evaluate": "evaluation",
+    "Muon": "train.muon", "find_lr": "train.lr_range",
 }  # fmt: skip
 
 

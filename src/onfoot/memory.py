@@ -1,7 +1,7 @@
 """The memory that a step will need, from its recording, which needs no memory itself.
 
-That is the weights and AdamW's running means, the arena of the step (activations and temporary arrays, exact), and the
-gradients until they are used. The peak is that of the engine "numba" in float32.
+That is the weights and the optimizer's running means, the arena of the step (activations and temporary arrays, exact),
+and the gradients until they are used. The peak is that of the engine "numba" in float32.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import numpy as np
 from onfoot.config import Config
 from onfoot.engine import Engine, get_engine
 from onfoot.models.model import Model
-from onfoot.models.params import quantizable, shapes
+from onfoot.models.params import hidden_matrices, quantizable, shapes
 from onfoot.quantized import BLOCK, FrozenWeight, HalfWeight, QuantizedWeight
 from onfoot.recording.recorded_array import CannotRecord
 
 FLOAT = 4  # bytes
+COPIES, GRAMS = 5, 3  # arrays of a matrix's size, and of its smaller side squared, in an update of Muon
 PROGRAM = 56 << 20  # Python, NumPy and the machine code of the kernels; on Linux the compiler is released
 
 
@@ -34,6 +35,7 @@ class Job:
     clip: bool = True  # all gradients are kept until their norm is known
     recompute: bool = False
     half: bool = False  # a frozen base in 16 bits, as in its file
+    muon: bool = False  # the optimizer is Muon, not AdamW
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,22 @@ def plan(job: Job) -> Plan:
     except CannotRecord as error:
         raise ValueError(f"this system cannot record a step, which memory is measured by: {error}") from None
     weights = sum(p.nbytes for p in model.params.values())
-    return Plan(weights, 2 * FLOAT * model.n_trainable, arena, gradients)
+    moments = 2 * FLOAT * model.n_trainable
+    if job.muon and not job.lora:
+        saved, workspace = muon_memory(job.config)
+        moments, arena = moments - saved, arena + workspace
+    return Plan(weights, moments, arena, gradients)
+
+
+def muon_memory(config: Config) -> tuple[int, int]:
+    """Bytes that Muon's state is smaller than AdamW's, and those that the largest matrix needs while it is updated."""
+    saved = largest = 0
+    for name, parts in hidden_matrices(config).items():
+        rows, columns = shapes(config)[name]
+        saved += rows * columns
+        large, small = sorted((rows, columns // len(parts)), reverse=True)
+        largest = max(largest, COPIES * large * small + GRAMS * small * small)
+    return FLOAT * saved, FLOAT * largest
 
 
 def advice(job: Job, limit: int) -> list[tuple[str, int]]:

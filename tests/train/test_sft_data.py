@@ -476,7 +476,7 @@ def naive_first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(20, 50))
 def test_packing_is_first_fit_decreasing(lengths: list[int], capacity: int) -> None:
-    assert first_fit_decreasing(lengths, capacity) == naive_first_fit(lengths, capacity)
+    assert list(first_fit_decreasing(lengths, capacity)) == naive_first_fit(lengths, capacity)
 
 
 @given(

@@ -19,7 +19,7 @@ def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("a rose is a rose is a rose. " * 200, encoding="utf-8")
     names: dict[str, Any] = {}
-    first, squares, loop, callbacks = BLOCKS
+    first, squares, loop, callbacks, find_lr = BLOCKS
     exec(first.replace("steps=200", "steps=6, sample_tokens=0").replace("eval_every=50", "eval_every=3"), names)
     assert Path("runs/book/checkpoints/step-0000006").is_dir()
     exec(squares, names)
@@ -27,6 +27,8 @@ def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     exec(loop, names)
     assert names["step"].step == 3
     exec(callbacks.replace("runs/book", "runs/again"), names)
+    exec(find_lr, names)
+    assert names["found"].suggestion > 0
     assert '"perplexity"' in Path("runs/again/log.jsonl").read_text(encoding="utf-8")
 
 

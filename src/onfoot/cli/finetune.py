@@ -10,7 +10,15 @@ import typer
 from onfoot.cli.config_file import Config, PrintConfig, show_config, with_config
 from onfoot.cli.fields import options_from, reject_with, reject_without
 from onfoot.cli.options import Download, Threads, download_model
-from onfoot.cli.train import next_run_folder, private_values, resume_run, starting, train_and_report
+from onfoot.cli.train import (
+    FindLr,
+    next_run_folder,
+    private_values,
+    resume_run,
+    show_lr_range,
+    starting,
+    train_and_report,
+)
 from onfoot.train.options import FinetuneOptions
 
 LORA_OPTIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora", "lora_plus")
@@ -41,6 +49,7 @@ def finetune(
     ] = None,
     config: Config = None,
     print_config: PrintConfig = False,
+    find_lr: FindLr = False,
     threads: Threads = None,
     download: Download = False,
     **values: Any,
@@ -54,6 +63,7 @@ def finetune(
     from onfoot.train import finetune as runs
 
     if resume is not None:
+        reject_with(context_, "--resume", ("find_lr",), "a range test begins with the first step")
         resume_run(context_, resume, runs.resume)
         return
     paths = {"data": [str(p) for p in data or []], "validation_data": [str(p) for p in validation_data or []]}
@@ -77,6 +87,9 @@ def finetune(
         return
     if download:
         download_model(options.model)
+    if find_lr:
+        show_lr_range(context_, options, runs.make_trainer)
+        return
     with starting(options.quiet):
         trainer = runs.start(out or next_run_folder(Path("runs"), "finetune"), options)
     train_and_report(trainer)

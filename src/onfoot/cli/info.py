@@ -40,6 +40,7 @@ def info(
     ] = False,
     clip: Annotated[float, typer.Option(help="With --memory: maximum gradient norm; 0 disables clipping.")] = 1.0,
     recompute: Annotated[str, typer.Option(help="With --memory: activations to recompute, none or block.")] = "none",
+    optimizer: Annotated[str, typer.Option(help="With --memory: adamw or muon.")] = "adamw",
     download: Download = False,
 ) -> None:
     """Describe a model, an adapter, a GGUF file or a run, or estimate the memory for training it (--memory)."""
@@ -54,9 +55,9 @@ def info(
     if memory:
         from onfoot.cli.info_memory import planned_job, show_memory
 
-        show_memory(planned_job(folder, batch_size, tokens, lora, quantized, clip, recompute))
+        show_memory(planned_job(folder, batch_size, tokens, lora, quantized, clip, recompute, optimizer))
         return
-    reject_without(context, "--memory", ("batch_size", "tokens", "lora", "quantized", "clip", "recompute"))
+    reject_without(context, "--memory", ("batch_size", "tokens", "lora", "quantized", "clip", "recompute", "optimizer"))
     file = find_file(folder)
     if file is not None:
         _show_model(_read_file(file), tensors)

@@ -14,17 +14,28 @@ from onfoot.formats.hub import local_folder
 from onfoot.formats.huggingface import load_config, tensor_summary
 from onfoot.formats.run_folder import model_folder
 from onfoot.memory import Job, advice, plan
-from onfoot.train.options import RECOMPUTE
+from onfoot.train.options import OPTIMIZERS, RECOMPUTE
 
 
 def planned_job(
-    model: Path, batch: int, tokens: int | None, lora: int, quantized: bool, clip: float, recompute: str
+    model: Path,
+    batch: int,
+    tokens: int | None,
+    lora: int,
+    quantized: bool,
+    clip: float,
+    recompute: str,
+    optimizer: str = "adamw",
 ) -> Job:
     """The job to plan; ValueError if an option is invalid. `model` is a folder, a file or the name of a preset."""
     if batch < 1 or lora < 0 or clip < 0 or (tokens is not None and tokens < 1):
         raise ValueError("--batch-size and --tokens must be >= 1, --lora and --clip >= 0")
     if recompute not in RECOMPUTE:
         raise ValueError(f"unknown --recompute {recompute!r}; choose from {', '.join(RECOMPUTE)}")
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"unknown --optimizer {optimizer!r}; choose from {', '.join(OPTIMIZERS)}")
+    if optimizer == "muon" and lora:
+        raise ValueError("--optimizer muon is for the matrices of the blocks, which --lora freezes: choose one")
     if quantized and not lora:
         raise ValueError("--quantized weights are frozen; give a LoRA rank with --lora")
     is_preset = str(model) in PRESETS and not model.exists()
@@ -33,7 +44,7 @@ def planned_job(
     if length > config.n_positions:
         raise ValueError(f"--tokens {length} exceeds n_positions={config.n_positions}")
     half = bool(lora) and not is_preset and not quantized and _in_16_bits(model)
-    return Job(config, batch, length, lora, quantized, clip > 0, recompute == "block", half)
+    return Job(config, batch, length, lora, quantized, clip > 0, recompute == "block", half, optimizer == "muon")
 
 
 def _in_16_bits(model: Path) -> bool:
@@ -57,7 +68,7 @@ def show_memory(job: Job) -> None:
     planned = plan(job)
     parts = [
         ("weights", planned.weights),
-        ("AdamW moments", planned.moments),
+        ("Muon's and AdamW's moments" if job.muon else "AdamW moments", planned.moments),
         ("activations and workspace", planned.arena),
         ("gradients at the peak", planned.gradients),
         ("Python and the kernels", planned.program),

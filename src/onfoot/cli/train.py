@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,8 +19,14 @@ from onfoot.cli.console import show_text
 from onfoot.cli.fields import explicit_options, options_from, reject_with
 from onfoot.cli.options import Threads
 from onfoot.data.preference_source import PreferenceSource
-from onfoot.train.options import TrainOptions
+from onfoot.train.options import TrainingOptions, TrainOptions
 
+FindLr = Annotated[
+    bool,
+    typer.Option(
+        "--find-lr", help="Only test which learning rates train: the rate rises over 120 steps. Writes nothing."
+    ),
+]
 SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "head_dim", "arch")
 
 if TYPE_CHECKING:
@@ -45,6 +52,7 @@ def train(
     ] = None,
     config: Config = None,
     print_config: PrintConfig = False,
+    find_lr: FindLr = False,
     threads: Threads = None,
     **values: Any,
 ) -> None:
@@ -52,6 +60,7 @@ def train(
     from onfoot.train import pretrain
 
     if resume is not None:
+        reject_with(context_, "--resume", ("find_lr",), "a range test begins with the first step")
         resume_run(context_, resume, pretrain.resume)
         return
     values = with_config(context_, config, TrainOptions, {"texts": [str(p) for p in texts or []], **values})
@@ -72,9 +81,30 @@ def train(
     if print_config:
         show_config(options)
         return
+    if find_lr:
+        show_lr_range(context_, options, pretrain.make_trainer)
+        return
     with starting(options.quiet):
         trainer = pretrain.start(out or next_run_folder(Path("runs"), "train"), options)
     train_and_report(trainer)
+
+
+def show_lr_range(
+    context: typer.Context, options: TrainingOptions, make_trainer: Callable[[Path, Any, Path | None], Trainer]
+) -> None:
+    """Makes a learning-rate range test of a run, in a temporary folder, and prints it."""
+    from onfoot.train import lr_range
+
+    reject_with(context, "--find-lr", ("out", "lr"), "it makes no run, and tests all learning rates")
+    lr_range.check(options)
+    with TemporaryDirectory(prefix="onfoot-", ignore_cleanup_errors=True) as folder:
+        with starting(options.quiet):
+            trainer = make_trainer(Path(folder), options, None)
+        model, source, options = trainer.model, trainer.source, trainer.options
+        del trainer  # its optimizer's memory
+        show_text(source.report())
+        show_text(f"{lr_range.STEPS} steps, in which the learning rate rises; the model and the data stay as they are")
+        show_text(lr_range.find_lr(model, source, options).report())
 
 
 class _ShowStart(logging.Handler):

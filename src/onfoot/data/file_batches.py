@@ -75,11 +75,12 @@ def _windows(path: Path, tokenizer: Tokenizer, context: int, seed: int) -> Windo
 
 def _rows(path: Path, tokenizer: Tokenizer, template: ChatTemplate, context: int, seed: int) -> Rows:
     examples = read_examples([path], tokenizer, template)
-    long = [e for e in examples if len(e) > context]
-    if long:
+    long = np.flatnonzero(examples.lengths > context)
+    if long.size:
+        first = examples[long[0]]
         raise ValueError(
-            f"{long[0].where}: {len(long[0]):,} tokens exceed context={context} ({len(long):,} of {len(examples):,} "
-            f"examples are too long, the longest has {max(map(len, long)):,}); raise --context (up to the model's "
+            f"{first.where}: {len(first):,} tokens exceed context={context} ({len(long):,} of {len(examples):,} "
+            f"examples are too long, the longest has {examples.lengths.max():,}); raise --context (up to the model's "
             f"n_positions), or remove them"
         )
     return Rows(examples, context, seed)

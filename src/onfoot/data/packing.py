@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from onfoot.data.batches import NO_EXAMPLE, Batch
-from onfoot.data.sft_examples import Example
+from onfoot.data.example import Example
+from onfoot.data.example_file import lengths_of
 from onfoot.data.windows import Windows
 from onfoot.ops.cross_entropy import IGNORE
 
 
-def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+class RowPlan(Sequence[list[int]]):
+    """The examples of each row, in two arrays."""
+
+    def __init__(self, numbers: np.ndarray, ends: np.ndarray) -> None:
+        self.numbers, self.ends = numbers, ends  # of all rows one after the other, and where each row ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[i] for i in range(len(self))[row]]
+        row = range(len(self))[row]
+        return self.numbers[self.ends[row - 1] if row else 0 : self.ends[row]].tolist()
+
+    def sums(self, lengths: np.ndarray) -> np.ndarray:
+        """The length of each row."""
+        return np.diff(np.cumsum(lengths[self.numbers])[self.ends - 1], prepend=0)
+
+
+def first_fit_decreasing(lengths: Sequence[int] | np.ndarray, capacity: int) -> RowPlan:
     """Packs examples into rows: from the longest to the shortest, each goes into the first row with enough room."""
     size = 1
     while size < len(lengths):
         size *= 2
-    room = [capacity] * (2 * size)  # a binary tree with rows as leaves: room[node] is the largest room of any row below
-    rows: list[list[int]] = [[] for _ in range(size)]
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    room = array("q", [capacity]) * (2 * size)  # a tree with rows as leaves: room[node] is the largest of any row below
+    sizes = np.asarray(lengths, np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    row_of = array("q")
+    for length in array("q", sizes[order].tobytes()):
         node = 1
         while node < size:
-            node = 2 * node if room[2 * node] >= lengths[i] else 2 * node + 1
-        rows[node - size].append(i)
-        room[node] -= lengths[i]
+            node = 2 * node if room[2 * node] >= length else 2 * node + 1
+        row_of.append(node - size)
+        room[node] -= length
         while node > 1:
             node //= 2
             room[node] = max(room[2 * node], room[2 * node + 1])
-    return [row for row in rows if row]
+    rows = np.asarray(row_of, np.int64)
+    counts = np.bincount(rows) if len(rows) else rows
+    return RowPlan(order[np.argsort(rows, kind="stable")], np.cumsum(counts[counts > 0]))
 
 
 class Rows:
@@ -42,18 +69,19 @@ class Rows:
         if not examples:
             raise ValueError("need at least 1 example, got 0")
         self.examples, self.max_length, self.pack = examples, max_length, pack
-        longest = max(len(e) for e in examples)
+        self.lengths = lengths_of(examples)
+        longest = int(self.lengths.max())
         if longest > max_length:
             raise ValueError(f"an example of {longest} tokens does not fit into rows of {max_length}")
-        self.plan = self.pack_rows(range(len(examples)))
+        self.plan = self.pack_rows(np.arange(len(examples)))
         self._numbers = Windows(np.arange(len(self.plan) + 1), 1, seed)  # windows of one token, the row number
 
-    def pack_rows(self, numbers: Sequence[int]) -> list[list[int]]:
+    def pack_rows(self, numbers: np.ndarray) -> RowPlan:
         """Rows of the examples of these numbers: several per row with `pack`, otherwise one."""
         if not self.pack:
-            return [[i] for i in numbers]
-        plan = first_fit_decreasing([len(self.examples[i]) for i in numbers], self.max_length)
-        return [[numbers[k] for k in row] for row in plan]
+            return RowPlan(numbers, np.arange(1, len(numbers) + 1))
+        plan = first_fit_decreasing(self.lengths[numbers], self.max_length)
+        return RowPlan(numbers[plan.numbers], plan.ends)
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -61,7 +89,7 @@ class Rows:
     @property
     def width(self) -> int:
         """The length of the longest row."""
-        return max(sum(len(self.examples[i]) for i in row) for row in self.plan)
+        return int(self.plan.sums(self.lengths).max())
 
     def order(self, epoch: int) -> np.ndarray:
         """The order of the rows in an epoch."""
@@ -74,9 +102,9 @@ class Rows:
     def example_numbers(self, first: int, count: int) -> np.ndarray:
         """For each token of the batch that `sample` gives, the index of its example in `examples`; padding has −1."""
         rows = [self.plan[number] for number in self._numbers.indices(first, count)]
-        out = np.full((len(rows), max(sum(len(self.examples[i]) for i in row) for row in rows)), NO_EXAMPLE)  # (B, T)
+        out = np.full((len(rows), max(self.lengths[row].sum() for row in rows)), NO_EXAMPLE)  # (B, T)
         for b, row in enumerate(rows):
-            each = np.repeat(row, [len(self.examples[i]) for i in row])
+            each = np.repeat(row, self.lengths[row])
             out[b, : len(each)] = each
         return out
 

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
-from onfoot.data.sft_examples import Example, fit
+from onfoot.data.example import Example
+from onfoot.data.example_file import StoredPairs
+from onfoot.data.sft_examples import fit
 from onfoot.data.windows import Windows
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
@@ -43,7 +45,10 @@ class Pairs:
         if not examples:
             raise ValueError("need at least 1 pair, got 0")
         self.examples = examples
-        self.longest = max(len(e) for pair in examples for e in pair)
+        if isinstance(examples, StoredPairs):
+            self.longest = int(examples.examples.lengths.max())
+        else:
+            self.longest = max(len(e) for pair in examples for e in pair)
         self.reference = np.full((len(examples), 2), np.nan)
         self._numbers = Windows(np.arange(len(examples) + 1), 1, seed)  # windows of one token, the pair's number
 
@@ -135,23 +140,18 @@ class PreferenceSource:
         return f"{self.about}\n{counts}" if self.about else counts
 
 
-def fit_pairs(pairs: Sequence[ExamplePair], max_length: int, on_long: str) -> tuple[list[ExamplePair], str]:
+def fit_pairs(pairs: StoredPairs, max_length: int, on_long: str) -> tuple[StoredPairs, str]:
     """Applies `max_length` to both answers of each pair, as `fit` does; a pair that loses one is dropped."""
-    fit([example for pair in pairs for example in pair], max_length, on_long)  # raises where that is asked for
-    kept: list[ExamplePair] = []
-    truncated = 0
-    for chosen, rejected in pairs:
-        if max(len(chosen), len(rejected)) <= max_length:
-            kept.append((chosen, rejected))
-        elif on_long == "truncate":
-            short = chosen.cut(max_length), rejected.cut(max_length)
-            if short[0].n_targets and short[1].n_targets:
-                kept.append(short)
-                truncated += 1
+    fit(pairs.examples, max_length, on_long)  # raises where that is asked for
+    longer = pairs.examples.lengths.reshape(-1, 2).max(1)  # of both answers
+    long = np.flatnonzero(longer > max_length)
+    keep = longer <= max_length
+    if on_long == "truncate":
+        keep[long] = [all(e.cut(max_length).n_targets for e in pairs[i]) for i in long.tolist()]
+    kept, truncated = pairs.choose(np.flatnonzero(keep), max_length), int(keep[long].sum())
     if not kept:
         raise ValueError(f"none of the {len(pairs):,} pairs fits into max_length={max_length}; raise --max-length")
-    n_targets = sum(e.n_targets for pair in kept for e in pair)
-    n_tokens = sum(len(e) for pair in kept for e in pair)
+    n_tokens, n_targets = int(kept.examples.lengths.sum()), int(kept.examples.target_counts.sum())
     lines = [f"{len(kept):,} of {len(pairs):,} pairs, {n_tokens:,} tokens, {n_targets:,} of them targets"]
     if truncated:
         lines.append(f"{truncated:,} longer than max_length={max_length}: truncated at the end")
@@ -160,9 +160,7 @@ def fit_pairs(pairs: Sequence[ExamplePair], max_length: int, on_long: str) -> tu
     return kept, "\n".join(lines)
 
 
-def split_pairs(
-    pairs: Sequence[ExamplePair], fraction: float, seed: int
-) -> tuple[list[ExamplePair], list[ExamplePair]]:
+def split_pairs(pairs: StoredPairs, fraction: float, seed: int) -> tuple[StoredPairs, StoredPairs]:
     """Splits off a random `fraction`, at least one pair, for validation."""
     if len(pairs) < 2:
         raise ValueError(
@@ -171,4 +169,4 @@ def split_pairs(
         )
     n = min(max(1, round(len(pairs) * fraction)), len(pairs) - 1)
     order = np.random.default_rng(seed).permutation(len(pairs))
-    return [pairs[i] for i in sorted(order[n:])], [pairs[i] for i in order[:n]]
+    return pairs.choose(np.sort(order[n:])), pairs.choose(order[:n])

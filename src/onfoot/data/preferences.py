@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onfoot.data import corpus
+from onfoot.data.example import Example
+from onfoot.data.example_file import ExampleFile, StoredPairs
 from onfoot.data.records import READERS, ReadLog, fields_of, records
-from onfoot.data.sft_examples import Example, read_example
+from onfoot.data.sft_examples import read_example
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer
 
@@ -24,9 +26,13 @@ class Preference(NamedTuple):
 
 
 def read_preferences(
-    paths: Sequence[Path], tokenizer: Tokenizer, template: ChatTemplate, log: ReadLog | None = None
-) -> list[Preference]:
-    """All preference pairs of the files, datasets and folders, in order and untruncated."""
+    paths: Sequence[Path],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    log: ReadLog | None = None,
+    folder: Path | None = None,
+) -> StoredPairs:
+    """All preference pairs of the files, datasets and folders, in order and untruncated, in a temporary file."""
     if not paths:
         raise ValueError(f"no data: pass a file, such as a .jsonl file; each line must be one of {PREFERENCES}")
     log = log or ReadLog()
@@ -36,13 +42,15 @@ def read_preferences(
         log.formats["preference pairs"] += 1
         return made
 
-    pairs: list[Preference] = []
-    for text in corpus.find_texts(paths, tuple(READERS)):
-        assert text.path is not None
-        pairs += log.read(records(text.path), pair)
-    if not pairs:
-        raise ValueError(f"{', '.join(map(str, paths))}: no preference pairs; {log.bad_report() or PREFERENCES}")
-    return pairs
+    with ExampleFile(folder) as file:
+        for text in corpus.find_texts(paths, tuple(READERS)):
+            assert text.path is not None
+            for chosen, rejected in log.read(records(text.path), pair):
+                file.append(chosen)
+                file.append(rejected)
+        if not len(file):
+            raise ValueError(f"{', '.join(map(str, paths))}: no preference pairs; {log.bad_report() or PREFERENCES}")
+        return StoredPairs(file.examples())
 
 
 def read_preference(value: Any, tokenizer: Tokenizer, template: ChatTemplate, where: str) -> Preference:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
+from onfoot.data.example_file import n_templated, target_counts
 from onfoot.data.packing import Rows
 from onfoot.data.records import ReadLog
 from onfoot.data.sft_examples import fit, read_examples, split_examples
@@ -47,7 +48,7 @@ class SftSource:
 
     def batches_of(self, examples: np.ndarray) -> list[Batch]:
         """The training examples of these numbers, packed anew."""
-        plan = self.train.pack_rows(examples.tolist())
+        plan = self.train.pack_rows(examples)
         return [self.train.batch_of(plan[p.start : p.stop]) for p in ALL.pieces(len(plan), self.batch_size)]
 
     def example_numbers(self, step: int) -> list[np.ndarray]:
@@ -84,7 +85,7 @@ class SftSource:
     @property
     def targets_per_epoch(self) -> int:
         """Targets per epoch."""
-        return sum(e.n_targets for e in self.train.examples)
+        return int(target_counts(self.train.examples).sum())
 
     def steps_for(self, epochs: float, private: bool = False) -> int:
         """The number of steps of `epochs` passes over the rows, or, in private training, over the examples."""
@@ -107,8 +108,8 @@ class SftSource:
         train, held_out = self.train.examples, self.held_out.examples
         shape = f"{self.rows:,} rows of up to {self.train.width} tokens"
         if self.train.pack:
-            shape += f", {sum(map(len, train)) / (self.rows * self.train.width):.0%} full"
-        templated = sum(e.templated for e in (*train, *held_out))
+            shape += f", {self.train.lengths.sum() / (self.rows * self.train.width):.0%} full"
+        templated = n_templated(train) + n_templated(held_out)
         if templated:
             shape += (
                 f"\n{templated:,} prompts and completions are in the model's chat template, as user and assistant "
@@ -135,14 +136,19 @@ def load_source(
     begin: Place = FIRST,
     skip_bad: bool = False,
     templated: bool = False,
+    folder: Path | None = None,
 ) -> SftSource:
-    """A source of batches from files of examples, validated on `validation_files` or on a held-out fraction."""
+    """A source of batches from files of examples, validated on `validation_files` or on a held-out fraction.
+
+    The tokenized examples are in a temporary file, in `folder` if one is given.
+    """
     log = ReadLog(skip_bad)
-    read = fit(read_examples([Path(f) for f in files], tokenizer, template, log, templated), max_length, on_long)
+    made = read_examples([Path(f) for f in files], tokenizer, template, log, templated, folder)
+    read = fit(made, max_length, on_long)
     about = f"{log.report()}\n{read.report()}"
     if validation_files:
         log = ReadLog(skip_bad)
-        others = read_examples([Path(f) for f in validation_files], tokenizer, template, log, templated)
+        others = read_examples([Path(f) for f in validation_files], tokenizer, template, log, templated, folder)
         separate = fit(others, max_length, on_long)
         about = f"{about}\nvalidation: {log.report()}\n{separate.report()}"
         train, held_out = read.kept, separate.kept

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from onfoot.data import corpus
+from onfoot.data.example import Example
+from onfoot.data.example_file import ExampleFile, StoredExamples, choose, lengths_of, target_counts
 from onfoot.data.records import READERS, ReadLog, fields_of, records
 from onfoot.formats.chat import ChatTemplate, Message, Part, calls_tools, check_messages, check_text
 from onfoot.formats.files import parse_json, shown
 from onfoot.formats.tokenizer import Tokenizer
-from onfoot.ops.cross_entropy import IGNORE
 
 INSTRUCTION = "Instruction:\n{instruction}\n\nAnswer:\n"
 INSTRUCTION_WITH_INPUT = "Instruction:\n{instruction}\n\nInput:\n{input}\n\nAnswer:\n"
@@ -40,48 +41,11 @@ SHAREGPT_ROLES = {
 ON_LONG = ("refuse", "truncate", "skip")
 
 
-@dataclass(frozen=True, eq=False)
-class Example:
-    """The token ids of one example. The last one is only a target, so an example of n + 1 ids has n positions."""
-
-    ids: np.ndarray  # (n + 1,)
-    learn: np.ndarray  # (n + 1,), True for ids of a completion
-    where: str  # file and line
-    question: str = ""  # the first message of the user, if it is a conversation
-    templated: bool = False  # a prompt and completion that were put into the chat template
-
-    def __len__(self) -> int:
-        return len(self.ids) - 1
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """The input ids, (n,)."""
-        return self.ids[:-1]
-
-    @property
-    def targets(self) -> np.ndarray:
-        """The next token of each input where that belongs to a completion, else −100, (n,)."""
-        return np.where(self.learn[1:], self.ids[1:], IGNORE)
-
-    @property
-    def n_targets(self) -> int:
-        return int(self.learn[1:].sum())
-
-    @property
-    def prompt(self) -> np.ndarray:
-        """The ids before the first completion."""
-        return self.ids[: int(self.learn.argmax())]
-
-    def cut(self, length: int) -> Example:
-        """The first `length` tokens and their targets."""
-        return replace(self, ids=self.ids[: length + 1], learn=self.learn[: length + 1])
-
-
 @dataclass(frozen=True)
 class Examples:
     """The examples that fit, and counts of those that were truncated or dropped."""
 
-    kept: list[Example]
+    kept: Sequence[Example]
     max_length: int
     truncated: int = 0  # how many of `kept` were truncated
     cut_away: int = 0  # dropped: truncation would have removed the entire completion
@@ -93,7 +57,7 @@ class Examples:
 
     def report(self) -> str:
         """How many examples were kept, truncated and dropped."""
-        n_targets, n_tokens = sum(e.n_targets for e in self.kept), sum(map(len, self.kept))
+        n_targets, n_tokens = int(target_counts(self.kept).sum()), int(lengths_of(self.kept).sum())
         lines = [f"{len(self.kept):,} of {self.read:,} examples, {n_tokens:,} tokens, {n_targets:,} of them targets"]
         longer = f"longer than max_length={self.max_length}"
         if self.truncated:
@@ -111,22 +75,27 @@ def read_examples(
     template: ChatTemplate,
     log: ReadLog | None = None,
     templated: bool = False,
-) -> list[Example]:
-    """All examples of the files, datasets and folders, in order and untruncated; the log counts them by format."""
+    folder: Path | None = None,
+) -> StoredExamples:
+    """All examples of the files, datasets and folders, in order and untruncated; the log counts them by format.
+
+    They are in a temporary file, in `folder` if one is given, so that they may exceed memory.
+    """
     if not paths:
         raise ValueError(f"no data: pass a file, such as a .jsonl file; each line must be one of {ACCEPTED}")
     log = log or ReadLog()
-    examples: list[Example] = []
-    for text in corpus.find_texts(paths, tuple(READERS)):
-        assert text.path is not None
-        reader = FileReader(template, tokenizer, log, templated)
-        before, n_bad = len(examples), log.n_bad
-        examples += log.read(records(text.path), reader.example)
-        if len(examples) == before and log.n_bad == n_bad:
-            raise ValueError(f"{text.path} has no records; each must be one of {ACCEPTED}")
-    if not examples:
-        raise ValueError(f"no example can be read: {log.bad_report()}")
-    return examples
+    with ExampleFile(folder) as file:
+        for text in corpus.find_texts(paths, tuple(READERS)):
+            assert text.path is not None
+            reader = FileReader(template, tokenizer, log, templated)
+            before, n_bad = len(file), log.n_bad
+            for example in log.read(records(text.path), reader.example):
+                file.append(example)
+            if len(file) == before and log.n_bad == n_bad:
+                raise ValueError(f"{text.path} has no records; each must be one of {ACCEPTED}")
+        if not len(file):
+            raise ValueError(f"no example can be read: {log.bad_report()}")
+        return file.examples()
 
 
 class FileReader:
@@ -273,30 +242,26 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
         raise ValueError(f"max_length must be >= 1, got {max_length}")
     if on_long not in ON_LONG:
         raise ValueError(f"unknown on_long {on_long!r}; choose from {', '.join(ON_LONG)}")
-    long = [e for e in examples if len(e) > max_length]
-    if long and on_long == "refuse":
+    lengths = lengths_of(examples)
+    long = np.flatnonzero(lengths > max_length)
+    if long.size and on_long == "refuse":
+        first = examples[int(long[0])]
         raise ValueError(
-            f"{long[0].where}: {len(long[0]):,} tokens exceed max_length={max_length} ({len(long):,} of "
-            f"{len(examples):,} examples are too long, the longest has {max(map(len, long)):,}); raise --max-length "
+            f"{first.where}: {len(first):,} tokens exceed max_length={max_length} ({len(long):,} of "
+            f"{len(examples):,} examples are too long, the longest has {int(lengths.max()):,}); raise --max-length "
             f"(up to the model's n_positions), or pass --on-long truncate or --on-long skip"
         )
-    kept: list[Example] = []
-    truncated = cut_away = skipped = 0
-    for example in examples:
-        if len(example) <= max_length:
-            kept.append(example)
-        elif on_long == "skip":
-            skipped += 1
-        elif (shorter := example.cut(max_length)).n_targets:
-            kept.append(shorter)
-            truncated += 1
-        else:
-            cut_away += 1
+    keep = lengths <= max_length
+    if on_long == "truncate":
+        keep[long] = [examples[i].cut(max_length).n_targets > 0 for i in long.tolist()]
+    dropped, truncated = int((~keep).sum()), int(keep[long].sum())
+    kept = choose(examples, np.flatnonzero(keep), max_length)
     if not kept:
         raise ValueError(
             f"{_first(examples)}none of the {len(examples):,} examples remain with max_length={max_length}, "
             f"on_long={on_long!r}; raise max_length"
         )
+    cut_away, skipped = (dropped, 0) if on_long == "truncate" else (0, dropped)
     return Examples(kept, max_length, truncated, cut_away, skipped)
 
 
@@ -305,7 +270,9 @@ def _first(examples: Sequence[Example]) -> str:
     return f"{examples[0].where}: " if examples else ""
 
 
-def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> tuple[list[Example], list[Example]]:
+def split_examples(
+    examples: Sequence[Example], fraction: float, seed: int
+) -> tuple[Sequence[Example], Sequence[Example]]:
     """Splits off a random `fraction`, at least one example, for validation; the rest, in order, is for training."""
     if not 0 < fraction < 1:
         raise ValueError(f"validation must be in (0, 1), got {fraction}")
@@ -316,7 +283,7 @@ def split_examples(examples: Sequence[Example], fraction: float, seed: int) -> t
         )
     n = min(max(1, round(len(examples) * fraction)), len(examples) - 1)
     order = np.random.default_rng(seed).permutation(len(examples))
-    return [examples[i] for i in sorted(order[n:])], [examples[i] for i in order[:n]]
+    return choose(examples, np.sort(order[n:])), choose(examples, order[:n])
 
 
 def has_text(value: Any) -> bool:

@@ -136,6 +136,14 @@ def part_columns(config: Config, layer: str) -> dict[str, slice]:
 
 
 @lru_cache(maxsize=8)
+def hidden_matrices(config: Config) -> Mapping[str, tuple[slice, ...]]:
+    """The weights of the blocks' linear layers, with the columns of each matrix: several if they are side by side."""
+    found = [f"{layer}.weight" for layer in linear_shapes(config) if layer != HEAD]
+    parts = {name: part_columns(config, name.removesuffix(".weight")).values() for name in found}
+    return {name: tuple(columns) or (slice(None),) for name, columns in parts.items()}
+
+
+@lru_cache(maxsize=8)
 def layer_order(config: Config) -> Mapping[str, int]:
     """Every layer that has parameters, numbered in the order of the forward pass."""
     layers = dict.fromkeys(name.rpartition(".")[0] for name in shapes(config))

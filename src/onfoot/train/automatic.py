@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from onfoot.data.packing import Rows
 from onfoot.data.sft import SftSource
 from onfoot.train.options import WARMUP, FinetuneOptions, TrainingOptions
@@ -29,7 +31,7 @@ def choose(options: FinetuneOptions, source: SftSource, width: int) -> tuple[Fin
     """The options with a value for each that is 0, and the source with such rows; `width` is the model's."""
     private, n = options.dp_clip is not None, source.n_examples
     train, held_out = source.train.examples, source.held_out.examples
-    lengths, limit = [len(e) for e in (*train, *held_out)], source.train.max_length
+    lengths, limit = np.concatenate([source.train.lengths, source.held_out.lengths]), source.train.max_length
     length = min(options.row_length or (limit if private else row_length(lengths, limit, options.batch_size)), limit)
     if options.pack and length < limit:
         packed = [Rows(part, length, options.seed, True) for part in (train, held_out)]
@@ -61,11 +63,11 @@ def examples_per_step(n: int) -> int:
     return min(n, max(FEWEST, min(MOST, n // STEPS_PER_EPOCH)))
 
 
-def row_length(lengths: Sequence[int], max_length: int, batch_size: int = 0) -> int:
+def row_length(lengths: Sequence[int] | np.ndarray, max_length: int, batch_size: int = 0) -> int:
     """Tokens per packed row, so that `batch_size` rows (4 if it is 0) have the examples of one step."""
-    mean = sum(lengths) / len(lengths)
+    mean = int(np.sum(lengths)) / len(lengths)
     wanted = math.ceil(examples_per_step(len(lengths)) * mean / (batch_size or ROWS))
-    return min(max_length, max(wanted, *lengths))
+    return min(max_length, max(wanted, int(np.max(lengths))))
 
 
 class Batching(NamedTuple):

@@ -26,7 +26,7 @@ class WeightAverage:
 
     def take(self) -> None:
         """Starts from the model's current weights."""
-        self.weights = {name: _copy(self.model.params[name]) for name in sorted(self.model.trainable)}
+        self.weights = {name: copy_of(self.model.params[name]) for name in sorted(self.model.trainable)}
 
     def update(self, steps: int) -> None:
         """Adds the weights after step 1, 2, ...; before the first, the average is that of the initial weights."""
@@ -40,7 +40,7 @@ class WeightAverage:
         if self._raw is not None:  # it has it already
             yield
             return
-        self._raw = raw = {name: _copy(self.model.params[name]) for name in self.weights}
+        self._raw = raw = {name: copy_of(self.model.params[name]) for name in self.weights}
         try:
             self._set(self.weights)
             yield
@@ -66,5 +66,6 @@ class WeightAverage:
             self.model.params[name][...] = values[name]
 
 
-def _copy(x: Array) -> Array:
+def copy_of(x: Array) -> Array:
+    """A copy of an array in its own memory."""
     return x.copy() if isinstance(x, np.ndarray) else x.clone()

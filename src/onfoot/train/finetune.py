@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from onfoot.data.batches import Place, place
-from onfoot.data.preference_source import ExamplePair, Pairs, PreferenceSource, fit_pairs, split_pairs
+from onfoot.data.example_file import StoredPairs
+from onfoot.data.preference_source import Pairs, PreferenceSource, fit_pairs, split_pairs
 from onfoot.data.preferences import read_preferences
 from onfoot.data.records import ReadLog
 from onfoot.data.sft import SftSource, load_source
@@ -70,10 +71,10 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
     source: Any
     if options.dpo:
         options = automatic.for_pairs(options)
-        source = preferences(model, options, template)
+        source = preferences(run, model, options, template)
         options = options if options.steps else replace(options, steps=source.steps_for(options.epochs))
     else:
-        options, source = automatic.choose(options, examples(model, options, template), model.config.n_embd)
+        options, source = automatic.choose(options, examples(run, model, options, template), model.config.n_embd)
     record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.dpo:
         find_reference(run, options, source, model if base == options.model else None)
@@ -94,7 +95,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
     return Trainer(model, source, options, out=run, write=write)
 
 
-def examples(model: Model, options: FinetuneOptions, template: ChatTemplate) -> SftSource:
+def examples(run: Path, model: Model, options: FinetuneOptions, template: ChatTemplate) -> SftSource:
     """The source of prompts and completions."""
     assert model.tokenizer is not None
     return load_source(
@@ -113,17 +114,18 @@ def examples(model: Model, options: FinetuneOptions, template: ChatTemplate) -> 
         begin=first_row(options),
         skip_bad=options.skip_bad,
         templated=options.template,
+        folder=run,
     )
 
 
-def preferences(model: Model, options: FinetuneOptions, template: ChatTemplate) -> PreferenceSource:
+def preferences(run: Path, model: Model, options: FinetuneOptions, template: ChatTemplate) -> PreferenceSource:
     """The source of pairs, without their reference log-probabilities."""
     tokenizer, length = model.tokenizer, row_length(model, options)
     assert tokenizer is not None
 
-    def read(files: list[str]) -> tuple[list[ExamplePair], str]:
+    def read(files: list[str]) -> tuple[StoredPairs, str]:
         log = ReadLog(options.skip_bad)
-        pairs: list[ExamplePair] = list(read_preferences([Path(f) for f in files], tokenizer, template, log))
+        pairs = read_preferences([Path(f) for f in files], tokenizer, template, log, run)
         kept, about = fit_pairs(pairs, length, options.on_long)
         return kept, f"{about}\n{log.bad_report()}" if log.bad_report() else about
 

@@ -43,6 +43,7 @@ from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
 from onfoot.train.interrupts import stop_requested
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log
+from onfoot.train.muon import Muon
 from onfoot.train.optimizer import AdamW
 from onfoot.train.options import TrainingOptions
 from onfoot.train.parallel import World, world
@@ -79,6 +80,10 @@ class Outcome:
 
 class CallbackError(ValueError):
     """A callback of the user has raised an exception; the run was saved before this was raised."""
+
+
+class DivergedError(ValueError):
+    """The loss or a gradient is not finite."""
 
 
 class Trainer:
@@ -314,9 +319,9 @@ class Trainer:
             )
         return loss, norm, int(n_tokens)
 
-    def _diverged(self, what: str, changed: bool = False) -> ValueError:
+    def _diverged(self, what: str, changed: bool = False) -> DivergedError:
         memory = "some weights in memory were already updated, but " if changed else ""
-        return ValueError(
+        return DivergedError(
             f"step {self.state.step + 1}: {what}; training stopped; {memory}no checkpoint was overwritten. Start a new "
             f"run with a lower --lr (was {self.options.lr:g}) or a smaller --clip"
         )
@@ -423,9 +428,10 @@ def make_update(ranks: World, model: Model, options: TrainingOptions) -> tuple[G
     """The gradient accumulator (over microbatches and ranks) and the optimizer."""
     settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
     settings["lr_scales"] = lr_scales(model, options.layer_decay, getattr(options, "lora_plus", 1.0))
+    kind = Muon if options.optimizer == "muon" else AdamW
     if ranks.size == 1:
-        return GradientAccumulator(), AdamW(model, **settings)
+        return GradientAccumulator(), kind(model, **settings)
     layout = BucketLayout.of(model, options.bucket_mb, ranks.size)
     if options.shard:
         return ReduceScatterGradients(ranks, layout, model), ShardedAdamW(model, ranks, layout, **settings)
-    return AllReduceGradients(ranks, layout, model), AdamW(model, **settings)
+    return AllReduceGradients(ranks, layout, model), kind(model, **settings)

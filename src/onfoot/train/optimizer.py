@@ -73,11 +73,12 @@ class AdamW:
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
         """Restores saved moments and the step count. The caller restores the weights."""
-        check_moments(moments, {name: tuple(m.shape) for name, m in self.m.items()})
+        kinds = {"m": self.m, "v": self.v}
+        check_moments(moments, {f"{kind}.{n}": tuple(x.shape) for kind, own in kinds.items() for n, x in own.items()})
         floats = self.model.engine.floats
-        for name in self.m:
-            self.m[name] = floats(moments[f"m.{name}"].copy(), self.model.dtype)
-            self.v[name] = floats(moments[f"v.{name}"].copy(), self.model.dtype)
+        for kind, own in kinds.items():
+            for name in own:
+                own[name] = floats(moments[f"{kind}.{name}"].copy(), self.model.dtype)
         self.steps, self._partial = steps, False
 
     def check_parameters(self, names: Iterable[str]) -> None:
@@ -179,9 +180,8 @@ class AdamW:
         self._pending, self._pending_elements = {}, 0
 
 
-def check_moments(moments: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> None:
-    """Raises ValueError if saved moments do not match parameters of these names and shapes."""
-    expected = {f"{kind}.{name}": tuple(shape) for name, shape in shapes.items() for kind in MOMENT_NAMES}
+def check_moments(moments: Mapping[str, np.ndarray], expected: Mapping[str, Shape]) -> None:
+    """Raises ValueError if saved moments do not have these names and shapes."""
     for key, shape in expected.items():
         if key not in moments:
             raise ValueError(f"the moment {key} is missing")

@@ -20,6 +20,7 @@ CHANGEABLE = (
     "save_every", "patience", "keep", "sample_tokens", "watch", "log", "quiet",
 )  # fmt: skip
 WARMUP = 0.1  # of all steps, by default
+OPTIMIZERS = ("adamw", "muon")
 TRACKERS = ("none", "tensorboard", "wandb")
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
@@ -46,6 +47,9 @@ class TrainingOptions:
     warmup: int = option(-1, "Warmup steps, over which the learning rate rises linearly; -1: a tenth of the steps.")
     lr_floor: float = option(0.1, "The learning rate at the end, as a fraction of --lr.")
     schedule: str = option("cosine", f"Learning-rate schedule after the warmup: {', '.join(SCHEDULES)}.")
+    optimizer: str = option(
+        "adamw", f"{' or '.join(OPTIMIZERS)} (for the matrices of the blocks; fewer steps, but each costs more)."
+    )
     betas: tuple[float, float] = option((0.9, 0.99), "AdamW's betas: decay rates of the first and second moments.")
     weight_decay: float = option(0.1, "AdamW's weight decay; biases and norms are not decayed.")
     clip: float = option(1.0, "Maximum global norm of the gradients; 0 disables clipping.")
@@ -114,6 +118,7 @@ class TrainingOptions:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         for name, known in (
             ("schedule", SCHEDULES),
+            ("optimizer", OPTIMIZERS),
             ("dtype", self.dtypes),
             ("engine", ("auto", *ENGINES)),
             ("recompute", RECOMPUTE),
@@ -121,6 +126,8 @@ class TrainingOptions:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {shown(getattr(self, name))}; choose from {', '.join(known)}")
+        if self.optimizer == "muon" and self.shard:
+            raise ValueError("--optimizer muon cannot be used with --shard: a matrix is orthogonalized as a whole")
         self.check_privacy()
         self.check_changes()
         if self.warmup < 0 and self.steps:
@@ -221,7 +228,8 @@ class TrainingOptions:
     @property
     def not_replayed(self) -> list[str]:
         """The options in use that `onfoot blame` cannot replay."""
-        return [*(["--ema"] if self.ema else []), *(["--layer-decay"] if self.layer_decay != 1 else [])]
+        muon = ["--optimizer muon"] if self.optimizer == "muon" else []
+        return [*(["--ema"] if self.ema else []), *(["--layer-decay"] if self.layer_decay != 1 else []), *muon]
 
     @property
     def frozen(self) -> list[str]:
@@ -359,6 +367,8 @@ class FinetuneOptions(TrainingOptions):
             raise ValueError(f"lora_plus must be > 0, got {self.lora_plus}")
         if self.full and self.lora_plus != 1:
             raise ValueError("--lora-plus is for LoRA layers, which --full does not have")
+        if self.optimizer == "muon" and not self.full:
+            raise ValueError("--optimizer muon needs --full: it is for the matrices of the blocks, which LoRA freezes")
         self.check_preferences()
         if not self.data:
             raise ValueError("no data: pass --data FILE (.jsonl, .json, .csv, .parquet or a saved dataset)")

@@ -100,7 +100,8 @@ class ShardedAdamW(AdamW):
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
         """Restores this rank's part of the saved moments, and the step count."""
-        check_moments(moments, self.layout.shapes)
+        shapes = self.layout.shapes.items()
+        check_moments(moments, {f"{kind}.{name}": tuple(shape) for name, shape in shapes for kind in MOMENT_NAMES})
         for kind in MOMENT_NAMES:
             for piece in self.mine:
                 saved = moments[f"{kind}.{piece.name}"].reshape(-1)[piece.begin : piece.end]

@@ -12,10 +12,12 @@ import numpy as np
 
 from onfoot.data import corpus
 from onfoot.data.batches import ALL, FIRST, NO_EXAMPLE, Batch, Place, Share
+from onfoot.data.example import Example
+from onfoot.data.example_file import ExampleFile
 from onfoot.data.packing import Rows
 from onfoot.data.records import ReadLog, first_record, has_records
 from onfoot.data.sft import SftSource
-from onfoot.data.sft_examples import Example, FileReader, fit, has_text, read_examples, split_examples
+from onfoot.data.sft_examples import FileReader, fit, has_text, read_examples, split_examples
 from onfoot.data.windows import Windows, split
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model
@@ -184,10 +186,13 @@ def _examples(values: list[dict[str, Any]], model: Model, options: TrainingOptio
     log = ReadLog(options.skip_bad)
     reader = FileReader(template_of(model), _tokenizer(model), log)
     found = ((f"example {number}", value) for number, value in enumerate(values, start=1))
-    return _rows(list(log.read(found, reader.example)), model, options, log)
+    with ExampleFile() as file:
+        for example in log.read(found, reader.example):
+            file.append(example)
+        return _rows(file.examples(), model, options, log)
 
 
-def _rows(examples: list[Example], model: Model, options: TrainingOptions, log: ReadLog) -> SftSource:
+def _rows(examples: Sequence[Example], model: Model, options: TrainingOptions, log: ReadLog) -> SftSource:
     length = min(model.config.n_positions, MAX_LENGTH)
     read = fit(examples, length)
     train, held_out = split_examples(read.kept, VALIDATION, options.seed)
