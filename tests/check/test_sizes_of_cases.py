@@ -185,6 +185,7 @@ def shapes(report: LayerReport, argument: int = 0) -> set[tuple[int, ...]]:
 def test_sizes_are_those_that_were_asked_for() -> None:
     report = onfoot.check.attention(correct("attention"), tokens=48, head_dim=16, heads=3, batch=2)
     assert report.passed and shapes(report) == {(2, 3, 48, 16)}
+    assert "one token" not in {o.case.name for o in report.outcomes}  # its name would be untrue
     report = onfoot.check.layer_norm(correct("layer_norm"), width=768)
     assert report.passed and {shape[-1] for shape in shapes(report)} == {768}
     report = onfoot.check.linear(correct("linear"), width=(8, 24))
