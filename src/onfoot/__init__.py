@@ -9,6 +9,7 @@ from onfoot.threads import set_threads
 from onfoot.train.optimizer import AdamW
 
 if TYPE_CHECKING:
+    from onfoot import check, torch
     from onfoot.evaluation import Evaluation, evaluate
     from onfoot.formats.chat import ChatTemplate
     from onfoot.formats.tokenizer import Tokenizer
@@ -36,12 +37,14 @@ __all__ = [
     "Trainer",
     "TrainingOptions",
     "__version__",
+    "check",
     "create",
     "evaluate",
     "find_lr",
     "load",
     "preset",
     "set_threads",
+    "torch",
 ]
 
 # Imported when they are first used: they bring 16 MB of other packages, which a step does not need.
@@ -53,7 +56,12 @@ _LAZY = {
 }  # fmt: skip
 
 
+_MODULES = ("check", "torch")  # imported when they are first used, too
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"onfoot.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'onfoot' has no attribute {name!r}")
     return getattr(import_module(f"onfoot.{_LAZY[name]}"), name)

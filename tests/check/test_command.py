@@ -56,7 +56,7 @@ def run(*arguments: str):
 def test_a_right_function_is_found_by_name_and_passes(here: Path, target: str) -> None:
     result = run(target, "--layer", "attention")
     assert result.exit_code == 0, result.output
-    assert "✓ passes: every gradient agrees to rounding, in 7 cases, in float64 and float32" in result.stdout
+    assert "✓ passes: every gradient agrees to rounding, in 10 cases, in float64 and float32" in result.stdout
 
 
 def test_a_wrong_function_ends_with_status_1_and_its_diagnosis(here: Path) -> None:

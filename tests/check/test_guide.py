@@ -34,7 +34,8 @@ def test_the_guide_ends_in_a_passing_check() -> None:
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_an_example_of_the_guide_runs(code: str) -> None:
+def test_an_example_of_the_guide_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "guide"}
     exec(compile(code, "check.md", "exec"), names)
     tests = [value for name, value in names.items() if name.startswith("test_")]

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onfoot.check.case_sizes import sizes
 from onfoot.check.engines import installation
 from onfoot.check.general import gradients
 from onfoot.check.general_report import GradientReport
+from onfoot.check.isolated import IsolatedFunction
 from onfoot.check.known import DTYPES, check_layer
 from onfoot.check.layer import Layer
 from onfoot.check.layers import LAYERS, get_layer
@@ -43,7 +45,9 @@ def _layer_check(layer: Layer) -> Check:
 
     check.__name__ = check.__qualname__ = layer.name
     options = f"Options: {', '.join(f'{k}={v!r}' for k, v in layer.options.items())}." if layer.options else ""
-    check.__doc__ = f"Checks a function {layer.signature}.\n\n" + "\n".join([*layer.contract, options]).strip()
+    chosen = f"Sizes that can be chosen: {', '.join(layer.sizes)}." if layer.sizes else ""
+    lines = [*layer.contract, *(line for line in (options, chosen) if line)]
+    check.__doc__ = f"Checks a function {layer.signature}.\n\n" + "\n".join(lines)
     return check
 
 
@@ -93,6 +97,7 @@ __all__ = [
     "CATALOGUE",
     "LAYERS",
     "GradientReport",
+    "IsolatedFunction",
     "LayerReport",
     "adamw",
     "assert_gradients",
@@ -111,6 +116,7 @@ __all__ = [
     "next_token_loss",
     "rms_norm",
     "rope",
+    "sizes",
     "softmax_cross_entropy",
     "swiglu",
     "tied_embedding",

@@ -20,6 +20,7 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}  # the largest relative error 
 ALLOWED = 64  # allowed error, in rounding errors of the magnitude
 PERTURBATION = 2.0**-36  # well above float64 rounding, and small enough for a linear response
 RUNS = 6
+RUNS_IF_LARGE = 2  # the norm of a large array is an average already
 
 Run = Callable[[Pieces], Gradients]
 
@@ -38,12 +39,12 @@ def noisy(pieces: Pieces, rng: np.random.Generator) -> Pieces:
     return Pieces(**{name: wrap(piece) for name, piece in vars(pieces).items()})
 
 
-def magnitudes(run: Run, pieces: Pieces) -> list[float]:
+def magnitudes(run: Run, pieces: Pieces, runs: int = RUNS) -> list[float]:
     """The magnitude of each gradient: the norm of its change per unit of relative perturbation."""
     rng = np.random.default_rng(0)
     centre = run(pieces)
-    off = [[distance(g, c) for g, c in zip(run(noisy(pieces, rng)), centre, strict=True)] for _ in range(RUNS)]
-    return [norm(np.array(one)) / math.sqrt(RUNS) / PERTURBATION for one in zip(*off, strict=True)]
+    off = [[distance(g, c) for g, c in zip(run(noisy(pieces, rng)), centre, strict=True)] for _ in range(runs)]
+    return [norm(np.array(one)) / math.sqrt(runs) / PERTURBATION for one in zip(*off, strict=True)]
 
 
 def norm(x: Array) -> float:
@@ -60,7 +61,16 @@ def distance(a: Array, b: Array) -> float:
 
 def layer_magnitudes(layer: Layer, case: Case, options: Mapping[str, Any]) -> list[float]:
     """The magnitudes of a layer's correct gradients."""
-    return magnitudes(lambda pieces: layer.run(pieces, case, options), layer.pieces)
+    return magnitudes_in_case(lambda pieces: layer.run(pieces, case, options), layer.pieces, layer, case)
+
+
+def magnitudes_in_case(run: Run, pieces: Pieces, layer: Layer, case: Case) -> list[float]:
+    """The magnitudes of the gradients that these pieces give, with the layer's own sensitivity."""
+    found = magnitudes(run, pieces, RUNS_IF_LARGE if case.large else RUNS)
+    if layer.sensitivity is None:
+        return found
+    roundings = layer.sensitivity(*case.inputs) / ALLOWED
+    return [max(m, roundings * norm(g)) for m, g in zip(found, run(pieces), strict=True)]
 
 
 def allowed(magnitude: float, dtype: str) -> float:

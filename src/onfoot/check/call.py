@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from onfoot.arrays import is_torch, to_numpy
+from onfoot.check.isolated import DiedError, IsolatedFunction, RaisedError, place
 from onfoot.check.layer import Array
 
 ARRAYS = ("auto", "numpy", "torch")
+DEATHS = ("crash", "timeout", "exit")
 
 
 @dataclass(frozen=True)
 class Problem:
     """A problem other than a wrong value."""
 
-    kind: str  # raises | count | type | shape | nan | mutates | random
+    kind: str  # raises | count | type | shape | nan | mutates | random | crash | timeout | exit
     message: str
     size: float = math.inf  # for kind random: the difference between two calls, relative to the rounding budget
 
@@ -41,6 +43,12 @@ class Answer:
 
     gradients: list[Array] | None = None  # float64, in the returned shapes; None if any is missing
     problems: list[Problem] = field(default_factory=list)
+    given: list[str] = field(default_factory=list)  # the names of the gradients that were returned
+
+    @property
+    def died(self) -> bool:
+        """Whether the process of the function ended or hung."""
+        return any(p.kind in DEATHS for p in self.problems)
 
     def add(self, kind: str, message: str) -> None:
         self.problems.append(Problem(kind, message))
@@ -92,12 +100,19 @@ def call(
 ) -> Answer:
     """Calls the function once, with copies of the inputs. `expected` holds the name and shape of every gradient."""
     answer = Answer()
-    given = [copy_argument(x, arrays) for x in inputs]
+    isolated = function if isinstance(function, IsolatedFunction) else None
+    given = [copy_argument(x, "numpy" if isolated else arrays) for x in inputs]
     try:
         with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):  # stdout may carry JSON
-            returned = function(*given, **options)
+            returned = isolated.run(given, options, arrays) if isolated else function(*given, **options)
+    except DiedError as death:
+        answer.add(death.kind, str(death))
+        return answer
+    except RaisedError as error:
+        answer.add("raises", str(error))
+        return answer
     except (Exception, SystemExit) as error:  # sys.exit() in user code must not end the check with status 0
-        answer.add("raises", f"{type(error).__name__}: {_first_line(error)}{_location(error)}")
+        answer.add("raises", raised(error) + location(error))
         return answer
     for name, before, after in zip(arguments, inputs, given, strict=False):
         if isinstance(before, np.ndarray) and not _same(before, to_numpy(after)):
@@ -113,17 +128,16 @@ def _same(before: Array, after: Array) -> bool:
 
 def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer: Answer) -> None:
     """Reads the gradients from the returned value, and records what is wrong with it."""
-    names = ", ".join(name for name, _ in expected)
-    several = isinstance(returned, (tuple, list)) and (len(expected) > 1 or not _is_numbers(returned))
-    parts = list(returned) if several else [returned]
-    if len(parts) > len(expected):
-        parts = [part for part in parts if part is not None]  # None for inputs without a gradient, such as ids
-    if len(parts) != len(expected):
-        what = _kind(returned) if len(parts) == 1 else f"{len(parts)} values"
-        answer.add("count", f"it returns {what}; expected {len(expected)}: {names}")
+    found = _given(returned, expected, answer)
+    answer.given = [expected[i][0] for i in found]
+    if len(found) < len(expected):
+        if found or not answer.problems:
+            missing = ", ".join(name for i, (name, _) in enumerate(expected) if i not in found)
+            answer.add("count", f"it does not return {missing}")
         return
     gradients = []
-    for (name, shape), part in zip(expected, parts, strict=True):
+    for i, (name, shape) in enumerate(expected):
+        part = found[i]
         array = _as_array(part)
         if array is None:
             answer.add("type", f"{name} is {_kind(part)}; expected a floating-point array")
@@ -136,6 +150,45 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
         gradients.append(array)
     if len(gradients) == len(expected):
         answer.gradients = gradients
+
+
+def _given(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer: Answer) -> dict[int, Any]:
+    """Returns the gradients that were returned, by index: all of them, some of them, or none if that is unclear."""
+    names = [name for name, _ in expected]
+    if isinstance(returned, dict):
+        unknown = [str(name) for name, part in returned.items() if name not in names and part is not None]
+        if unknown:
+            answer.add("count", f"it returns {', '.join(unknown)}; expected {', '.join(names)}")
+            return {}
+        return {i: returned[name] for i, name in enumerate(names) if returned.get(name) is not None}
+    several = isinstance(returned, (tuple, list)) and (len(expected) > 1 or not _is_numbers(returned))
+    parts = list(returned) if several else [returned]
+    if len(parts) > len(expected):
+        parts = [part for part in parts if part is not None]  # None for inputs without a gradient, such as ids
+    if len(parts) == len(expected):
+        found = {i: part for i, part in enumerate(parts) if part is not None}
+        if not found:
+            answer.add("count", f"it returns None; expected {len(expected)}: {', '.join(names)}")
+        return found
+    matched = _by_shape([part for part in parts if part is not None], expected)
+    if not matched:
+        what = _kind(returned) if len(parts) == 1 else f"{len(parts)} values"
+        answer.add("count", f"it returns {what}; expected {len(expected)}: {', '.join(names)}")
+    return matched
+
+
+def _by_shape(parts: Sequence[Any], expected: Sequence[tuple[str, tuple[int, ...]]]) -> dict[int, Any]:
+    """Returns the first gradients, in order, that have the shapes of these parts; nothing if not all have one."""
+    found, i = {}, 0
+    for part in parts:
+        array = _as_array(part)
+        while i < len(expected) and (array is None or expected[i][1] != array.shape):
+            i += 1
+        if i == len(expected):
+            return {}
+        found[i] = part
+        i += 1
+    return found
 
 
 def _is_numbers(value: Any) -> bool:
@@ -164,12 +217,12 @@ def _kind(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def raised(error: BaseException) -> str:
+    """The type and the first line of an error."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
-def _location(error: BaseException) -> str:
-    """Returns the file and line of the user's code that raised."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = [f for f in frames if "site-packages" not in f.filename]
-    return f" ({own[-1].filename.rsplit('/', 1)[-1]}, line {own[-1].lineno})" if own else ""
+def location(error: BaseException, caller: str = __file__) -> str:
+    """Returns the file and line of the user's code that raised, which `caller` called."""
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__) if f.filename != caller]
+    return place(frames[::-1])

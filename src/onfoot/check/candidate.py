@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.budget import allowed, distance, magnitudes, norm
+from onfoot.check.budget import allowed, distance, magnitudes_in_case, norm
 from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 
 GATE = {"float64": 1e-9, "float32": 1e-4}  # relative distance above which a candidate is rejected at once
@@ -174,7 +174,7 @@ class Evidence:
         def run(pieces: Pieces) -> Gradients:
             return _changed(self.layer.run(pieces, case, self.options), candidate, case)
 
-        return magnitudes(run, self.pieces(candidate))
+        return magnitudes_in_case(run, self.pieces(candidate), self.layer, case)
 
     def same_as_right(self, candidate: Candidate, g: int) -> bool:
         """Whether the candidate leaves gradient g correct."""

@@ -46,3 +46,20 @@ EQUATIONS = {
     "ROPE.5": "∂x = Δ rotated back by the angles of its position",
     "TIE.1": "∂w = oheᵗ Δ_1 + Δ_12ᵗ a_11, the sum of both uses",
 }
+
+_PAGES = {  # the page of an id: of its letters, or of the paper's number
+    "ADAM": "optimizer", "ATT": "attention", "CE": "cross_entropy", "DO": "dropout", "FC": "linear", "G": "activation",
+    "GLU": "swiglu", "LORA": "lora", "NET": "network", "RMS": "rms_norm", "ROPE": "rope", "TIE": "network",
+    "2": "embedding", "3": "embedding", "12": "attention", "13": "attention", "15": "attention", "24": "attention_head",
+    "25": "attention", "28": "attention", "29": "attention_head", "31": "attention_head", "33": "attention_head",
+    "34": "attention_head", "36": "layer_norm", "40": "layer_norm", "41": "layer_norm", "43": "lora", "44": "lora",
+    "45": "lora", "46": "lora",
+}  # fmt: skip
+
+
+def page_of(equation: str) -> str:
+    """The page of docs/equations that derives the equation, with its anchor."""
+    page = _PAGES.get(equation.split(".")[0])
+    if page is None:
+        return "docs/equations/README.md"
+    return f"docs/equations/{page}.md#eq-{equation.lower().replace('.', '-')}"

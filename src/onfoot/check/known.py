@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +14,17 @@ import numpy as np
 from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
 from onfoot.check.call import ARRAYS, Answer, Problem, accepted_options, accepts_arguments, call, has_torch
 from onfoot.check.candidate import Evidence
+from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, sizes_for
 from onfoot.check.diagnose import diagnose
 from onfoot.check.layer import Array, Case, Gradients, Layer
 from onfoot.check.locate import pattern
+from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
 from onfoot.check.report import LayerReport, Measured, Outcome
+from onfoot.threads import one_blas_thread
 
 DTYPES = ("float64", "float32")
+DEATHS_ALLOWED = 3  # a function whose process died in so many cases is not called again
+SLOW = 1.0  # seconds; a large case that takes longer is run in the first dtype only
 FLOAT32_FACTOR = UNIT["float32"] / UNIT["float64"]
 
 
@@ -39,25 +45,34 @@ def check_layer(
     if seed < 0:
         raise ValueError(f"seed must be >= 0, got {seed}")
     dtypes = checked_dtypes(dtypes)
-    with np.errstate(all="ignore"):
-        checker = _LayerChecker(layer, backward, layer.with_options(options))
+    sizes, options = sizes_for(layer, options, getattr(backward, "sizes", None))
+    with np.errstate(all="ignore"), one_blas_thread():
+        checker = _LayerChecker(layer, backward, layer.with_options(options), sizes)
         cases = checker.cases(seed)
-        checker.arrays = checker.choose_arrays(arrays, cases[0])
-        outcomes = [checker.outcome(case, dtype) for dtype in dtypes for case in cases]
+        checker.arrays = checker.choose_arrays(arrays, seed)
+        outcomes = checker.outcomes(cases, dtypes)
         report = LayerReport(
-            layer, name or _name(backward), dict(checker.options), checker.arrays, seed, strict, outcomes
+            checker.layer, name or _name(backward), dict(checker.options), checker.arrays, seed, strict, outcomes
         )
+        report.not_given = [one for one in layer.gradients if one not in checker.layer.gradients]
         _diagnose(report, checker.magnitudes)
         _relax(report)
+        if not report.passed:
+            report.example = checker.example(report)
     _warn(report)
+    report.warnings += checker.warnings
     return report
 
 
 class _LayerChecker:
     """Calls the function on the cases and compares the results with the exact gradients."""
 
-    def __init__(self, layer: Layer, backward: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.layer, self.backward, self.options = layer, backward, options
+    def __init__(
+        self, layer: Layer, backward: Callable[..., Any], options: Mapping[str, Any], sizes: Sizes = ANY
+    ) -> None:
+        self.layer, self.backward, self.options, self.sizes = layer, backward, options, sizes
+        self.dead: dict[str, Answer] = {}  # case -> the answer that ended the function's process
+        self.warnings: list[str] = []
         self.keyword_options = accepted_options(backward, options)
         self.arrays = "numpy"
         self.magnitudes: dict[str, list[float]] = {}
@@ -67,7 +82,10 @@ class _LayerChecker:
         )
 
     def cases(self, seed: int) -> list[Case]:
-        found = self.layer.cases(np.random.default_rng(seed), **self.options)
+        found = all_cases(self.layer, seed, self.options, self.sizes)
+        return self._without_upstream(found)
+
+    def _without_upstream(self, found: list[Case]) -> list[Case]:
         if self.without_upstream:
             found = [replace(case, inputs=(*case.inputs[:-1], 1.0)) for case in found]
         return found
@@ -75,26 +93,69 @@ class _LayerChecker:
     def call(self, case: Case, right: Gradients) -> Answer:
         expected = [(name, g.shape) for name, g in zip(self.layer.gradients, right, strict=True)]
         inputs = case.inputs[:-1] if self.without_upstream else case.inputs
-        return call(self.backward, inputs, self.layer.arguments, expected, self.keyword_options, self.arrays)
+        if case.name in self.dead:
+            return self.dead[case.name]
+        answer = call(self.backward, inputs, self.layer.arguments, expected, self.keyword_options, self.arrays)
+        if answer.died:
+            answer.problems = [replace(p, message=f"{p.message}; {self._called_with(inputs)}") for p in answer.problems]
+            self.dead[case.name] = answer
+        return answer
 
-    def choose_arrays(self, arrays: str, case: Case) -> str:
-        """Returns the kind of arrays to pass; auto means NumPy, or PyTorch if the function raises on NumPy arrays."""
+    def _called_with(self, inputs: Sequence[Any]) -> str:
+        shapes = (f"{name} {x.shape}" for name, x in zip(self.layer.arguments, inputs, strict=False) if _is_array(x))
+        return f"called with {', '.join(shapes)}"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the function has hung, or has died so often that it is not called again."""
+        hung = any(p.kind == "timeout" for answer in self.dead.values() for p in answer.problems)
+        return hung or len(self.dead) >= DEATHS_ALLOWED
+
+    def outcomes(self, cases: Sequence[Case], dtypes: Sequence[str]) -> list[Outcome]:
+        """The outcomes of all cases; stops where the function has hung or keeps dying."""
+        found: list[Outcome] = []
+        left: dict[str, None] = {}
+        slow: dict[str, float] = {}
+        for dtype in dtypes:
+            for case in cases:
+                if self.stopped and case.name not in self.dead:
+                    left[case.name] = None
+                elif dtype != dtypes[0] and (case.name in slow or case.name in self.dead):
+                    continue
+                else:
+                    start = time.perf_counter()
+                    found.append(self.outcome(case, dtype))
+                    if case.large and time.perf_counter() - start > SLOW:
+                        slow[case.name] = time.perf_counter() - start
+        if left:
+            self.warnings.append(f"not run, because the function hung or died before: {_quoted(left)}")
+        if slow and len(dtypes) > 1:
+            seconds = max(slow.values())
+            self.warnings.append(f"run in {dtypes[0]} only, because it took {seconds:.1f} seconds: {_quoted(slow)}")
+        return found
+
+    def choose_arrays(self, arrays: str, seed: int) -> str:
+        """Returns the kind of arrays to pass; auto means NumPy, or PyTorch if the function raises on NumPy arrays.
+
+        A function that returns only some of the gradients is then judged on those.
+        """
         if arrays not in ARRAYS:
             raise ValueError(f"arrays must be one of {', '.join(ARRAYS)}, got {arrays!r}")
         if arrays == "torch" and not has_torch():
             raise ValueError('arrays="torch" needs PyTorch: pip install "onfoot[torch]"')
-        if arrays != "auto":
-            return arrays
+        (case,) = self._without_upstream([first_case(self.layer, seed + 1, self.options, self.sizes)])
         right = self.layer.reference(*case.inputs, **self.options)
-        for self.arrays in ("numpy", "torch"):
+        for self.arrays in ("numpy", "torch") if arrays == "auto" else (arrays,):
             if self.arrays == "torch" and not has_torch():
                 break
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the wrong kind of arrays may cause warnings
                 answer = self.call(case, right)
             if not any(p.kind == "raises" for p in answer.problems):
+                if answer.given and len(answer.given) < len(self.layer.gradients):
+                    self.layer = self.layer.only(answer.given)
                 return self.arrays
-        return "numpy"
+        return "numpy" if arrays == "auto" else arrays
 
     def outcome(self, case: Case, dtype: str) -> Outcome:
         given = _rounded(case, dtype)
@@ -103,7 +164,8 @@ class _LayerChecker:
         if case.name not in self.magnitudes:  # does not depend on the dtype
             self.magnitudes[case.name] = layer_magnitudes(self.layer, exact, self.options)
         budgets = [allowed(m, dtype) for m in self.magnitudes[case.name]]
-        answer, again = self.call(given, right), self.call(given, right)
+        answer = self.call(given, right)
+        again = answer if case.large or answer.gradients is None else self.call(given, right)
         out = Outcome(exact, dtype, answer, problems=list(answer.problems))
         if answer.gradients is None:
             return out
@@ -112,6 +174,18 @@ class _LayerChecker:
                 out.measured.append(measure(name, got, r, budget))
         out.problems += _differences(self.layer.gradients, answer.gradients, again, budgets)
         return out
+
+    def example(self, report: LayerReport) -> Example | None:
+        """A small numeric example of a wrong gradient: two tokens if those are wrong, else the worst entry."""
+        if not report.wrong or self.stopped:
+            return None
+        for case in self._without_upstream(two_tokens(self.layer, self.options, self.sizes)):
+            right = self.layer.reference(*case.inputs, **self.options)
+            answer = self.call(case, right)
+            found = smallest_difference(self.layer, case, answer, right, report.wrong)
+            if found is not None:
+                return found
+        return worst_entry(report, self.options)
 
 
 def measure(name: str, got: Array, right: Array, budget: float) -> Measured:
@@ -163,8 +237,16 @@ def _differences(
 
 def _rounded(case: Case, dtype: str) -> Case:
     """The case with its floating-point arrays cast to `dtype`."""
-    inputs = (x.astype(dtype) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in case.inputs)
+    inputs = (x.astype(dtype) if _is_array(x) and x.dtype.kind == "f" else x for x in case.inputs)
     return replace(case, inputs=tuple(inputs))
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray)
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"“{name}”" for name in names)
 
 
 def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> None:
@@ -172,14 +254,18 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
     dtype = report.outcomes[0].dtype
     outcomes = [o for o in report.outcomes if o.dtype == dtype and o.answer.gradients is not None]
     counted = [o for o in outcomes if report.counts(o)]
-    seen = counted if any(_is_wrong(o) for o in counted) else outcomes
+    small, large = ([o for o in counted if o.case.large == size] for size in (False, True))
+    only_large = not any(map(_is_wrong, small)) and any(map(_is_wrong, large))
+    if report.failed and not any(map(_is_wrong, counted)):
+        return  # it raises or dies; what it does beyond the contract is not the cause
+    seen = large if only_large else small if any(map(_is_wrong, small)) else [o for o in outcomes if not o.case.large]
     right = [{m.gradient for m in o.measured if m.ok} for o in seen]
     wrong = [g for g, name in enumerate(report.layer.gradients) if any(name not in names for names in right)]
     if wrong:
         answers = [o.answer.gradients or [] for o in seen]
         cases, sizes = [o.case for o in seen], [magnitudes[o.case.name] for o in seen]
         evidence = Evidence(report.layer, report.options, cases, answers, sizes, seen[0].dtype)
-        report.diagnosis = diagnose(evidence, wrong, pairs=not _like_float32(report))
+        report.diagnosis = diagnose(evidence, wrong, pairs=not (only_large or _like_float32(report)))
 
 
 def _is_wrong(outcome: Outcome) -> bool:

@@ -7,8 +7,8 @@ or with others. The rounding budget perturbs the inputs of every piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +37,7 @@ class Case:
     inputs: tuple[Any, ...]  # all arguments of the user's function, the upstream gradient last
     sizes: Mapping[str, float]  # quantities that may appear as a wrong factor: {"d_k": 5, "n": 7, ...}
     beyond: str = ""  # why the case goes beyond the contract: counted only if strict; empty for normal cases
+    large: bool = False  # whether it has many tokens and features
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,9 @@ class Layer:
     parts: tuple[str, ...] = ()  # layers whose mistakes can occur inside this one
     all_nan: str = ""  # the usual reason if every entry is nan
     upstream_optional: bool = False  # dout may be left out, and is then 1
+    # (*inputs) -> the relative error of correct implementations beyond that of the steps, in roundings
+    sensitivity: Callable[..., float] | None = None
+    sizes: tuple[str, ...] = ()  # the sizes that can be chosen, which `cases` then takes as sizes=Sizes(...)
 
     @property
     def signature(self) -> str:
@@ -90,6 +94,19 @@ class Layer:
             if not known and not isinstance(self.options[name], bool) and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value!r}")
         return {**self.options, **overrides}
+
+    def only(self, gradients: Sequence[str]) -> Layer:
+        """The same layer with only these of its gradients."""
+        chosen = [self.gradients.index(name) for name in gradients]
+
+        def select(function: Callable[..., Gradients]) -> Callable[..., Gradients]:
+            def selected(*inputs: Any, **options: Any) -> Gradients:
+                found = function(*inputs, **options)
+                return tuple(found[i] for i in chosen)
+
+            return selected
+
+        return replace(self, gradients=tuple(gradients), reference=select(self.reference), steps=select(self.steps))
 
     def run(self, pieces: Pieces, case: Case, options: Mapping[str, Any]) -> Gradients:
         """Returns the gradients computed with these pieces."""

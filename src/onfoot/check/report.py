@@ -8,6 +8,7 @@ from typing import Any
 from onfoot.check.call import Answer, Problem
 from onfoot.check.diagnose import Diagnosis
 from onfoot.check.layer import Case, Layer
+from onfoot.check.numeric_example import Example
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class LayerReport:
     outcomes: list[Outcome]
     diagnosis: Diagnosis | None = None
     warnings: list[str] = field(default_factory=list)
+    not_given: list[str] = field(default_factory=list)  # the gradients that the function does not return
+    example: Example | None = None
 
     def counts(self, outcome: Outcome) -> bool:
         """Whether an outcome counts; cases beyond the contract count only if strict."""

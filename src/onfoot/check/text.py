@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.diagnose import Diagnosis, Finding
-from onfoot.check.equations import EQUATIONS
+from onfoot.check.equations import EQUATIONS, page_of
 from onfoot.check.report import LayerReport, Measured, Outcome
 
 WIDTH = 100
@@ -27,6 +27,8 @@ def layer_text(report: LayerReport) -> str:
     lines += [*verdict(report), *problems(report)]
     if report.diagnosis is not None and not report.passed:
         lines += ["", *diagnosis_text(report.diagnosis)]
+    if report.example is not None:
+        lines += ["", *report.example.lines()]
     lines += beyond(report)
     for warning in report.warnings:
         lines += ["", *wrapped(f"note: {warning}", "")]
@@ -41,6 +43,8 @@ def heading(report: LayerReport) -> Iterator[str]:
     for line in (layer.signature, *layer.contract):
         yield from wrapped(line, "  ")
     yield f"  {arrays}{options} · seed {report.seed}"
+    if report.not_given:
+        yield from wrapped(f"not given, and not judged: {', '.join(report.not_given)}", "  ")
 
 
 def shown(value: float) -> str:
@@ -101,9 +105,13 @@ def verdict(report: LayerReport) -> Iterator[str]:
     if report.passed:
         cases = len({o.case.name for o in report.outcomes if report.counts(o)})
         dtypes = " and ".join(dict.fromkeys(o.dtype for o in report.outcomes))
-        yield f"✓ passes: every gradient agrees to rounding, in {cases} cases, in {dtypes}"
+        judged = f"{', '.join(report.layer.gradients)} agree" if report.not_given else "every gradient agrees"
+        if report.not_given and len(report.layer.gradients) == 1:
+            judged += "s"
+        yield f"✓ passes: {judged} to rounding, in {cases} cases, in {dtypes}"
         return
     yield f"✗ wrong: {', '.join(report.wrong)}" if report.wrong else "✗ fails"
+    yield from size_dependent(report)
     for name in report.wrong[:4]:
         o, m = next((o, m) for o in report.failed for m in o.measured if m.gradient == name and not m.ok)
         if math.isnan(m.error):  # listed below, with the problems
@@ -112,6 +120,19 @@ def verdict(report: LayerReport) -> Iterator[str]:
         kind = "error" if m.absolute else "relative error"
         detail = f"{kind} {shown(m.error)} in “{o.case.name}”, {shown(m.allowed)} allowed; {m.where}"
         yield from wrapped(f"{plain or name}: {detail}", "  ")
+
+
+def size_dependent(report: LayerReport) -> Iterator[str]:
+    """Says so if only large cases are wrong."""
+    bad = [o for o in report.failed if any(not m.ok for m in o.measured)]
+    if bad and all(o.case.large for o in bad) and any(not o.case.large for o in report.outcomes):
+        small = [np.shape(o.case.inputs[0]) for o in report.outcomes if not o.case.large]
+        largest = max(max(shape) for shape in small)
+        yield from wrapped(
+            f"Right in every case with sizes up to {largest}, wrong only in larger ones: look for a tile, the last "
+            "partly filled tile, a stride or a buffer of fixed size.",
+            "  ",
+        )
 
 
 def beyond(report: LayerReport) -> Iterator[str]:
@@ -184,6 +205,8 @@ def finding_text(i: int, finding: Finding) -> Iterator[str]:
     if finding.equation:
         yield from wrapped(f"violates  eq {finding.equation}: {EQUATIONS[finding.equation]}", "     ", 10)
     yield from wrapped(f"fix       {finding.fix}", "     ", 10)
+    if finding.equation:
+        yield f"     read      {page_of(finding.equation)}"
     if finding.errata:
         yield f"     see       docs/errata.md, {finding.errata}"
 
@@ -207,8 +230,10 @@ def layer_dict(report: LayerReport) -> dict[str, Any]:
         "seed": report.seed,
         "strict": report.strict,
         "expected": report.layer.signature,
+        "not_given": report.not_given,
         "warnings": report.warnings,
         "cases": [outcome_dict(report, o) for o in report.outcomes],
+        "example": None if report.example is None else report.example.to_dict(),
         "diagnosis": None,
     }
     if report.diagnosis is not None:
@@ -217,12 +242,17 @@ def layer_dict(report: LayerReport) -> dict[str, Any]:
             "complete": d.complete,
             "residual": _number(d.residual),
             "cases": d.cases,
-            "findings": [vars(f) for f in d.findings],
+            "findings": [finding_dict(f) for f in d.findings],
             "also": d.also,
             "unexplained": d.unexplained,
             "candidates": [{"mistakes": names, "residual": _number(r)} for names, r in d.candidates],
         }
     return out
+
+
+def finding_dict(finding: Finding) -> dict[str, Any]:
+    formula = EQUATIONS.get(finding.equation, "")
+    return {**vars(finding), "formula": formula, "page": page_of(finding.equation) if finding.equation else ""}
 
 
 def outcome_dict(report: LayerReport, outcome: Outcome) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
 LAYER_OPTIONS = "Layer options"
+SIZES = "Sizes: a number, or several with commas"
+PROCESS = "Process"
+TIMEOUT = 30.0
 
 
 class Arrays(str, Enum):
@@ -24,6 +28,10 @@ class Dtype(str, Enum):
     both = "both"
     float64 = "float64"
     float32 = "float32"
+
+
+def _size(*names: str, text: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=SIZES, show_default=False, metavar="N")
 
 
 def _option(*names: str, text: str) -> Any:
@@ -55,6 +63,30 @@ def check(
         bool, typer.Option("--strict", help="Also require the cases beyond the basic contract to pass.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    isolated: Annotated[
+        bool,
+        typer.Option(
+            "--isolated/--no-isolated",
+            help="Run the function in its own process, where it may crash, hang or exit, or in this one.",
+            rich_help_panel=PROCESS,
+        ),
+    ] = True,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a call may take, if isolated.", rich_help_panel=PROCESS)
+    ] = TIMEOUT,
+    template: Annotated[
+        bool,
+        typer.Option(
+            "--template", help="Print the layer's function to fill in, or write it to the new file given as FUNCTION."
+        ),
+    ] = False,
+    tokens: Annotated[str | None, _size("--tokens", text="Tokens per sequence.")] = None,
+    width: Annotated[
+        str | None, _size("--width", text="Features per token; the size of the vocabulary of a loss.")
+    ] = None,
+    heads: Annotated[str | None, _size("--heads", text="Heads.")] = None,
+    head_dim: Annotated[str | None, _size("--head-dim", text="Features per head.")] = None,
+    batch: Annotated[str | None, _size("--batch", text="Sequences.")] = None,
     causal: Annotated[
         bool | None, _option("--causal/--no-causal", text="Causal attention, or attention to all tokens.")
     ] = None,
@@ -78,7 +110,8 @@ def check(
     `dq, dk, dv`. The result is compared with the exact formula on many shapes. A wrong result is compared with every
     known mistake on the same data, and with pairs of them.
 
-    Exit status: 0 if all gradients are right, 1 if not, 2 if the arguments are invalid. Without arguments, every op and
+    Exit status: 0 if all gradients are right; 1 if one is wrong or the function raises, crashes, exits or takes longer
+    than the timeout; 2 if the arguments are invalid or the file cannot be imported. Without arguments, every op and
     engine of this installation is checked.
     """
     from onfoot.cli import console
@@ -93,11 +126,22 @@ def check(
         "reduction": reduction,
     }
     options = {name: value for name, value in layer_options.items() if value is not None}
+    every_size = {"tokens": tokens, "width": width, "heads": heads, "head_dim": head_dim, "batch": batch}
+    sizes = {name: value for name, value in every_size.items() if value is not None}
+    settings = {"arrays": arrays != "auto", "dtype": dtype != "both", "seed": seed != 0, "strict": strict}
+    settings |= {"no-isolated": not isolated, "timeout": timeout != TIMEOUT}
+    given = [name.replace("_", "-") for name in (*(name for name, given in settings.items() if given), *sizes)]
+    if template:
+        _template(target, layer, options, [*given, *(["json"] if as_json else [])])
+        return
     if target is None:
-        function_options = {"arrays": arrays != "auto", "dtype": dtype != "both", "seed": seed != 0, "strict": strict}
-        report: Any = _without_function(layer, options, [name for name, given in function_options.items() if given])
+        report: Any = _without_function(layer, options, given)
     else:
-        report = _with_function(target, layer, arrays.value, dtype.value, seed, strict, options)
+        numbers = {name: _numbers(name, value) for name, value in sizes.items()}
+        seconds = timeout if isolated else None
+        if not isolated and timeout != TIMEOUT:
+            raise ValueError("--timeout needs --isolated: a call in this process cannot be ended")
+        report = _with_function(target, layer, arrays.value, dtype.value, seed, strict, seconds, {**options, **numbers})
     if as_json:
         console.show_json(report.to_dict())
     else:
@@ -105,12 +149,44 @@ def check(
     raise typer.Exit(0 if report.passed else 1)
 
 
+def _numbers(name: str, text: str) -> list[int]:
+    """Reads one size or several."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--{name.replace('_', '-')} must be a number or several with commas, got {text!r}") from None
+
+
+def _template(target: str | None, layer: str | None, options: dict[str, Any], given: list[str]) -> None:
+    """Prints the function to fill in, or writes it to a new file."""
+    from onfoot.check.layers import LAYERS, get_layer
+    from onfoot.check.template import template, write_template
+    from onfoot.cli import console
+
+    if layer is None:
+        raise ValueError(f"--template needs a layer; give --layer with one of {', '.join(LAYERS)}")
+    if given:
+        raise ValueError(f"--{given[0]} has no effect on a template; leave it out")
+    found = get_layer(layer)
+    if target is None:
+        print(template(found, found.with_options(options)), end="")
+    else:
+        path = write_template(found, found.with_options(options), target)
+        console.show_text(f"wrote {path}; fill it in, then run: onfoot check {path} --layer {layer}")
+
+
 def _with_function(
-    target: str, layer: str | None, arrays: str, dtype: str, seed: int, strict: bool, options: dict[str, Any]
+    target: str,
+    layer: str | None,
+    arrays: str,
+    dtype: str,
+    seed: int,
+    strict: bool,
+    timeout: float | None,
+    options: dict[str, Any],
 ) -> Any:
     from onfoot.check.known import DTYPES, check_layer
     from onfoot.check.layers import LAYERS, get_layer
-    from onfoot.check.load import load_function
 
     if layer is None and target in LAYERS:
         raise ValueError(
@@ -119,11 +195,24 @@ def _with_function(
     if layer is None:
         raise ValueError(f"which layer does {target} compute? Give --layer with one of {', '.join(LAYERS)}")
     found = get_layer(layer)
-    function = load_function(target, layer)
-    target = target.rstrip(":")
-    name = target if ":" in target else f"{target}:{getattr(function, '__name__', '')}"
-    dtypes = DTYPES if dtype == "both" else (dtype,)
-    return check_layer(found, function, dtypes=dtypes, arrays=arrays, seed=seed, strict=strict, name=name, **options)
+    with _loaded(target, layer, timeout) as function:
+        target = target.rstrip(":")
+        name = target if ":" in target else f"{target}:{getattr(function, '__name__', '')}"
+        dtypes = DTYPES if dtype == "both" else (dtype,)
+        return check_layer(
+            found, function, dtypes=dtypes, arrays=arrays, seed=seed, strict=strict, name=name, **options
+        )
+
+
+def _loaded(target: str, layer: str, timeout: float | None) -> contextlib.AbstractContextManager[Any]:
+    """The function, in its own process if there is a timeout."""
+    if timeout is not None:
+        from onfoot.check.isolated import IsolatedFunction
+
+        return IsolatedFunction(target, layer, timeout)
+    from onfoot.check.load import load_function
+
+    return contextlib.nullcontext(load_function(target, layer))
 
 
 def _without_function(layer: str | None, options: dict[str, Any], function_options: list[str]) -> Any:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from onfoot.check.case_sizes import ANY, FIRST, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import adamw_update
 
@@ -51,21 +52,25 @@ def reference(param: Array, grad: Array, m: Array, v: Array, step: int, **option
     return updated
 
 
-def cases(rng: np.random.Generator, **options: float) -> list[Case]:
-    def case(name: str, step: int, size: float = 1.0) -> Case:
-        shape = tuple(distinct(rng, 2, 3))
+def cases(rng: np.random.Generator, sizes: Sizes = ANY, **options: float) -> list[Case]:
+    def case(name: str, step: int, size: float = 1.0) -> Case | None:
+        rows, columns = distinct(rng, 2, 3)
+        shape = sizes.fit(FIRST if name == "an early step" else name, tokens=rows, width=columns)
+        if shape is None:
+            return None
         draw = rng.standard_normal
         m, v = size * draw(shape), (size * draw(shape)) ** 2 + size**2
         if step == 1:
             m, v = np.zeros(shape), np.zeros(shape)
         return Case(name, (draw(shape), size * draw(shape), m, v, step), {"√(1 − β₂ᵗ)": math.sqrt(1 - 0.95**step)})
 
-    return [
+    found = [
         case("the first step", 1),
         case("an early step", int(rng.integers(2, 6))),
         case("a late step", int(rng.integers(200, 400))),
         case("gradients as small as eps", int(rng.integers(2, 9)), 1e-8),
     ]
+    return kept(found)
 
 
 ADAMW = Layer(
@@ -82,4 +87,5 @@ ADAMW = Layer(
     steps=steps,
     pieces=PIECES,
     options=DEFAULTS,
+    sizes=("width",),
 )

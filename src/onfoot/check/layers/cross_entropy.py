@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.models.inputs import next_token_targets
 from onfoot.ops import cross_entropy_backward, cross_entropy_forward
@@ -42,8 +43,14 @@ def _sizes(b: int, n: int, v: int) -> dict[str, float]:
     return {"V": v, "n": n, "B": b, "B·n": b * n, "n − 1": n - 1}
 
 
-def cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
-    def case(name: str, b: int, n: int, v: int, scale: float = 1.0, ignored: int = 0, beyond: str = "") -> Case:
+def cases(rng: np.random.Generator, reduction: str = "mean", sizes: Sizes = ANY) -> list[Case]:
+    def case(
+        name: str, b: int, n: int, v: int, scale: float = 1.0, ignored: int = 0, beyond: str = "", exact: bool = False
+    ) -> Case | None:
+        fitted = sizes.fit(name, exact, batch=b, tokens=n, width=v)
+        if fitted is None:
+            return None
+        b, n, v = fitted
         targets = rng.integers(0, v, (b, n))
         if ignored:
             targets[:, -1] = IGNORE
@@ -53,15 +60,16 @@ def cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
 
     b, n, v = distinct(rng, 3, 2, 8)
     padding = f"targets of {IGNORE} are ignored"
-    return [
+    found = [
         case("odd sizes", b, n + 1, v + 3),
         case("other sizes", *distinct(rng, 3, 3, 12)),
-        case("one token", 1, 1, v),
-        case("as many tokens as ids", 2, v + 2, v + 2),
+        case("one token", 1, 1, v, exact=True),
+        case("as many tokens as ids", 2, v + 2, v + 2, exact=True),
         case("large logits", 2, n, v, scale=800.0),
         case("ignored targets", 3, n + 4, v, ignored=2, beyond=padding),
         case("the last token without a target", 2, n + 3, v, ignored=1, beyond=padding),
     ]
+    return kept(found)
 
 
 SOFTMAX_CROSS_ENTROPY = Layer(
@@ -78,6 +86,7 @@ SOFTMAX_CROSS_ENTROPY = Layer(
     pieces=PIECES,
     options={"reduction": "mean"},
     choices={"reduction": ("mean", "sum")},
+    sizes=("batch", "tokens", "width"),
     upstream_optional=True,
 )
 
@@ -93,19 +102,24 @@ def next_reference(logits: Array, ids: Array, dout: float, reduction: str = "mea
     return reference(logits, next_token_targets(ids), dout, reduction)
 
 
-def next_cases(rng: np.random.Generator, reduction: str = "mean") -> list[Case]:
-    def case(name: str, b: int, n: int, v: int, scale: float = 1.0) -> Case:
+def next_cases(rng: np.random.Generator, reduction: str = "mean", sizes: Sizes = ANY) -> list[Case]:
+    def case(name: str, b: int, n: int, v: int, scale: float = 1.0, exact: bool = False) -> Case | None:
+        fitted = sizes.fit(name, exact, batch=b, tokens=n, width=v)
+        if fitted is None:
+            return None
+        b, n, v = fitted
         logits, ids = scale * rng.standard_normal((b, n, v)), rng.integers(0, v, (b, n))
         return Case(name, (logits, ids, float(rng.uniform(0.4, 0.9))), _sizes(b, n, v))
 
     b, n, v = distinct(rng, 3, 2, 8)
-    return [
+    found = [
         case("odd sizes", b, n + 1, v + 3),
         case("other sizes", *distinct(rng, 3, 3, 12)),
-        case("two tokens", 1, 2, v),
-        case("as many tokens as ids", 2, v + 2, v + 2),
+        case("two tokens", 1, 2, v, exact=True),
+        case("as many tokens as ids", 2, v + 2, v + 2, exact=True),
         case("large logits", 2, n, v, scale=800.0),
     ]
+    return kept(found)
 
 
 NEXT_TOKEN_LOSS = Layer(
@@ -122,6 +136,7 @@ NEXT_TOKEN_LOSS = Layer(
     pieces=NEXT_PIECES,
     options={"reduction": "mean"},
     choices={"reduction": ("mean", "sum")},
+    sizes=("batch", "tokens", "width"),
     parts=("softmax_cross_entropy",),
     upstream_optional=True,
 )

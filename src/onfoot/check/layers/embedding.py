@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from onfoot.arrays import rows, scatter_add
+from onfoot.check.case_sizes import ANY, Sizes
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import embedding_backward, embedding_forward, linear_backward, linear_forward
 
@@ -19,27 +22,39 @@ def reference(ids: Array, weight: Array, dout: Array) -> Gradients:
     return (embedding_backward(dout, embedding_forward(ids, weight)[1]),)
 
 
-def ids_of(rng: np.random.Generator) -> list[tuple[str, Array, int, int]]:
+def ids_of(rng: np.random.Generator, sizes: Sizes) -> Iterator[tuple[str, Array, int, int]]:
     """(name, ids, vocabulary size, width) of inputs with and without repeated ids."""
     b, n, d = distinct(rng, 3, 2, 7)
     v = int(rng.integers(8, 12))
-    repeated = rng.integers(0, v, (b, n + 3))
-    repeated[:, :2] = repeated[0, 0]  # within a sequence and across the batch
-    return [
-        ("odd sizes", rng.integers(0, v, (b, n)), v, d),
-        ("repeated ids", repeated, v, d + 1),
-        ("no repeated ids", rng.permutation(v)[: 2 * (v // 2)].reshape(2, -1), v, d),
-        ("a single id, repeated", np.full((2, n + 1), int(rng.integers(1, v))), v, d),
-        ("one token", rng.integers(0, v, (1, 1)), v, d),
-        ("as many ids as features", rng.integers(0, v, (3, 4)), v, v),
-    ]
+    drawn = {
+        "odd sizes": (b, n, d, v),
+        "repeated ids": (b, n + 3, d + 1, v),
+        "no repeated ids": (2, v // 2, d, v),
+        "a single id, repeated": (2, n + 1, d, v),
+        "one token": (1, 1, d, v),
+        "as many ids as features": (3, 4, v, v),
+    }
+    for name, (batch, tokens, width, vocabulary) in drawn.items():
+        exact = name in ("one token", "no repeated ids", "as many ids as features")
+        fitted = sizes.fit(name, exact, batch=batch, tokens=tokens, width=width, vocabulary=vocabulary)
+        if fitted is None:
+            continue
+        batch, tokens, width, vocabulary = fitted
+        ids = rng.integers(0, vocabulary, (batch, tokens))
+        if name == "repeated ids":
+            ids[:, :2] = ids[0, 0]  # within a sequence and across the batch
+        if name == "no repeated ids":
+            ids = rng.permutation(vocabulary)[: ids.size].reshape(ids.shape)
+        if name == "a single id, repeated":
+            ids[:] = rng.integers(1, vocabulary)
+        yield name, ids, vocabulary, width
 
 
-def cases(rng: np.random.Generator) -> list[Case]:
+def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
     draw = rng.standard_normal
     return [
         Case(name, (ids, draw((v, d)), draw((*ids.shape, d))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
-        for name, ids, v, d in ids_of(rng)
+        for name, ids, v, d in ids_of(rng, sizes)
     ]
 
 
@@ -55,6 +70,7 @@ EMBEDDING = Layer(
     reference=reference,
     steps=steps,
     pieces=PIECES,
+    sizes=("batch", "tokens", "width", "vocabulary"),
 )
 
 
@@ -77,11 +93,11 @@ def tied_reference(ids: Array, weight: Array, dout: Array) -> Gradients:
     return (embedding_backward(dfeatures, embedding) + dhead.T,)
 
 
-def tied_cases(rng: np.random.Generator) -> list[Case]:
+def tied_cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
     draw = rng.standard_normal
     return [
         Case(name, (ids, draw((v, d)), draw((*ids.shape, v))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
-        for name, ids, v, d in ids_of(rng)
+        for name, ids, v, d in ids_of(rng, sizes)
     ]
 
 
@@ -97,5 +113,6 @@ TIED_EMBEDDING = Layer(
     reference=tied_reference,
     steps=tied_steps,
     pieces=TIED_PIECES,
+    sizes=("batch", "tokens", "width", "vocabulary"),
     parts=("embedding",),
 )

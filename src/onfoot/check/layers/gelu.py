@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from onfoot.arrays import erf
+from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import gelu_erf_backward, gelu_erf_forward, gelu_tanh_backward, gelu_tanh_forward
 from onfoot.ops.activation import CUBIC, ROOT_2_OVER_PI
@@ -46,20 +48,25 @@ def reference(x: Array, dout: Array, form: str = "tanh") -> Gradients:
     return (backward(dout, forward(x)[1]),)
 
 
-def cases(rng: np.random.Generator, form: str = "tanh") -> list[Case]:
-    def case(name: str, shape: tuple[int, ...], spread: float) -> Case:
+def cases(rng: np.random.Generator, form: str = "tanh", sizes: Sizes = ANY) -> list[Case]:
+    def case(name: str, shape: Sequence[int], spread: float, exact: bool = False) -> Case | None:
         b, n, d = shape
+        fitted = sizes.fit(name, exact, batch=b, tokens=n, width=d)
+        if fitted is None:
+            return None
+        b, n, d = shape = fitted
         inputs = (spread * rng.standard_normal(shape), rng.standard_normal(shape))
         return Case(name, inputs, {"d": d, "n": n, "B": b})
 
-    sizes = [(s[0], s[1], s[2]) for s in (distinct(rng, 3) for _ in range(4))]
-    return [
-        case("odd sizes", sizes[0], 1.0),
-        case("a wide range", sizes[1], 3.0),
-        case("close to 0", sizes[2], 1e-3),
-        case("far from 0", sizes[3], 30.0),
-        case("one number", (1, 1, 1), 1.0),
+    shapes = [distinct(rng, 3) for _ in range(4)]
+    found = [
+        case("odd sizes", shapes[0], 1.0),
+        case("a wide range", shapes[1], 3.0),
+        case("close to 0", shapes[2], 1e-3),
+        case("far from 0", shapes[3], 30.0),
+        case("one number", (1, 1, 1), 1.0, exact=True),
     ]
+    return kept(found)
 
 
 GELU = Layer(
@@ -75,5 +82,6 @@ GELU = Layer(
     steps=steps,
     pieces=PIECES,
     options={"form": "tanh"},
+    sizes=("batch", "tokens", "width"),
     choices={"form": tuple(FORMS)},
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from onfoot.check.case_sizes import ANY, Sizes, even
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention, linear
 from onfoot.check.layers.rope import rotate
@@ -103,39 +104,56 @@ def dropout_reference(a: Array, *rest: Array, causal: bool = True) -> Gradients:
     return _reference(a, given, keep, dout, causal)
 
 
-def _inputs(rng: np.random.Generator, even: bool) -> list[tuple[str, list[Array], Array, dict[str, float]]]:
-    """(name, a with the parameters, dout, sizes); d_k is projections even if `even`, for rotary embeddings."""
+Inputs = tuple[str, list[Array], Array, dict[str, float], str]
 
-    def one(name: str, b: int, n: int, d: int, d_k: int, d_h: int) -> tuple[str, list[Array], Array, dict[str, float]]:
+
+def _inputs(rng: np.random.Generator, rotary: bool, sizes: Sizes) -> list[Inputs]:
+    """(name, a with the parameters, dout, sizes, beyond); d_k is even if `rotary`."""
+    allowed = even(sizes) if rotary else sizes
+
+    def one(name: str, *drawn: int, d_v: int = 0, exact: bool = False) -> Inputs | None:
+        b, n, d, d_k = drawn
         draw = rng.standard_normal
-        if even:
-            d_k += d_k % 2
+        d_k += d_k % 2 if rotary else 0
+        fitted = allowed.fit(name, exact, batch=b, tokens=n, width=d, head_dim=d_k)
+        if fitted is None:
+            return None
+        b, n, d, d_k = fitted
+        beyond = WIDTHS if d_v else ""
+        d_v = d_v or d_k
         given: list[Array] = [draw((b, n, d))]
-        for width in (d_k, d_k, d_h):
+        for width in (d_k, d_k, d_v):
             given += [draw((d, width)) / np.sqrt(d), draw(width)]
-        sizes: dict[str, float] = {"n": n, "d_k": d_k, "d_v": d_h, "B": b, "B·n": b * n, "d": d}
-        return name, given, draw((b, n, d_h)), sizes
+        found: dict[str, float] = {"n": n, "d_k": d_k, "d_v": d_v, "B": b, "B·n": b * n, "d": d}
+        return name, given, draw((b, n, d_v)), found, beyond
 
     same = 2 * int(rng.integers(2, 5))
-    return [
-        one("odd sizes", *distinct(rng, 5, 2, 9)),
-        one("other sizes", *distinct(rng, 5, 3, 10)),
-        one("one sequence", 1, *distinct(rng, 4, 3, 10)),
-        one("head as wide as its input", 2, 5, same, same, same),
-        one("as many tokens as features", 2, same, same + 1, same, same),
+    *first, other = distinct(rng, 5, 2, 9)
+    found = [
+        one("odd sizes", *first),
+        one("other sizes", *distinct(rng, 4, 3, 10)),
+        one("one sequence", 1, *distinct(rng, 3, 3, 10), exact=True),
+        one("head as wide as its input", 2, 5, same, same, exact=True),
+        one("as many tokens as features", 2, same, same + 1, same, exact=True),
+        one("values of another width", *first, d_v=other),
     ]
+    return [one for one in found if one is not None]
 
 
-def cases(rng: np.random.Generator, causal: bool = True, rotary: bool = False) -> list[Case]:
-    return [Case(name, (*given, dout), sizes) for name, given, dout, sizes in _inputs(rng, rotary)]
+WIDTHS = "w_v, b_v and dout are d_v wide, the queries and keys d_k wide"
 
 
-def dropout_cases(rng: np.random.Generator, causal: bool = True) -> list[Case]:
+def cases(rng: np.random.Generator, causal: bool = True, rotary: bool = False, sizes: Sizes = ANY) -> list[Case]:
+    drawn = _inputs(rng, rotary, sizes)
+    return [Case(name, (*given, dout), found, beyond) for name, given, dout, found, beyond in drawn]
+
+
+def dropout_cases(rng: np.random.Generator, causal: bool = True, sizes: Sizes = ANY) -> list[Case]:
     found = []
-    for name, given, dout, sizes in _inputs(rng, False):
+    for name, given, dout, measures, beyond in _inputs(rng, False, sizes):
         b, n = dout.shape[:2]
         keep = (rng.random((b, n, n)) > 0.3) / 0.7
-        found.append(Case(name, (*given, keep, dout), sizes))
+        found.append(Case(name, (*given, keep, dout), measures, beyond))
     return found
 
 
@@ -158,6 +176,7 @@ HEAD = Layer(
     steps=steps,
     pieces=PIECES,
     options={"causal": True, "rotary": False},
+    sizes=("batch", "tokens", "width", "head_dim"),
     parts=("attention", "linear"),
 )
 
@@ -175,5 +194,6 @@ HEAD_DROPOUT = Layer(
     steps=dropout_steps,
     pieces=DROPOUT_PIECES,
     options={"causal": True},
+    sizes=("batch", "tokens", "width", "head_dim"),
     parts=("attention", "linear"),
 )

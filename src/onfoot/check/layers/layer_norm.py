@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from onfoot.arrays import rows
+from onfoot.check.case_sizes import ANY, Sizes
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import layer_norm_backward, layer_norm_forward
 
@@ -49,24 +51,28 @@ def norm_inputs(rng: np.random.Generator, b: int, n: int, d: int, **changes: Any
     return x, weight, rng.standard_normal(d), rng.standard_normal((b, n, d))
 
 
-def norm_cases(rng: np.random.Generator) -> list[tuple[str, tuple[int, int, int], dict[str, Any]]]:
+def norm_cases(rng: np.random.Generator, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...], dict[str, Any]]]:
     """(name, sizes, changes) of the inputs of layer norm and RMS norm."""
     square = int(rng.integers(4, 9))
-    return [
+    found: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
         ("odd sizes", tuple(distinct(rng, 3)), {}),
         ("other sizes", tuple(distinct(rng, 3, 4, 12)), {}),
-        ("one token", (1, 1, int(rng.integers(3, 9))), {}),
-        ("as many tokens as features", (2, square, square), {}),
+        ("one token", (1, 1, int(rng.integers(3, 9))), {"exact": True}),
+        ("as many tokens as features", (2, square, square), {"exact": True}),
         ("a variance as small as eps", tuple(distinct(rng, 3, 3)), {"spread": 3e-3, "offset": 0.0}),
         ("constant rows", tuple(distinct(rng, 3, 3)), {"constant": True}),
         ("a large mean", tuple(distinct(rng, 3, 3)), {"offset": 6.0}),
     ]
+    for name, (b, n, d), changes in found:
+        fitted = sizes.fit(name, changes.pop("exact", False), batch=b, tokens=n, width=d)
+        if fitted is not None:
+            yield name, fitted, changes
 
 
-def cases(rng: np.random.Generator, eps: float = 1e-5) -> list[Case]:
+def cases(rng: np.random.Generator, eps: float = 1e-5, sizes: Sizes = ANY) -> list[Case]:
     return [
         Case(name, norm_inputs(rng, b, n, d, **changes), {"d": d, "n": n, "B": b, "B·n": b * n})
-        for name, (b, n, d), changes in norm_cases(rng)
+        for name, (b, n, d), changes in norm_cases(rng, sizes)
     ]
 
 
@@ -83,4 +89,5 @@ LAYER_NORM = Layer(
     steps=steps,
     pieces=PIECES,
     options={"eps": 1e-5},
+    sizes=("batch", "tokens", "width"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onfoot.arrays import rows
+from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import linear_backward, linear_forward
 
@@ -25,22 +26,27 @@ def reference(x: Array, weight: Array, bias: Array, dout: Array) -> Gradients:
     return dx, dweight, dbias
 
 
-def cases(rng: np.random.Generator) -> list[Case]:
-    def case(name: str, *shape: int) -> Case:
+def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
+    def case(name: str, *shape: int, exact: bool = False) -> Case | None:
         b, n, n_in, n_out = shape
+        fitted = sizes.fit(name, exact, batch=b, tokens=n, width=n_in)
+        if fitted is None:
+            return None
+        (b, n, n_in), n_out = fitted, sizes.nearest("width", n_out)
         draw = rng.standard_normal
         inputs = (draw((b, n, n_in)), draw((n_in, n_out)), draw(n_out), draw((b, n, n_out)))
         return Case(name, inputs, {"n": n, "B": b, "B·n": b * n, "in": n_in, "out": n_out})
 
     square = int(rng.integers(4, 9))
-    return [
+    found = [
         case("odd sizes", *distinct(rng, 4)),
         case("other sizes", *distinct(rng, 4, 3, 11)),
-        case("one token", 1, 1, *distinct(rng, 2)),
-        case("one feature in", *distinct(rng, 2), 1, 5),
+        case("one token", 1, 1, *distinct(rng, 2), exact=True),
+        case("one feature in", *distinct(rng, 2), 1, 5, exact=True),
         case("as many features out as in", *distinct(rng, 2), square, square),
-        case("as many tokens as features", 1, square, square, square),
+        case("as many tokens as features", 1, square, square, square, exact=True),
     ]
+    return kept(found)
 
 
 LINEAR = Layer(
@@ -55,4 +61,5 @@ LINEAR = Layer(
     reference=reference,
     steps=steps,
     pieces=PIECES,
+    sizes=("batch", "tokens", "width"),
 )

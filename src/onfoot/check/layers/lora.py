@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onfoot.arrays import rows
+from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import lora_linear_backward, lora_linear_forward
 
@@ -32,23 +33,28 @@ def reference(x: Array, weight: Array, down: Array, up: Array, alpha: float, dou
     return lora_linear_backward(dout, saved)
 
 
-def cases(rng: np.random.Generator) -> list[Case]:
-    def case(name: str, *shape: int, alpha: float, fresh: bool = False) -> Case:
+def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
+    def case(name: str, *shape: int, alpha: float, fresh: bool = False, exact: bool = False) -> Case | None:
         b, n, n_in, n_out, r = shape
+        fitted = sizes.fit(name, exact, batch=b, tokens=n, width=n_in)
+        if fitted is None:
+            return None
+        (b, n, n_in), n_out = fitted, sizes.nearest("width", n_out)
         draw = rng.standard_normal
         x, weight, down, up = draw((b, n, n_in)), draw((n_in, n_out)), draw((n_in, r)), draw((r, n_out))
         inputs = (x, weight, down, 0 * up if fresh else up, alpha, draw((b, n, n_out)))
         return Case(name, inputs, {"r": r, "α": alpha, "α/r": alpha / r, "n": n, "B": b, "B·n": b * n})
 
     square = int(rng.integers(5, 9))
-    return [
+    found = [
         case("odd sizes", *distinct(rng, 5, 2, 9), alpha=16.0),
         case("other sizes", *distinct(rng, 5, 3, 12), alpha=5.0),
         case("rank 1", *distinct(rng, 4), 1, alpha=3.0),
         case("a fresh adapter, up = 0", *distinct(rng, 4), 3, alpha=7.0, fresh=True),
         case("as many features out as in", *distinct(rng, 2), square, square, 3, alpha=8.0),
-        case("one token", 1, 1, *distinct(rng, 2, 4, 9), 2, alpha=10.0),
+        case("one token", 1, 1, *distinct(rng, 2, 4, 9), 2, alpha=10.0, exact=True),
     ]
+    return kept(found)
 
 
 LORA = Layer(
@@ -63,4 +69,5 @@ LORA = Layer(
     reference=reference,
     steps=steps,
     pieces=PIECES,
+    sizes=("batch", "tokens", "width"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onfoot.check.case_sizes import ANY, Sizes, kept, width_of
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention, linear
 from onfoot.models.gpt2 import merge_heads, split_heads
@@ -48,23 +49,28 @@ def reference(*inputs: Array, causal: bool = True, n_head: int = 2) -> Gradients
     return (*(g[0] for g in found), *(g[1] for g in found))
 
 
-def cases(rng: np.random.Generator, causal: bool = True, n_head: int = 2) -> list[Case]:
-    def case(name: str, b: int, n: int, width: int) -> Case:
+def cases(rng: np.random.Generator, causal: bool = True, n_head: int = 2, sizes: Sizes = ANY) -> list[Case]:
+    def case(name: str, b: int, n: int, d_k: int, exact: bool = False) -> Case | None:
+        width = width_of(sizes, n_head, d_k)
+        fitted = sizes.fit(name, exact, batch=b, tokens=n)
+        if fitted is None or (exact and width != n_head * d_k):
+            return None
+        (b, n), d_k = fitted, width // n_head
         draw = rng.standard_normal
         tokens = [draw((b, n, width)) for _ in range(3)]
         weights = [draw((width, width)) / np.sqrt(width) for _ in range(3)]
-        d_k = width // n_head
-        sizes = {"n": n, "d_k": d_k, "d_model": width, "B": b, "B·n": b * n, "H": n_head}
-        return Case(name, (*tokens, *weights, draw((b, n, width))), sizes)
+        found = {"n": n, "d_k": d_k, "d_model": width, "B": b, "B·n": b * n, "H": n_head}
+        return Case(name, (*tokens, *weights, draw((b, n, width))), found)
 
     b, n = distinct(rng, 2, 3, 8)
-    return [
-        case("odd sizes", b, n, 3 * n_head),
-        case("other sizes", n, b + 4, 5 * n_head),
-        case("one token", b, 1, 4 * n_head),
-        case("as many tokens as features per head", 2, 4, 4 * n_head),
-        case("one sequence", 1, n + 2, 3 * n_head),
+    found = [
+        case("odd sizes", b, n, 3),
+        case("other sizes", n, b + 4, 5),
+        case("one token", b, 1, 4, exact=True),
+        case("as many tokens as features per head", 2, 4, 4, exact=True),
+        case("one sequence", 1, n + 2, 3, exact=True),
     ]
+    return kept(found)
 
 
 MULTI_HEAD = Layer(
@@ -81,5 +87,6 @@ MULTI_HEAD = Layer(
     steps=steps,
     pieces=PIECES,
     options={"causal": True, "n_head": 2},
+    sizes=("batch", "tokens", "width", "heads", "head_dim"),
     parts=("attention", "linear"),
 )

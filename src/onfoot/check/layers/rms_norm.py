@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onfoot.arrays import rows
+from onfoot.check.case_sizes import ANY, Sizes
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces
 from onfoot.check.layers.layer_norm import norm_cases, norm_inputs
 from onfoot.ops import rms_norm_backward, rms_norm_forward
@@ -38,9 +39,9 @@ def reference(x: Array, weight: Array, dout: Array, eps: float = 1e-6) -> Gradie
     return rms_norm_backward(dout, rms_norm_forward(x, weight, eps)[1])
 
 
-def cases(rng: np.random.Generator, eps: float = 1e-6) -> list[Case]:
+def cases(rng: np.random.Generator, eps: float = 1e-6, sizes: Sizes = ANY) -> list[Case]:
     found = []
-    for name, (b, n, d), changes in norm_cases(rng):
+    for name, (b, n, d), changes in norm_cases(rng, sizes):
         x, weight, _, dout = norm_inputs(rng, b, n, d, **changes)
         found.append(Case(name, (x, weight, dout), {"d": d, "n": n, "B": b, "B·n": b * n}))
     return found
@@ -59,4 +60,5 @@ RMS_NORM = Layer(
     steps=steps,
     pieces=PIECES,
     options={"eps": 1e-6},
+    sizes=("batch", "tokens", "width"),
 )

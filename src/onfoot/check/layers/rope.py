@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from onfoot.check.case_sizes import ANY, Sizes, even, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import rope_backward, rope_forward
 from onfoot.ops.rope import angles, frequencies
@@ -32,20 +33,24 @@ def reference(x: Array, positions: Array, dout: Array, theta: float = 10000.0) -
     return (rope_backward(dout, rope_forward(x, cos, sin)[1]),)
 
 
-def cases(rng: np.random.Generator, theta: float = 10000.0) -> list[Case]:
-    def case(name: str, b: int, h: int, positions: Array, half: int) -> Case:
-        shape = (b, h, len(positions), 2 * half)
-        inputs = (rng.standard_normal(shape), positions, rng.standard_normal(shape))
-        return Case(name, inputs, {"D": 2 * half, "n": len(positions), "B": b, "H": h})
+def cases(rng: np.random.Generator, theta: float = 10000.0, sizes: Sizes = ANY) -> list[Case]:
+    def case(name: str, b: int, h: int, n: int, half: int, start: int = 0, exact: bool = False) -> Case | None:
+        shape = even(sizes).fit(name, exact, batch=b, heads=h, tokens=n, head_dim=2 * half)
+        if shape is None:
+            return None
+        b, h, n, d = shape
+        inputs = (rng.standard_normal(shape), start + np.arange(n), rng.standard_normal(shape))
+        return Case(name, inputs, {"D": d, "n": n, "B": b, "H": h})
 
     b, h, n, half = distinct(rng, 4, 2, 8)
-    return [
-        case("odd sizes", b, h, np.arange(n + 2), half),
-        case("other sizes", h, b, np.arange(half + 5), n),
-        case("one token at position 0", b, h, np.arange(1), half),
-        case("positions that start later", 2, h, np.arange(n) + 40, half),
-        case("a single pair of features", 2, h, np.arange(n), 1),
+    found = [
+        case("odd sizes", b, h, n + 2, half),
+        case("other sizes", h, b, half + 5, n),
+        case("one token at position 0", b, h, 1, half, exact=True),
+        case("positions that start later", 2, h, n, half, start=40),
+        case("a single pair of features", 2, h, n, 1, exact=True),
     ]
+    return kept(found)
 
 
 ROPE = Layer(
@@ -61,4 +66,5 @@ ROPE = Layer(
     steps=steps,
     pieces=PIECES,
     options={"theta": 10000.0},
+    sizes=("batch", "heads", "tokens", "head_dim"),
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import swiglu_backward, swiglu_forward
 from onfoot.ops.swiglu import sigmoid
@@ -27,17 +30,21 @@ def reference(gate: Array, up: Array, dout: Array) -> Gradients:
     return swiglu_backward(dout, swiglu_forward(gate, up)[1])
 
 
-def cases(rng: np.random.Generator) -> list[Case]:
-    def case(name: str, shape: tuple[int, ...], spread: float = 1.0) -> Case:
+def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
+    def case(name: str, drawn: Sequence[int], spread: float = 1.0, exact: bool = False) -> Case | None:
+        shape = sizes.fit(name, exact, batch=drawn[0], tokens=drawn[1], width=drawn[2])
+        if shape is None:
+            return None
         gate, up, dout = (rng.standard_normal(shape) for _ in range(3))
         return Case(name, (spread * gate, up, dout), {"d": shape[2], "n": shape[1], "B": shape[0]})
 
-    return [
-        case("odd sizes", tuple(distinct(rng, 3))),
-        case("a wide range", tuple(distinct(rng, 3)), 4.0),
-        case("far from 0", tuple(distinct(rng, 3)), 40.0),
-        case("one number", (1, 1, 1)),
+    found = [
+        case("odd sizes", distinct(rng, 3)),
+        case("a wide range", distinct(rng, 3), 4.0),
+        case("far from 0", distinct(rng, 3), 40.0),
+        case("one number", (1, 1, 1), exact=True),
     ]
+    return kept(found)
 
 
 SWIGLU = Layer(
@@ -49,4 +56,5 @@ SWIGLU = Layer(
     reference=reference,
     steps=steps,
     pieces=PIECES,
+    sizes=("batch", "tokens", "width"),
 )

@@ -1,0 +1,231 @@
+"""Runs a user's function in a process of its own, so that a crash, a hang or an exit is an answer like any other.
+
+with IsolatedFunction("kernel.py:backward", timeout=30) as backward:
+    print(onfoot.check.attention(backward))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onfoot.arrays import is_torch
+from onfoot.check.wire import as_array, decode, encode, receive, send
+
+TIMEOUT = 30.0  # seconds per call
+IMPORT_SECONDS = 60.0  # PyTorch alone may take ten
+GRACE = 5.0  # seconds after which a process that should have ended by itself is ended
+OUTPUT = 20_000  # characters of the function's own output that are shown
+START = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append(sys.argv[1]); "
+    "from onfoot.check.worker import main; main(*sys.argv[2:])"
+)
+DUMPS = ("Fatal Python error", "Windows fatal exception", "Timeout (")
+
+
+class DiedError(Exception):
+    """The process ended or hung during a call; `kind` is crash, exit or timeout."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class RaisedError(Exception):
+    """The function raised: the type, the message and the line."""
+
+
+class IsolatedFunction:
+    """A function in another process; calling it calls that function. A process that died is started again."""
+
+    def __init__(self, target: str, layer: str = "", timeout: float = TIMEOUT) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout must be > 0 seconds, got {timeout:g}")
+        self.target, self.layer, self.timeout = target, layer, timeout
+        self.described = False
+        self._start()
+
+    def _start(self) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        command = [sys.executable, "-c", START, root, self.target, self.layer, str(IMPORT_SECONDS)]
+        pipe = subprocess.PIPE
+        environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # threads cost more than they bring on small arrays
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        self.dump: list[str] = []
+        self.answers: queue.Queue[tuple[dict[str, Any], list[np.ndarray]] | None] = queue.Queue()
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._read_answers, self._read_output)]
+        for thread in self.threads:
+            thread.start()
+        self.loaded = False
+
+    def _read_answers(self) -> None:
+        stream, answers = self.process.stdout, self.answers
+        assert stream is not None
+        try:
+            while True:
+                answers.put(receive(stream))
+        except (EOFError, OSError, ValueError):
+            answers.put(None)
+
+    def _read_output(self) -> None:
+        """Shows what the function prints, up to a limit, and keeps what Python reports of a crash."""
+        stream, dump, shown = self.process.stderr, self.dump, 0
+        assert stream is not None
+        for line in iter(lambda: stream.readline(2**16), b""):
+            text = line.decode(errors="replace")
+            if dump or text.startswith(DUMPS):
+                dump.append(text)
+            elif shown < OUTPUT:
+                shown += len(text)
+                _show(text if shown < OUTPUT else text + "… the function prints more; the rest is not shown\n")
+
+    def load(self) -> None:
+        """Waits until the user's file is imported; raises a ValueError if it cannot be."""
+        if self.loaded:
+            return
+        try:
+            header, _ = self._answer(IMPORT_SECONDS)
+        except DiedError as death:
+            raise ValueError(f"cannot import {self.target}: {death}") from None
+        if "invalid" in header:
+            raise ValueError(header["invalid"])
+        self.loaded = True
+        self.__name__ = self.__qualname__ = str(header["name"])
+        self.sizes = header["sizes"]
+        if header["parameters"] is not None:
+            self.__signature__ = inspect.Signature([_parameter(*p) for p in header["parameters"]])
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        torch = any(is_torch(x) for x in arguments)
+        plain = [as_array(x) if is_torch(x) else x for x in arguments]
+        returned = self.run(plain, options, "torch" if torch else "numpy")
+        return _as_tensors(returned) if torch else returned
+
+    def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str) -> Any:
+        """Calls the function with NumPy arrays, or with tensors made of them, and returns NumPy arrays.
+
+        Arguments that the function changes are changed here too. Raises DiedError or RaisedError.
+        """
+        if self.process.poll() is not None:
+            self._start()
+        self.load()
+        found: list[np.ndarray] = []
+        trees = [encode(x, found) for x in arguments]
+        header = {"arguments": trees, "options": dict(options), "arrays": arrays, "timeout": self.timeout}
+        threading.Thread(target=self._send, args=(header, found), daemon=True).start()  # it may not be reading
+        answer, received = self._answer(self.timeout)
+        if "raised" in answer:
+            raise RaisedError(answer["raised"])
+        for i, tree in answer["changed"].items():
+            _overwrite(arguments[int(i)], decode(tree, received))
+        return decode(answer["returned"], received)
+
+    def _send(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # the process is gone; the answer says how
+            send(self.process.stdin, header, arrays)
+
+    def _answer(self, seconds: float) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """The next message of the process; raises DiedError if it ends or hangs."""
+        try:
+            answer = self.answers.get(timeout=seconds + GRACE)
+        except queue.Empty:
+            self.close()
+            raise DiedError("timeout", f"it did not return within {seconds:g} seconds") from None
+        if answer is not None:
+            return answer
+        status = self._wait()
+        where = _place("".join(self.dump))
+        if self.dump and self.dump[0].startswith("Timeout"):
+            raise DiedError("timeout", f"it did not return within {seconds:g} seconds{where}")
+        if status is None or 0 <= status < 256:
+            raise DiedError("exit", f"it ended the process with status {status}, as os._exit does{where}")
+        raise DiedError("crash", f"its process died of {_signal(status)}{where}")
+
+    def _wait(self) -> int | None:
+        try:
+            status: int | None = self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            status = None
+        self.close()
+        return status
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for thread in self.threads:
+            thread.join(GRACE)
+
+    def __enter__(self) -> IsolatedFunction:
+        self.load()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _parameter(name: str, kind: int, optional: bool) -> inspect.Parameter:
+    default = None if optional else inspect.Parameter.empty
+    return inspect.Parameter(name, inspect._ParameterKind(kind), default=default)
+
+
+def _overwrite(argument: Any, changed: Any) -> None:
+    """Gives an argument the values that the function left in it."""
+    if isinstance(argument, np.ndarray):
+        same = isinstance(changed, np.ndarray) and changed.shape == argument.shape
+        argument[...] = changed if same else argument + 1  # reshaped: any other value says that it was modified
+
+
+def _as_tensors(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, (tuple, list)):
+        return type(value)(_as_tensors(part) for part in value)
+    if isinstance(value, dict):
+        return {key: _as_tensors(part) for key, part in value.items()}
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def _place(dump: str) -> str:
+    """The file and line of the user's code in Python's report of a crash: the current thread, else the last one."""
+    threads = re.split(r"(?m)^(?=Thread |Current thread )", dump)
+    current = [one for one in threads if one.startswith("Current")] or threads[-1:]
+    frames = re.findall(r'File "(.+)", line (\d+)', "".join(current))
+    return place([(file, line) for file, line in frames if Path(file).parent != Path(__file__).parent])
+
+
+def place(frames: Sequence[tuple[str, Any]]) -> str:
+    """The innermost line, of those given as (file, line) with it first, that is not Python's or a package's."""
+    libraries = (sysconfig.get_path("stdlib"), "site-packages", "<")
+    own = [(file, line) for file, line in frames if not any(library in file for library in libraries)]
+    return f" ({Path(own[0][0]).name}, line {own[0][1]})" if own else ""
+
+
+def _signal(status: int) -> str:
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            return f"signal {-status}"
+        return f"{name}, as when memory runs out" if name == "SIGKILL" else name
+    return "an access violation" if status == 0xC0000005 else f"error 0x{status:X}"
+
+
+def _show(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        sys.stderr.write(text)

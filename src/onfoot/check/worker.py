@@ -1,0 +1,104 @@
+"""The process that loads a user's function and calls it, when `onfoot check` runs it in isolation.
+
+Messages come in through the standard input and go out through the standard output. Before the user's file is imported,
+both are replaced: what the function prints goes to the standard error, and it finds its standard input empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import inspect
+import os
+import sys
+from typing import IO, Any
+
+import numpy as np
+
+from onfoot.check.load import load_function
+from onfoot.check.wire import as_array, decode, encode, receive, send
+
+
+def main(target: str, layer: str, import_seconds: str) -> None:
+    """Loads the function, describes it, and answers calls until the standard input ends."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    reports = os.fdopen(os.dup(2), "w")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
+    faulthandler.enable(reports)
+    watch(float(import_seconds), reports)
+    try:
+        function = load_function(target, layer)
+    except ValueError as error:
+        send(answers, {"invalid": str(error)}, [])
+        return
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    send(answers, described(function), [])
+    with contextlib.suppress(EOFError):
+        while True:
+            answer(function, *receive(requests), answers, reports)
+    sys.stdout.flush()
+    os._exit(0)  # threads that the function left behind must not keep the process
+
+
+def watch(seconds: float, reports: Any) -> None:
+    """Ends the process after that time, with a report of where it was. Works inside native code as well."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=reports)
+
+
+def described(function: Any) -> dict[str, Any]:
+    """The name, parameters and declared sizes of the function."""
+    try:
+        found = inspect.signature(function).parameters.values()
+        parameters = [[p.name, int(p.kind), p.default is not p.empty] for p in found]
+    except (TypeError, ValueError):
+        parameters = None
+    declared = getattr(function, "sizes", None)
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    return {"name": name, "parameters": parameters, "sizes": plain(declared) if isinstance(declared, dict) else None}
+
+
+def plain(declared: dict[Any, Any]) -> dict[str, Any]:
+    """Declared sizes as JSON can hold them."""
+    return {
+        str(name): value if isinstance(value, (int, float, str)) else [int(n) for n in value]
+        for name, value in declared.items()
+    }
+
+
+def answer(function: Any, header: dict[str, Any], arrays: list[np.ndarray], answers: IO[bytes], reports: Any) -> None:
+    """Calls the function once and sends what it returned, or what it raised, and the arguments that it changed."""
+    as_tensors = header["arrays"] == "torch"
+    given = [decode(tree, arrays, tensor if as_tensors else np.copy) for tree in header["arguments"]]
+    before = [as_array(x) for x in given]
+    before = [None if x is None else x.copy() for x in before]
+    watch(header["timeout"], reports)
+    try:
+        with np.errstate(all="ignore"):
+            returned = function(*given, **header["options"])
+        found: list[np.ndarray] = []
+        tree = encode(returned, found)
+        changed = {}
+        for i, (old, new) in enumerate(zip(before, given, strict=True)):
+            now = None if old is None else as_array(new)
+            if old is not None and (now is None or now.shape != old.shape or now.tobytes() != old.tobytes()):
+                changed[str(i)] = encode(now, found)
+        out: dict[str, Any] = {"returned": tree, "changed": changed}
+    except BaseException as error:
+        from onfoot.check.call import location, raised
+
+        out, found = {"raised": raised(error) + location(error, __file__)}, []
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    sys.stdout.flush()
+    send(answers, out, found)
+
+
+def tensor(x: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(x.copy())
