@@ -382,7 +382,7 @@ class Trainer:
             yield
 
     def sample(self) -> str | None:
-        """Generated text at temperature 0.8, on rank 0; None elsewhere and where samples are disabled."""
+        """Generated text at temperature 0.7 and top-p 0.9, on rank 0; None elsewhere and where samples are disabled."""
         if not self.world.writes:
             return None
         prompt, tokenizer = self.source.prompt(), self.model.tokenizer
@@ -390,7 +390,8 @@ class Trainer:
             return None
         n = self.options.sample_tokens
         with self.averaged_weights():
-            out = self.model.generate([prompt], n, temperature=0.8, seed=self.options.seed, slide=True)[0]
+            sampling: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "seed": self.options.seed}
+            out = self.model.generate([prompt], n, slide=True, **sampling)[0]
         return tokenizer.decode(out.tolist())
 
     def save(self) -> None:
