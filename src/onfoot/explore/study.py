@@ -247,7 +247,8 @@ def check_model(model: Model) -> None:
     """Raises ValueError for a model that the page cannot show."""
     if getattr(model.config, "model_type", "") != "gpt2":
         raise ValueError(
-            f"explore supports GPT-2 models only, got model_type {model.config.model_type!r}; onfoot train --arch gpt2 makes one"
+            f"explore supports GPT-2 models only, got model_type {model.config.model_type!r}; "
+            f"onfoot train --arch gpt2 makes one"
         )
     if model.n_params > MAX_PARAMS:
         raise ValueError(f"the model has {model.n_params:,} parameters; explore supports up to {MAX_PARAMS:,}")
