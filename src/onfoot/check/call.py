@@ -41,6 +41,7 @@ class Answer:
 
     gradients: list[Array] | None = None  # float64, in the returned shapes; None if any is missing
     problems: list[Problem] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # gradients returned as None: not computed; nan in `gradients`
 
     def add(self, kind: str, message: str) -> None:
         self.problems.append(Problem(kind, message))
@@ -99,11 +100,32 @@ def call(
     except (Exception, SystemExit) as error:  # sys.exit() in user code must not end the check with status 0
         answer.add("raises", f"{type(error).__name__}: {_first_line(error)}{_location(error)}")
         return answer
-    for name, before, after in zip(arguments, inputs, given, strict=False):
-        if isinstance(before, np.ndarray) and not _same(before, to_numpy(after)):
-            answer.add("mutates", f"it modifies its argument {name} in place")
+    changed = [
+        name
+        for name, before, after in zip(arguments, inputs, given, strict=False)
+        if isinstance(before, np.ndarray) and not _same(before, to_numpy(after))
+    ]
+    where = _writing_line(function, inputs, options) if changed and arrays == "numpy" else ""
+    for name in changed:
+        answer.add("mutates", f"it modifies its argument {name} in place{where}")
     _read(returned, expected, answer)
     return answer
+
+
+def _writing_line(function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """The file and line of the first write into an argument, or "": found by a call with read-only arrays."""
+    given = [copy_argument(x, "numpy") for x in inputs]
+    for x in given:
+        if isinstance(x, np.ndarray):
+            x.flags.writeable = False
+    try:
+        with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):
+            function(*given, **options)
+    except ValueError as error:
+        return _location(error) if "read-only" in str(error) else ""
+    except (Exception, SystemExit):
+        return ""
+    return ""
 
 
 def _same(before: Array, after: Array) -> bool:
@@ -124,6 +146,10 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
         return
     gradients = []
     for (name, shape), part in zip(expected, parts, strict=True):
+        if part is None and any(one is not None for one in parts):
+            answer.missing.append(name)
+            gradients.append(np.full(shape, math.nan))
+            continue
         array = _as_array(part)
         if array is None:
             answer.add("type", f"{name} is {_kind(part)}; expected a floating-point array")

@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
 from onfoot.check.call import ARRAYS, Answer, Problem, accepted_options, accepts_arguments, call, has_torch
 from onfoot.check.candidate import Evidence
-from onfoot.check.diagnose import diagnose
+from onfoot.check.diagnose import Diagnosis, diagnose
 from onfoot.check.layer import Array, Case, Gradients, Layer
 from onfoot.check.locate import pattern
 from onfoot.check.report import LayerReport, Measured, Outcome
@@ -49,6 +49,7 @@ def check_layer(
         )
         _diagnose(report, checker.magnitudes)
         _relax(report)
+        _forgive_in_place(report)
     _warn(report)
     return report
 
@@ -108,7 +109,7 @@ class _LayerChecker:
         if answer.gradients is None:
             return out
         for name, got, r, budget in zip(self.layer.gradients, answer.gradients, right, budgets, strict=True):
-            if got.shape == r.shape:
+            if got.shape == r.shape and name not in answer.missing:
                 out.measured.append(measure(name, got, r, budget))
         out.problems += _differences(self.layer.gradients, answer.gradients, again, budgets)
         return out
@@ -173,17 +174,55 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
     outcomes = [o for o in report.outcomes if o.dtype == dtype and o.answer.gradients is not None]
     counted = [o for o in outcomes if report.counts(o)]
     seen = counted if any(_is_wrong(o) for o in counted) else outcomes
-    right = [{m.gradient for m in o.measured if m.ok} for o in seen]
-    wrong = [g for g, name in enumerate(report.layer.gradients) if any(name not in names for names in right)]
-    if wrong:
-        answers = [o.answer.gradients or [] for o in seen]
-        cases, sizes = [o.case for o in seen], [magnitudes[o.case.name] for o in seen]
-        evidence = Evidence(report.layer, report.options, cases, answers, sizes, seen[0].dtype)
-        report.diagnosis = diagnose(evidence, wrong, pairs=not _like_float32(report))
+    report.diagnosis = _diagnosis(report, seen, magnitudes)
+    finite = [o for o in seen if all(np.isfinite(g).all() for g in _returned(report.layer, o))]
+    if report.diagnosis is None or report.diagnosis.complete or not 0 < len(finite) < len(seen):
+        return
+    without = _diagnosis(report, finite, magnitudes)  # nan in one case must not silence the others
+    if without is not None and len(without.unexplained) < len(report.diagnosis.unexplained):
+        report.diagnosis = without
+        left_out = ", ".join(f"“{o.case.name}”" for o in seen if o not in finite)
+        report.warnings.append(f"the diagnosis leaves out the cases with nan or infinite entries: {left_out}")
+
+
+def _returned(layer: Layer, outcome: Outcome) -> list[Array]:
+    """The gradients that were computed, those returned as None left out."""
+    pairs = zip(layer.gradients, outcome.answer.gradients or [], strict=False)
+    return [g for name, g in pairs if name not in outcome.answer.missing]
+
+
+def _diagnosis(
+    report: LayerReport, outcomes: Sequence[Outcome], magnitudes: Mapping[str, list[float]]
+) -> Diagnosis | None:
+    """The diagnosis of these cases; None if nothing is wrong in them."""
+    missing = {name for o in outcomes for name in o.answer.missing}
+    names = report.layer.gradients
+    right = [{m.gradient for m in o.measured if m.ok} for o in outcomes]
+    wrong = [g for g, name in enumerate(names) if name not in missing and any(name not in one for one in right)]
+    if not wrong:
+        return None
+    answers = [o.answer.gradients or [] for o in outcomes]
+    cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
+    absent = frozenset(g for g, name in enumerate(names) if name in missing)
+    evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype, absent)
+    return diagnose(evidence, wrong, pairs=not _like_float32(report))
 
 
 def _is_wrong(outcome: Outcome) -> bool:
-    return len([m for m in outcome.measured if m.ok]) < len(outcome.answer.gradients or [])
+    return len([m for m in outcome.measured if m.ok]) < len(outcome.answer.gradients or []) - len(
+        outcome.answer.missing
+    )
+
+
+def _forgive_in_place(report: LayerReport) -> None:
+    """Arguments modified in place are a warning, if the results are right."""
+    if any(not m.ok for o in report.failed for m in o.measured):
+        return
+    messages: dict[str, None] = {}
+    for o in report.outcomes:
+        messages |= dict.fromkeys(p.message for p in o.problems if p.kind == "mutates")
+        o.problems = [p for p in o.problems if p.kind != "mutates"]
+    report.warnings += [f"{message}: whoever uses that array afterwards gets other values" for message in messages]
 
 
 def _warn(report: LayerReport) -> None:
@@ -192,6 +231,9 @@ def _warn(report: LayerReport) -> None:
         report.warnings.append(
             "float64 is only as accurate as float32 and was judged as such: a step computes in float32 or loses digits"
         )
+    missing = dict.fromkeys(name for o in report.outcomes for name in o.answer.missing)
+    if missing:
+        report.warnings.append(f"None means not computed, and is not judged: {', '.join(missing)}")
     lost = [o for o in report.outcomes if report.counts(o) and not o.ok]
     if report.passed and lost:
         cases = ", ".join(f"“{o.case.name}”" for o in lost)
