@@ -45,6 +45,7 @@ def constants(layer: Layer, options: Mapping[str, Any]) -> Iterator[Mistake]:
         yield from _scales(layer)
     if "density" in names and {**layer.assumes, **options}.get("form") == "tanh":
         yield from _tanh_constants(layer)
+        yield from _slips(layer)
     if "slope" in names:
         yield from _activations(layer)
     if "silu_slope" in names:
@@ -82,6 +83,8 @@ def _option(layer: Layer, name: str) -> Mistake:
     default = layer.options[name]
 
     def apply(p: Pieces, value: float) -> dict[str, Piece]:
+        if value < 0:
+            raise ValueError(f"{name} is not negative")
         return {"given": lambda case, options: (case.inputs, {**options, name: value})}
 
     fix = f"use the {name} of the contract, {default:g}; or check with --{name.replace('_', '-')} if yours is intended"
@@ -138,6 +141,22 @@ def _rotations(layer: Layer) -> Iterator[Mistake]:
 
         return rotate
 
+    exponents: dict[str, Callable[[int], Array]] = {
+        "the frequencies counted from i = 1": lambda width: (np.arange(width // 2) + 1) / (width // 2),
+        "the frequencies divided by D/2 − 1 in place of D/2": lambda width: (
+            np.arange(width // 2) / max(width // 2 - 1, 1)
+        ),
+        "the frequencies θ^(−4i/D)": lambda width: 2 * np.arange(width // 2) / (width // 2),
+        "the frequencies of D − 2": lambda width: 2 * np.arange(width // 2) / max(width - 2, 1),
+    }
+    for says, exponent in exponents.items():
+        yield named(
+            layer,
+            says,
+            "frequency i = theta^(−2i/D), i = 0 … D/2 − 1",
+            lambda p, case, e=exponent: {"frequencies": lambda width, theta: theta ** -e(width)},
+            "frequencies",
+        )
     yield named(
         layer, "sin and cos are exchanged", fix, lambda p, c: {"rotate_back": piece(RIGHT_SIGNS, True)}, "rotate_back"
     )
@@ -195,6 +214,33 @@ def _moments(layer: Layer) -> Iterator[Mistake]:
         },
         "first_corrected",
     )
+    wrong |= {
+        "m is multiplied by 1 − β₁ᵗ in place of divided": (
+            "m̂ = m/(1 − β₁ᵗ)",
+            "first_corrected",
+            lambda m, beta1, beta2, t: m * (1 - beta1**t),
+        ),
+        "v is multiplied by 1 − β₂ᵗ in place of divided": (
+            "v̂ = v/(1 − β₂ᵗ)",
+            "second_corrected",
+            lambda v, beta1, beta2, t: v * (1 - beta2**t),
+        ),
+        "m is divided by 1 − β₁ in place of 1 − β₁ᵗ": (
+            "m̂ = m/(1 − β₁ᵗ)",
+            "first_corrected",
+            lambda m, beta1, beta2, t: m / (1 - beta1),
+        ),
+        "v is divided by 1 − β₂ in place of 1 − β₂ᵗ": (
+            "v̂ = v/(1 − β₂ᵗ)",
+            "second_corrected",
+            lambda v, beta1, beta2, t: v / (1 - beta2),
+        ),
+        "lr · weight_decay is subtracted without the weight": (
+            "param ← param (1 − lr · weight_decay)",
+            "decayed",
+            lambda param, lr, decay: param - lr * decay,
+        ),
+    }
     for name, (fix, piece, function) in wrong.items():
         yield named(layer, name, fix, lambda p, c, piece=piece, f=function: {piece: f}, piece)
 
@@ -234,9 +280,30 @@ def _scales(layer: Layer) -> Iterator[Mistake]:
         lambda p, case: {"weights": _exponentials},
         "weights",
     )
+    for says, masked in (("", False), (", their gradient masked", True)):
+        yield fitted(
+            layer,
+            f"masked scores get a finite value in place of −∞{says}",
+            "value",
+            (-1.0, 1.0, -10.0, -100.0, 1e-9),
+            "np.where(mask, scores, -inf) before softmax",
+            lambda p, value, masked=masked: _filled(p, value, masked),
+        )
     for quantity in ("d_v", "d_model", "H·d_k", "n", "H", "B", "d"):
         for root in (True, False):
             yield from _scale_by(layer, quantity, root, fix)
+
+
+def _filled(p: Pieces, value: float, masked: bool) -> dict[str, Piece]:
+    """Masked scores get a finite value; their gradient is set to 0 if `masked`."""
+    changed: dict[str, Piece] = {
+        "weights": lambda scores, mask: p.weights(scores if mask is None else np.where(mask, scores, value), None)
+    }
+    if masked:
+        changed["dscores"] = lambda drho, rho, dots, scores, mask: (
+            p.dscores(drho, rho, dots, scores, mask) * (1 if mask is None else mask)
+        )
+    return changed
 
 
 def _exponentials(scores: Array, mask: Array | None) -> Array:
@@ -327,6 +394,33 @@ def _tanh_constants(layer: Layer) -> Iterator[Mistake]:
         lambda p, c: {"density": _density(ROOT_2_OVER_PI, CUBIC, inner=c)},
         1.26,
     )
+
+
+def _slips(layer: Layer) -> Iterator[Mistake]:
+    """Slips in the derivative of the tanh form."""
+    r, c = ROOT_2_OVER_PI, CUBIC
+    sech: Callable[[Array], Array] = lambda x: 0.5 * (1 - _tanh_of(x, r, c) ** 2)  # noqa: E731
+    inner: Callable[[Array], Array] = lambda x: r * (1 + 3 * c * x * x)  # noqa: E731
+    slips: dict[str, Callable[[Array], Array]] = {
+        "1 + tanh² u in place of 1 − tanh² u": lambda x: 0.5 * (1 + _tanh_of(x, r, c) ** 2) * inner(x),
+        "tanh² u in place of 1 − tanh² u": lambda x: 0.5 * _tanh_of(x, r, c) ** 2 * inner(x),
+        "(1 − tanh u)² in place of 1 − tanh² u": lambda x: 0.5 * (1 - _tanh_of(x, r, c)) ** 2 * inner(x),
+        "u' = √(2/π)(1 + 3 · 0.044715 x): x in place of x²": lambda x: sech(x) * r * (1 + 3 * c * x),
+        "u' = √(2/π)(1 + 3 · 0.044715 x³): x³ in place of x²": lambda x: sech(x) * r * (1 + 3 * c * x**3),
+        "u' = √(2/π)(1 + 2 · 0.044715 x²): 2 in place of 3": lambda x: sech(x) * r * (1 + 2 * c * x * x),
+        "u' = √(2/π)(x + 3 · 0.044715 x²): x in place of 1": lambda x: sech(x) * r * (x + 3 * c * x * x),
+        "u' = √(2/π)(x + 0.044715 x³): u in place of its derivative": lambda x: sech(x) * r * (x + c * x**3),
+        "u' = √(2/π) · 3 · 0.044715 x²: the term 1 is missing": lambda x: sech(x) * r * 3 * c * x * x,
+        "u' without √(2/π)": lambda x: sech(x) * (1 + 3 * c * x * x),
+    }
+    for name, slip in slips.items():
+        yield named(
+            layer,
+            f"{name}, in the derivative of tanh u",
+            "½ (1 − tanh² u) u' with u' = √(2/π)(1 + 3 · 0.044715 x²)",
+            lambda p, case, slip=slip: {"density": lambda x, form: slip(x)},
+            "density",
+        )
 
 
 def _sigmoid(x: Array) -> Array:
@@ -463,6 +557,13 @@ def _losses(layer: Layer) -> Iterator[Mistake]:
                 "divided": lambda delta, divisor, dloss: c**power * p.divided(delta, divisor, dloss),
             },
         )
+    yield named(
+        layer,
+        "y_pred is exp(logits), not divided by its sum",
+        "divide exp(logits) by its sum over the vocabulary",
+        lambda p, case: {"y_pred": lambda logits, lse: np.exp(logits - logits.max(axis=-1, keepdims=True))},
+        "y_pred",
+    )
     count = "the number of targets"
     for quantity in ("V", "n", "B", "B·n", "n − 1"):
         made = named(

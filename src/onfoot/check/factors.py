@@ -14,12 +14,12 @@ def candidates(sizes: Mapping[str, float]) -> dict[str, float]:
     for name, size in sizes.items():
         found[name] = size
     for name, size in sizes.items():
-        if name.isidentifier():
-            found[f"√{name}"] = math.sqrt(size)
-        elif "·" in name:
+        if "·" in name:
             found[f"√({name})"] = math.sqrt(size)
+        elif name.isidentifier():
+            found[f"√{name}"] = math.sqrt(size)
     for name, size in sizes.items():
-        if name.isidentifier():
+        if name.isidentifier() and "·" not in name:
             found[f"{name}²"] = size * size
     for name, size in sizes.items():
         if name.isidentifier():

@@ -17,7 +17,7 @@ import numpy as np
 
 from onfoot.check.factors import candidates
 from onfoot.check.layer import Array, Case, Layer, Mistake, Piece, Pieces, transposed
-from onfoot.check.words import argument_words, formula, piece_words
+from onfoot.check.words import argument_words, formula, piece_words, sentence
 
 MANY = 20  # calls of pieces; a layer with more gets only the most frequent changes
 OVER_TOKENS = ("dweight", "dbias", "norm_dweight", "norm_dbias")  # pieces that sum over tokens: there, parts as well
@@ -87,7 +87,7 @@ def _of_integers(x: Array) -> Iterator[Edit]:
 
 def _sizes(case: Case) -> Iterator[Edit]:
     for name in candidates(case.sizes):
-        if not name.isdigit():
+        if not name.isdigit() and not any(sign in name for sign in "²−+"):
             yield Edit(1.24, f"{{}} is {name} times too large", lambda a, c, n=name: a * candidates(c.sizes)[n])
             yield Edit(1.24, f"{{}} is {name} times too small", lambda a, c, n=name: a / candidates(c.sizes)[n])
 
@@ -106,6 +106,9 @@ def along_axes(x: Array) -> Iterator[Edit]:
         yield Edit(1.3, f"{{}} is averaged over its {one}s", _over(axis, np.mean))
         yield Edit(1.3, f"{{}} is summed over its {one}s", _over(axis, np.sum))
         yield Edit(1.32, f"{{}} is accumulated over its {one}s", lambda a, c, axis=axis: np.cumsum(a, axis))
+    if x.ndim and x.shape[-1] % 2 == 0:
+        half = "{} has its two halves exchanged"
+        yield Edit(1.3, half, lambda a, c: np.roll(a, a.shape[-1] // 2, -1))
     if x.ndim == 3:
         for where, index in (("first", 0), ("last", -1)):
             token = f"{where} token of the {where} sequence"
@@ -232,7 +235,7 @@ def _of_inputs(layer: Layer, case: Case, few: bool) -> Iterator[Mistake]:
             yield _given(layer, (1.15, "the upstream gradient dout is ignored (taken as 1)"), fix, i, _ones)
         for edit in edits(x, case):
             if edit.says not in ("{0} is missing (taken as 0)",) or i != upstream:
-                named = Edit(edit.cost - 0.02, edit.says.format(name), edit.apply)
+                named = Edit(edit.cost - 0.02, sentence(edit.says, name), edit.apply)
                 yield _given(layer, named, fix, i, edit.apply)
         for j, (other, y) in enumerate(zip(layer.arguments, case.inputs, strict=False)):
             if i != j and _is_array(x) and _is_array(y) and x.shape == y.shape:
@@ -288,8 +291,10 @@ def _of_piece(recordings: Recordings, case: Case, name: str, place: int | None, 
 
         return _mistake(layer, (cost + (0 if place is None else 0.03), says + where), fix, apply, name)
 
+    if not few:
+        yield from _reductions(probe, what, arguments, result)
     for edit in edits(result, case, few):
-        yield probe(edit.cost, edit.says.format(what), _result(edit))
+        yield probe(edit.cost, sentence(edit.says, what), _result(edit))
     names = _parameters(getattr(layer.pieces, name), len(arguments))
     words_of = [argument_words(name, one, layer.name) for one in names]
     for i, x in enumerate(arguments):
@@ -297,7 +302,7 @@ def _of_piece(recordings: Recordings, case: Case, name: str, place: int | None, 
         if _same_kind(x, result) and argument != what:
             yield probe(1.21, f"{argument} in place of {what}", _passed_through(i))
         for edit in edits(x, case, few and (place is not None or name not in OVER_TOKENS)):
-            yield probe(edit.cost + 0.01, f"{edit.says.format(argument)} in {what}", _argument(edit, i))
+            yield probe(edit.cost + 0.01, f"{sentence(edit.says, argument)} in {what}", _argument(edit, i))
         for j, y in enumerate(arguments):
             if i != j and _same_kind(x, y):
                 other = words_of[j]
@@ -345,16 +350,77 @@ def _combined(
     return changed
 
 
+def _reductions(probe: Callable[..., Mistake], what: str, arguments: tuple[Any, ...], result: Any) -> Iterator[Mistake]:
+    """A sum or mean over the last axis that is taken over other axes."""
+    arrays = [x for x in arguments if _is_array(x) and x.ndim >= 3]
+    if not arrays or not _is_array(result) or result.shape != (*arrays[0].shape[:-1], 1) or arrays[0].shape[-1] == 1:
+        return
+    names = AXES[arrays[0].ndim]
+    for axis in range(arrays[0].ndim - 1):
+        says = f"{what} is taken over {names[axis]}s in place of {names[-1]}s"
+        yield probe(1.21, says, _over_axis(axis, False))
+        yield probe(1.27, f"{says}, and not divided by their number", _over_axis(axis, True))
+    yield probe(1.22, f"{what} is taken over all {names[0]}s and {names[-2]}s", _over_rows)
+    yield probe(1.22, f"{what} is taken over all entries", _over_all)
+
+
+def _over_axis(axis: int, undivided: bool) -> Callable[[Piece, Case], Piece]:
+    """The piece with two axes exchanged; `undivided` by the number along that axis, but by that of the last one."""
+
+    def changed(f: Piece, case: Case) -> Piece:
+        def piece(*a: Any) -> Array:
+            swapped = [np.swapaxes(x, axis, -1) if isinstance(x, np.ndarray) and x.ndim >= 3 else x for x in a]
+            found = np.swapaxes(f(*swapped), axis, -1)
+            shape = next(x.shape for x in a if isinstance(x, np.ndarray) and x.ndim >= 3)
+            return found * (shape[axis] / shape[-1]) if undivided else found
+
+        return piece
+
+    return changed
+
+
+def _over_rows(f: Piece, case: Case) -> Piece:
+    def piece(*a: Any) -> Array:
+        rows = [x.reshape(-1, x.shape[-1]).T if isinstance(x, np.ndarray) and x.ndim >= 3 else x for x in a]
+        return f(*rows).T[None]
+
+    return piece
+
+
+def _over_all(f: Piece, case: Case) -> Piece:
+    return lambda *a: f(*(x.reshape(1, 1, -1) if isinstance(x, np.ndarray) and x.ndim >= 3 else x for x in a))
+
+
 def _operations(
     probe: Callable[..., Mistake], what: str, names: list[str], arguments: tuple[Any, ...], result: Any
 ) -> Iterator[Mistake]:
     """A sum where a product belongs, or the reverse, for pieces of two arrays."""
     for i, j in itertools.permutations(range(len(arguments)), 2):
-        if _is_array(result) and _same_kind(arguments[i], result) and _same_kind(arguments[j], result):
-            a, b = names[i], names[j]
-            for sign, function in (("+", np.add), ("−", np.subtract), ("∘", np.multiply), ("/", np.divide)):
-                says = f"{a} {sign} {b} in place of {what}"
-                yield probe(1.27, says, lambda f, c, i=i, j=j, function=function: lambda *x: function(x[i], x[j]))
+        x, y = arguments[i], arguments[j]
+        if not (_is_array(result) and _is_array(x) and _is_array(y) and x.shape == result.shape and _fits(x, y)):
+            continue
+        a, b = names[i], names[j]
+        for sign, function in (("+", np.add), ("−", np.subtract), ("∘", np.multiply), ("/", np.divide)):
+            yield probe(1.27, f"{a} {sign} {b} in place of {what}", _operation(i, j, function))
+        yield probe(1.28, f"{a} + {b} in place of {a} ∘ {b} in {what}", _sum_for_product(i, j))
+
+
+def _operation(i: int, j: int, function: Callable[[Array, Array], Array]) -> Callable[[Piece, Case], Piece]:
+    return lambda f, case: lambda *a: function(a[i], a[j])
+
+
+def _sum_for_product(i: int, j: int) -> Callable[[Piece, Case], Piece]:
+    """The piece of a + b and 1 in place of a and b."""
+
+    def changed(f: Piece, case: Case) -> Piece:
+        def piece(*a: Any) -> Any:
+            given = list(a)
+            given[i], given[j] = a[i] + a[j], 0 * a[j] + 1.0
+            return f(*given)
+
+        return piece
+
+    return changed
 
 
 def _same_kind(x: Any, y: Any) -> bool:

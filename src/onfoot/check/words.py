@@ -220,3 +220,13 @@ def argument_words(piece: str, argument: str, layer: str) -> str:
     if piece in PARTS and layer not in SINGLE and argument in PART_ARGUMENTS:
         return PART_ARGUMENTS[argument]
     return OF_PIECE.get((piece, argument), ARGUMENTS.get(argument, argument.replace("_", " ")))
+
+
+PLURAL = ("the frequencies", "the angles", "the ids", "the scores", "the weights ρ", "the one-hot targets y_gt")
+
+
+def sentence(says: str, what: str) -> str:
+    """“{} is missing” of an array, with the verb in the plural if it needs one."""
+    if what in PLURAL or what.startswith("the rows"):
+        says = says.replace("{} is ", "{} are ").replace("{} has ", "{} have ").replace("{0} is ", "{0} are ")
+    return says.format(what)

@@ -38,7 +38,11 @@ def ids_of(rng: np.random.Generator) -> list[tuple[str, Array, int, int]]:
 def cases(rng: np.random.Generator) -> list[Case]:
     draw = rng.standard_normal
     return [
-        Case(name, (ids, draw((v, d)), draw((*ids.shape, d))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
+        Case(
+            name,
+            (ids, draw((v, d)), draw((*ids.shape, d))),
+            {"n": ids.shape[1], "B": len(ids), "B·n": ids.size, "V": v, "d": d},
+        )
         for name, ids, v, d in ids_of(rng)
     ]
 
@@ -80,7 +84,11 @@ def tied_reference(ids: Array, weight: Array, dout: Array) -> Gradients:
 def tied_cases(rng: np.random.Generator) -> list[Case]:
     draw = rng.standard_normal
     return [
-        Case(name, (ids, draw((v, d)), draw((*ids.shape, v))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
+        Case(
+            name,
+            (ids, draw((v, d)), draw((*ids.shape, v))),
+            {"n": ids.shape[1], "B": len(ids), "B·n": ids.size, "V": v, "d": d},
+        )
         for name, ids, v, d in ids_of(rng)
     ]
 
