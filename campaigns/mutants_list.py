@@ -1329,7 +1329,7 @@ CHECK = [
     ),
     *of(
         "check/constants.py", "check/test_diagnosis.py check/test_edits.py",
-        ("(case.inputs, {**options, name: value})", "(case.inputs, options)"),
+        ("(case.inputs, {**options, name: number})", "(case.inputs, options)"),
         ("return 1 / (math.sqrt(sized(case, quantity)) if root else", "return 1 / (sized(case, quantity) if root else"),
     ),
     *of(

@@ -333,7 +333,7 @@ EDITS = [
         ("dout * grad / (b * t)", "dout * grad / (b * (t + 1))", r"t|n"),
         ("np.eye(v)[targets]", "np.eye(v)[(targets + 1) % v]", r"shift|target"),
         ("np.eye(v)[targets]", "np.eye(v)[np.roll(targets, -1, 1)]", r"shift"),
-        ("dout * grad / (b * t)", "dout * grad * (b * t)", r"B·n|squared|times too"),
+        ("dout * grad / (b * t)", "dout * grad * (b * t)", r"multiplied by the number of targets in place of divided"),
     ),
     *edits(
         "gelu",

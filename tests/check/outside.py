@@ -343,7 +343,7 @@ NAMED = {
     ("linear", "decay added to dweight"): "dweight has 0.01 · weight added to it",
     ("linear", "the first token left out of dbias"): "the first token of dout is left out",
     ("linear", "an activation in between"): "dx is set to 0 except where x > 0",
-    ("lora", "α/(r + 1)"): r"alpha is \(r \+ 1\)/r times too small",
+    ("lora", "α/(r + 1)"): r"1 \+ rank in place of rank in the scale",
     ("softmax_cross_entropy", "smoothed labels"): "label smoothing = 0.1",
     ("softmax_cross_entropy", "a temperature"): "temperature.*number = 0.5",
     ("gelu", "SiLU"): "the derivative of SiLU",

@@ -83,9 +83,8 @@ def _option(layer: Layer, name: str) -> Mistake:
     default = layer.options[name]
 
     def apply(p: Pieces, value: float) -> dict[str, Piece]:
-        if value < 0:
-            raise ValueError(f"{name} is not negative")
-        return {"given": lambda case, options: (case.inputs, {**options, name: value})}
+        number = value if value >= 0 else math.nan  # a negative one explains nothing
+        return {"given": lambda case, options: (case.inputs, {**options, name: number})}
 
     fix = f"use the {name} of the contract, {default:g}; or check with --{name.replace('_', '-')} if yours is intended"
     return fitted(layer, f"right with another {name}", name, STARTS[name], fix, apply)
