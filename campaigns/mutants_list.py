@@ -1308,13 +1308,13 @@ CHECK = [
         "check/diagnose.py", "check/test_diagnosis.py",
         ("if not unmatched and all(self.evidence.fits(valued, g) for g in self.right):", "if not unmatched:"),
         ("out.unexplained = [names[g] for g in self.wrong if not self.options[g]]", "out.unexplained = []"),
-        ("if pairs and (found is None or left):", "if False:"),
+        ("if pairs and (left or (not self.common() and (found is None or found.size > 2))):", "if False:"),
         ("return len(pieces) == len(set(pieces)) and", "return"),
     ),
     *of(
         "check/candidate.py", "check/test_diagnosis.py check/test_catalogue.py",
         ("value, step = value + along / square, 1e-6", "value, step = value - along / square, 1e-6"),
-        ("len(self.mistakes) + 1.1 * len(self.changes)", "len(self.mistakes) + 0.5 * len(self.changes)"),
+        ("sum(m.cost for m in self.mistakes) + sum(kinds.values())", "sum(m.cost for m in self.mistakes) + 0.5 * len(kinds)"),
         ("return self._within_gate(candidate, g) and self._within_budget(candidate, g)", "return self._within_gate(candidate, g)"),
     ),
     *of(
@@ -1322,6 +1322,18 @@ CHECK = [
         ("sign * (size if times else 1 / size if size else math.inf)", "sign * (1 / size if times else size)"),
         ("if len(signs) != 1:", "if False:"),
         ("{'large' if times else 'small'}", "{'small' if times else 'large'}"),
+    ),
+    *of(
+        "check/probes.py", "check/test_diagnosis.py check/test_edits.py",
+        ("lambda a, c: -a)", "lambda a, c: 1.1 * a)"),
+        ("out[tuple(place)] = a[tuple(place)] if keep else 0", "out[tuple(place)] = 0"),
+        ("next(count) % n == place", "next(count) % n != place"),
+        ("found.calls.setdefault(name, []).append((arguments, result))", "found.calls.setdefault(name, [(arguments, result)])"),
+    ),
+    *of(
+        "check/constants.py", "check/test_diagnosis.py check/test_edits.py",
+        ("(case.inputs, {**options, name: number})", "(case.inputs, options)"),
+        ("return 1 / (math.sqrt(sized(case, quantity)) if root else", "return 1 / (sized(case, quantity) if root else"),
     ),
     *of(
         "check/call.py", "check/test_bad_input.py",

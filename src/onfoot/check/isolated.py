@@ -114,17 +114,24 @@ class IsolatedFunction:
         returned = self.run(plain, options, "torch" if torch else "numpy")
         return _as_tensors(returned) if torch else returned
 
-    def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str) -> Any:
+    def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str, frozen: bool = False) -> Any:
         """Calls the function with NumPy arrays, or with tensors made of them, and returns NumPy arrays.
 
-        Arguments that the function changes are changed here too. Raises DiedError or RaisedError.
+        Arguments that the function changes are changed here too; `frozen` ones raise instead, if they are NumPy arrays.
+        Raises DiedError or RaisedError.
         """
         if self.process.poll() is not None:
             self._start()
         self.load()
         found: list[np.ndarray] = []
         trees = [encode(x, found) for x in arguments]
-        header = {"arguments": trees, "options": dict(options), "arrays": arrays, "timeout": self.timeout}
+        header = {
+            "arguments": trees,
+            "options": dict(options),
+            "arrays": arrays,
+            "timeout": self.timeout,
+            "frozen": frozen,
+        }
         threading.Thread(target=self._send, args=(header, found), daemon=True).start()  # it may not be reading
         answer, received = self._answer(self.timeout)
         if "raised" in answer:
