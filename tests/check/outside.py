@@ -50,7 +50,18 @@ def distance(s: torch.Tensor) -> torch.Tensor:
     return i - i[: s.shape[-2], None]
 
 
-of_attention("the width of the values in the scale", scores=lambda s, q, k, v: s * math.sqrt(q.shape[-1] / v.shape[-1]))
+@outside("attention", "the width of the values in the scale")
+def values_in_the_scale(q, k, v, dout):
+    """Right in every case but those with another width, which go beyond the contract."""
+
+    def attend_last(q, k, v):
+        s = q @ k.mT / math.sqrt(v.shape[-1])
+        future = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1 + s.shape[-1] - s.shape[-2])
+        return (s.masked_fill(future, -1e30).softmax(-1) * ~future) @ v
+
+    return autograd(attend_last, [q, k, v], dout)
+
+
 of_attention("a temperature", scores=lambda s, q, k, v: s / 0.9)
 of_attention("a bias by distance", scores=lambda s, q, k, v: s + 0.1 * distance(s))
 of_attention("queries normalised", scores=lambda s, q, k, v: s / q.norm(dim=-1, keepdim=True))
@@ -323,3 +334,39 @@ of_adamw(
     lambda p, g, m, v, a, b: p * (1 - 1e-3) - 0.01 * ((0.9 * m + 0.1 * g) / a) / (np.sqrt(v / b) + 1e-8),
 )
 of_adamw("signs alone", lambda p, g, m, v, a, b: p * (1 - 1e-3) - 0.01 * np.sign(m))
+
+
+# what the generic probes and the fitted constants say about some of them; the others get no name
+NAMED = {
+    ("attention", "the width of the values in the scale"): "√d_v in place of √d_k",
+    ("attention", "a temperature"): "temperature.*constant = 1.11111",
+    ("attention", "powers of 2"): "temperature.*constant = 0.693147",
+    ("attention", "the next head's dv"): "dv is shifted cyclically by one head",
+    ("attention", "dq with a residual"): "dq has q added to it",
+    ("attention", "dk accumulated over tokens"): "dk is accumulated over its tokens",
+    ("attention", "dv without the weights"): "dout in place of dv",
+    ("layer_norm", "another eps"): "eps = 0.001",
+    ("rms_norm", "another eps"): "eps = 0.001",
+    ("layer_norm", "the second term twice"): r"mean\(g ∘ ā\) is counted twice",
+    ("rms_norm", "γ + 1"): r"1 \+ weight in place of weight",
+    ("linear", "dx through absolute weights"): "the absolute value of weight",
+    ("linear", "tokens shifted by one"): "x is shifted cyclically by one token",
+    ("linear", "decay added to dweight"): "dweight has 0.01 · weight added to it",
+    ("linear", "the first token left out of dbias"): "the first token of dout is left out",
+    ("linear", "an activation in between"): "dx is set to 0 except where x > 0",
+    ("lora", "α/(r + 1)"): r"1 \+ rank in place of rank in the scale",
+    ("softmax_cross_entropy", "smoothed labels"): "label smoothing = 0.1",
+    ("softmax_cross_entropy", "a temperature"): "temperature.*number = 0.5",
+    ("gelu", "SiLU"): "the derivative of SiLU",
+    ("gelu", "0.044 for 0.044715"): "constant = 0.044",
+    ("gelu", "2/π without its root"): "constant = 0.63662",
+    ("swiglu", "GELU as the gate"): "GELU",
+    ("rope", "degrees"): "angle times = 57.2958",
+    ("rope", "the slow pairs first"): "frequencies.*reverse order",
+    ("rope", "positions halved"): "angle times = 0.5",
+    ("adamw", "half the decay"): "weight_decay = 0.05",
+    ("adamw", "Nesterov's moment"): "Nesterov",
+}
+PARTLY = {
+    ("layer_norm", "not centred above"): "x in place of x − mean in ā",
+}

@@ -45,6 +45,11 @@ def not_always(q, k, v, dout):
     return right(q, k, v, dout)[: 2 if len(q) == 1 else 3]
 
 
+def with_none(q, k, v, dout):
+    dq, _, dv = right(q, k, v, dout)
+    return dq, None, dv
+
+
 def with_text(q, k, v, dout):
     dq, dk, _ = right(q, k, v, dout)
     return dq, dk, "dv"
@@ -139,10 +144,8 @@ REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
     flattened: ("shape", "dv has shape (5, "),
     nan: ("nan", "dk: 20 of 560 entries are nan or infinite"),
     infinite: ("nan", "dv: "),
-    mutating: ("mutates", "it modifies its argument q in place"),
     random: ("random", "dv: a second call with the same inputs differs by "),
     leaving: ("raises", "it raises SystemExit: 0"),
-    reshaping: ("mutates", "it modifies its argument q in place"),
     remembering: ("random", "dq: a second call with the same inputs differs by 5.0e-01"),
     a_generator: ("count", "it returns a value of type generator; expected 3"),
     one_stack: ("count", "it returns a value of type list; expected 3"),
@@ -160,6 +163,20 @@ def test_each_kind_of_problem_is_reported(function: Callable[..., Any]) -> None:
     assert kinds(report) == {kind}
     assert f"{kind}: " in text and message in text
     assert "(q, k, v, dout) → dq, dk, dv" in text  # the contract is shown above
+
+
+WARNED: dict[Callable[..., Any], str] = {
+    with_none: "not given, and not judged: dk",
+    mutating: "note: it modifies its argument q in place (test_bad_input.py, line ",
+    reshaping: "note: it modifies its argument q in place: ",
+}
+
+
+@pytest.mark.parametrize("function", WARNED, ids=lambda f: f.__name__)
+def test_right_results_with_a_flaw_pass_with_a_warning(function: Callable[..., Any]) -> None:
+    report = attention(function, arrays="numpy")
+    assert report.passed, str(report)
+    assert WARNED[function] in " ".join(str(report).split())
 
 
 def test_a_mask_with_zero_times_infinity_gets_a_hint() -> None:
@@ -197,7 +214,7 @@ def test_inputs_are_fresh_in_every_call() -> None:
         return found
 
     report = linear(backward)
-    assert kinds(report) == {"mutates"}
+    assert report.passed and len(report.warnings) == 3  # x, weight and dout
     assert report.wrong == []  # the values are correct: every call gets fresh copies
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from outside import OUTSIDE
+from outside import NAMED, OUTSIDE, PARTLY
 from planted import CHANGES as PLANTED_CHANGES
 from planted import NEEDS, PLANTED, spoilt
 from planted.attention import all_heads
@@ -262,14 +263,32 @@ def test_all_mistakes_that_fit_equally_well_are_listed() -> None:
 LONG = ("block", "another activation")  # 12 wrong gradients, and 70 mistakes in pairs
 
 
+NAMELESS = [one for one in OUTSIDE if one not in NAMED and one not in PARTLY]
+
+
 @pytest.mark.parametrize(
-    ("layer", "what"), [pytest.param(*one, marks=pytest.mark.slow if one == LONG else []) for one in OUTSIDE]
+    ("layer", "what"), [pytest.param(*one, marks=pytest.mark.slow if one == LONG else []) for one in NAMELESS]
 )
-def test_a_wrong_formula_outside_the_catalogue_gets_no_name(layer: str, what: str, fresh: int) -> None:
+def test_a_wrong_formula_that_nothing_reproduces_gets_no_name(layer: str, what: str, fresh: int) -> None:
     found = diagnosis(layer, OUTSIDE[layer, what], seed=fresh)
     assert found.findings == [] and not found.complete
     assert found.unexplained
     assert all(residual > 1e-4 for _, residual in found.candidates)
+
+
+@pytest.mark.parametrize(("layer", "what"), NAMED)
+def test_a_wrong_formula_outside_the_catalogue_is_named(layer: str, what: str, fresh: int) -> None:
+    found = diagnosis(layer, OUTSIDE[layer, what], seed=fresh)
+    first = found.findings[0]
+    assert re.search(NAMED[layer, what], f"{first.name}, {first.value}")
+    assert found.complete and found.residual < ROUNDING and len(found.findings) == 1
+
+
+@pytest.mark.parametrize(("layer", "what"), PARTLY)
+def test_what_is_explained_is_named_and_the_rest_is_listed(layer: str, what: str, fresh: int) -> None:
+    found = diagnosis(layer, OUTSIDE[layer, what], seed=fresh)
+    assert PARTLY[layer, what] in found.findings[0].name
+    assert found.unexplained and found.residual < ROUNDING
 
 
 def test_every_layer_has_mistakes_outside_the_catalogue() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -114,11 +115,39 @@ def call(
     except (Exception, SystemExit) as error:  # sys.exit() in user code must not end the check with status 0
         answer.add("raises", raised(error) + location(error))
         return answer
-    for name, before, after in zip(arguments, inputs, given, strict=False):
-        if isinstance(before, np.ndarray) and not _same(before, to_numpy(after)):
-            answer.add("mutates", f"it modifies its argument {name} in place")
+    changed = [
+        name
+        for name, before, after in zip(arguments, inputs, given, strict=False)
+        if isinstance(before, np.ndarray) and not _same(before, to_numpy(after))
+    ]
+    where = _writing_line(function, inputs, options) if changed and arrays == "numpy" else ""
+    for name in changed:
+        answer.add("mutates", f"it modifies its argument {name} in place{where}")
     _read(returned, expected, answer)
     return answer
+
+
+def _writing_line(function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """The file and line of the first write into an argument, or "": found by a call with read-only arrays."""
+    given = [copy_argument(x, "numpy") for x in inputs]
+    isolated = isinstance(function, IsolatedFunction)  # it makes the arrays read-only in its own process
+    for x in () if isolated else given:
+        if isinstance(x, np.ndarray):
+            x.flags.writeable = False
+    try:
+        with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):
+            if isinstance(function, IsolatedFunction):
+                function.run(given, options, "numpy", frozen=True)
+            else:
+                function(*given, **options)
+    except RaisedError as error:
+        found = re.search(r" \([^()]+, line \d+\)$", str(error)) if "read-only" in str(error) else None
+        return found[0] if found else ""
+    except ValueError as error:
+        return location(error) if "read-only" in str(error) else ""
+    except (Exception, SystemExit):
+        return ""
+    return ""
 
 
 def _same(before: Array, after: Array) -> bool:

@@ -18,6 +18,7 @@ from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 
 GATE = {"float64": 1e-9, "float32": 1e-4}  # relative distance above which a candidate is rejected at once
 FLOOR = 1 / 16  # of the correct gradient's budget: where a mistake cancels to 0 exactly, rounding remains
+LARGE = 20_000  # entries; numbers are fitted on smaller cases
 HUGE = 1e12  # times the size of its terms: a gradient that large is a division by rounding noise
 
 
@@ -30,6 +31,8 @@ class Change:
     fix: str
     # (all gradients, case) -> the array returned for this gradient
     apply: Callable[[Gradients, Case], Array] = field(compare=False)
+    kind: str = ""  # the name with {} for the gradient: "{} is 2 times too large"
+    cost: float = 1.1
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,17 @@ class Candidate:
     @property
     def size(self) -> float:
         """The complexity; a catalogued mistake counts less than a bare factor, because it is likelier."""
-        return len(self.mistakes) + 1.1 * len(self.changes)
+        kinds = {c.kind or c.name: c.cost for c in self.changes}  # the same change of several gradients is one cause
+        more = 0.02 * (len(self.changes) - len(kinds))
+        return sum(m.cost for m in self.mistakes) + sum(kinds.values()) + more
+
+    @property
+    def floor(self) -> float:
+        """The part of the correct gradient's budget that is always allowed.
+
+        A generated mistake may take arrays from a correct pass, whose rounding is not in its own budget.
+        """
+        return 1.0 if self.changes or any(m.cost > 1 for m in self.mistakes) else FLOOR
 
     @property
     def names(self) -> list[str]:
@@ -76,10 +89,45 @@ class Evidence:
     _runs: dict[tuple[Candidate, int], Gradients | None] = field(default_factory=dict)
     _budgets: dict[tuple[Candidate, int], list[float]] = field(default_factory=dict)
 
-    def pieces(self, candidate: Candidate) -> Pieces:
+    @cached_property
+    def order(self) -> list[int]:
+        """The cases, the smallest first: most candidates are rejected there."""
+        return sorted(range(len(self.cases)), key=lambda i: self._entries(i))
+
+    def _entries(self, i: int) -> int:
+        return sum(int(np.size(x)) for x in self.cases[i].inputs)
+
+    @cached_property
+    def small(self) -> list[int]:
+        return [i for i in self.order if self._entries(i) <= LARGE] or self.order
+
+    def screen(self, g: int) -> int:
+        """A small case in which gradient g is wrong and its sizes differ, to reject candidates in one run."""
+
+        def rank(i: int) -> tuple[bool, bool, bool, int]:
+            right, answer = self.run(Candidate(), i), self.answers[i][g]
+            finite = bool(np.isfinite(answer).all())
+            same = right is not None and right[g].shape == answer.shape
+            off = not same or self.difference(Candidate(), i, g) > GATE[self.dtype] * self.norms[i][g]
+            several = min((int(np.size(x)) for x in self.cases[i].inputs if np.ndim(x)), default=1) > 1
+            several = several and all(size != 1 for size in self.cases[i].sizes.values())
+            return not finite, not off, not several, self._entries(i)
+
+        return min(range(len(self.cases)), key=rank)
+
+    def passes_screen(self, candidate: Candidate, i: int, g: int) -> bool:
+        """Whether the candidate may fit, by case i alone."""
+        size = max(self.magnitudes[i][g], self.norms[i][g])
+        return self.difference(candidate, i, g) <= GATE[self.dtype] * size or self.noise(candidate, i, g)
+
+    def pieces(self, candidate: Candidate, case: Case) -> Pieces:
         pieces, values = self.layer.pieces, iter(candidate.values)
         for m in candidate.mistakes:
-            pieces = pieces.with_changes(m.apply(pieces, next(values, 0.0)) if m.parameter else m.apply(pieces))
+            if m.per_case:
+                changes = m.apply(pieces, case)
+            else:
+                changes = m.apply(pieces, next(values, 0.0)) if m.parameter else m.apply(pieces)
+            pieces = pieces.with_changes(changes)
         return pieces
 
     def run(self, candidate: Candidate, i: int) -> Gradients | None:
@@ -93,9 +141,20 @@ class Evidence:
             if candidate.changes:  # apply them to the cached result of the mistakes alone
                 grads = self.run(replace(candidate, changes=()), i)
                 return None if grads is None else _changed(grads, candidate, self.cases[i])
-            return self.layer.run(self.pieces(candidate), self.cases[i], self.options)
-        except (ValueError, IndexError, TypeError):  # mismatched shapes: real code with these mistakes raises too
+            return self.layer.run(self.pieces(candidate, self.cases[i]), self.cases[i], self.options)
+        except (
+            ValueError,
+            IndexError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+        ):  # mismatched shapes: real code with these mistakes raises too
             return None
+
+    def forget(self, candidate: Candidate) -> None:
+        """Drops the cached results of a candidate that will not be asked for again."""
+        for i in range(len(self.cases)):
+            self._runs.pop((candidate, i), None)
 
     @cached_property
     def norms(self) -> list[list[float]]:
@@ -104,6 +163,14 @@ class Evidence:
     def informative(self, i: int, g: int) -> bool:
         """Whether gradient g is above rounding noise in case i."""
         return self.norms[i][g] > allowed(self.magnitudes[i][g], self.dtype)
+
+    @cached_property
+    def _finite(self) -> list[list[bool]]:
+        return [[bool(np.isfinite(g).all()) for g in answer] for answer in self.answers]
+
+    def ever_informative(self, g: int) -> bool:
+        """Whether gradient g is above rounding noise in any case."""
+        return any(self.informative(i, g) for i in range(len(self.cases)))
 
     def difference(self, candidate: Candidate, i: int, g: int) -> float:
         """Distance between candidate and answer; inf if the shapes or the positions of nan and inf differ."""
@@ -119,7 +186,7 @@ class Evidence:
         Then rounding decides whether an entry is huge or not finite, and the two cannot be compared.
         """
         ran, answer = self.run(candidate, i), self.answers[i][g]
-        if ran is None:
+        if ran is None or (self._finite[i][g] and self.norms[i][g] <= HUGE * self.magnitudes[i][g]):
             return False
         huge = [norm(x) > HUGE * self.magnitudes[i][g] for x in (ran[g], answer)]
         return any(huge) and all(h or not np.isfinite(x).all() for h, x in zip(huge, (ran[g], answer), strict=True))
@@ -129,7 +196,7 @@ class Evidence:
 
         Returns inf as soon as it exceeds `limit`, without running further cases.
         """
-        indices = range(len(self.cases))
+        indices = self.order
         compared = [i for i in indices if self.informative(i, g)] or [i for i in indices if self.magnitudes[i][g]]
         largest = -1.0
         for i in compared:
@@ -151,17 +218,18 @@ class Evidence:
         """A cheap first test, without the rounding budget."""
         return all(
             self.difference(candidate, i, g) <= GATE[self.dtype] * max(self.magnitudes[i][g], self.norms[i][g])
-            for i in range(len(self.cases))
+            for i in self.order
             if not self.noise(candidate, i, g)
         )
 
     def _within_budget(self, candidate: Candidate, g: int) -> bool:
-        return all(
-            self.difference(candidate, i, g)
-            <= max(self.budget(candidate, i)[g], FLOOR * self.budget(Candidate(), i)[g])
-            for i in range(len(self.cases))
-            if not self.noise(candidate, i, g)
-        )
+        for i in self.order:
+            off = self.difference(candidate, i, g)
+            if off <= candidate.floor * self.budget(Candidate(), i)[g] or self.noise(candidate, i, g):
+                continue
+            if off > self.budget(candidate, i)[g]:  # last, since it takes several runs
+                return False
+        return True
 
     def budget(self, candidate: Candidate, i: int) -> list[float]:
         """The allowed rounding error of each of the candidate's gradients in case i."""
@@ -174,7 +242,7 @@ class Evidence:
         def run(pieces: Pieces) -> Gradients:
             return _changed(self.layer.run(pieces, case, self.options), candidate, case)
 
-        return magnitudes_in_case(run, self.pieces(candidate), self.layer, case)
+        return magnitudes_in_case(run, self.pieces(candidate, case), self.layer, case)
 
     def same_as_right(self, candidate: Candidate, g: int) -> bool:
         """Whether the candidate leaves gradient g correct."""
@@ -196,6 +264,9 @@ class Evidence:
 
     def _closest(self, candidate: Candidate, gradients: Sequence[int]) -> float | None:
         """Gauss-Newton in one unknown; one step is exact if the gradients are linear in it."""
+        (starts,) = (m.starts for m in candidate.mistakes if m.parameter)
+        if len(starts) > 1:
+            return self._closest_from(candidate, gradients, starts)
         value, step, first = 0.0, 1e-3, 0.0
         for n in range(12):
             along, square, left = self._slopes(candidate, gradients, value, step)
@@ -209,12 +280,35 @@ class Evidence:
                 break
         return value
 
+    def _closest_from(self, candidate: Candidate, gradients: Sequence[int], starts: Sequence[float]) -> float | None:
+        """Gauss-Newton from the best of several starts, with shorter steps where the distance grows."""
+
+        def at(value: float) -> tuple[float, float, float]:
+            found = self._slopes(candidate, gradients, value, 1e-6 * abs(value) or 1e-12)
+            return found if math.isfinite(found[2]) and found[1] > 0 else (0.0, 0.0, math.inf)
+
+        tried = [(at(start), start) for start in starts]
+        (along, square, left), value = min(tried, key=lambda one: one[0][2])
+        for _ in range(30):
+            if not square > 0:
+                return None
+            step = along / square
+            while abs(step) > 1e-13 * abs(value):
+                new = at(value + step)
+                if new[2] < left:
+                    (along, square, left), value = new, value + step
+                    break
+                step /= 4
+            else:
+                break
+        return value
+
     def _slopes(
         self, candidate: Candidate, gradients: Sequence[int], value: float, step: float
     ) -> tuple[float, float, float]:
         """Sums of slope · gap, slope² and gap² over cases and gradients, relative to the size of the answer."""
         along, square, left = 0.0, 0.0, 0.0
-        for i in range(len(self.cases)):
+        for i in self.small:
             a = self.run(replace(candidate, values=(value,)), i)
             b = self.run(replace(candidate, values=(value + step,)), i)
             for g in gradients:

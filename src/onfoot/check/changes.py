@@ -1,45 +1,59 @@
-"""Finds a change of one gradient, relative to a candidate: a factor, a transpose, another gradient in its place."""
+"""Finds a change of one gradient, relative to a candidate.
+
+A factor, a transpose, another shape, another gradient or array in its place, an array added or multiplied, a part
+of it, shifted or reversed tokens, terms that were not summed.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.factors import candidates, recognise
 from onfoot.check.layer import Array, Case, Gradients, transposed
+from onfoot.check.probes import Edit, Recordings, along_axes
 
 GATE = {"float64": 1e-6, "float32": 1e-2}  # largest relative residual that a factor may leave
 
+Apply = Callable[..., Array]  # (gradients, case) -> the array returned
 
-def find_change(evidence: Evidence, base: Candidate, g: int) -> Change | None:
-    """Returns the change of gradient g that makes the candidate fit, or None."""
-    for change in _possible(evidence, base, g):
-        if evidence.fits(Candidate(base.mistakes, (change,)), g):
+
+def find_change(evidence: Evidence, base: Candidate, g: int, recordings: Recordings | None = None) -> Change | None:
+    """Returns the change of gradient g that makes the candidate fit, or None; all changes if recordings are given."""
+    found = _possible(evidence, base, g)
+    if recordings is not None:
+        found = itertools.chain(found, _General(evidence, base, g, recordings).changes())
+    for change in found:
+        if evidence.fits(Candidate(base.mistakes, (change,), base.values), g):
             return change
     return None
 
 
 def _possible(evidence: Evidence, base: Candidate, g: int) -> Iterator[Change]:
     names = evidence.layer.gradients
-    if not any(evidence.informative(i, g) for i in range(len(evidence.cases))):
-        yield Change(g, f"{names[g]} is 0 everywhere", f"compute and return {names[g]}", _zeros(g))
+    if not evidence.ever_informative(g):
+        kind = "{} is 0 everywhere"
+        yield Change(g, kind.format(names[g]), f"compute and return {names[g]}", _zeros(g), kind)
         return
     yield from _factor(evidence, base, g)
-    yield Change(g, f"{names[g]} is transposed", f"transpose {names[g]}", lambda grads, case: transposed(grads[g]))
+    kind = "{} is transposed"
+    yield Change(g, kind.format(names[g]), f"transpose {names[g]}", lambda grads, case: transposed(grads[g]), kind)
     for h, other in enumerate(names):
         if h != g:
             fix = f"return the gradients in the order {', '.join(names)}"
             yield Change(g, f"{other} is returned in place of {names[g]}", fix, _other(h))
 
 
-def _zeros(g: int) -> Callable[[Gradients, Case], Array]:
+def _zeros(g: int) -> Apply:
     return lambda grads, case: np.zeros_like(grads[g])
 
 
-def _other(h: int) -> Callable[[Gradients, Case], Array]:
+def _other(h: int) -> Apply:
     return lambda grads, case: grads[h]
 
 
@@ -83,16 +97,317 @@ def _named(g: int, name: str, sign: int, quantity: str, times: bool, case: Case)
     def apply(grads: Gradients, case: Case) -> Array:
         return value(case) * grads[g]
 
-    parts = [f"{name} has the wrong sign"] if sign < 0 else []
+    parts = ["has the wrong sign"] if sign < 0 else []
     fix = [f"negate {name}"] if sign < 0 else []
     if quantity:
         size = candidates(case.sizes)[quantity]
         shown = quantity if quantity.isdigit() else f"{quantity} = {size:.3g}"
-        parts.append(f"{'is' if parts else f'{name} is'} {shown} times too {'large' if times else 'small'}")
+        parts.append(f"is {shown} times too {'large' if times else 'small'}")
         fix.append(f"{'divide' if times else 'multiply'} {name} by {quantity}")
-    return Change(g, " and ".join(parts), ", ".join(fix), apply)
+    kind = "{} " + " and ".join(parts)
+    return Change(g, kind.format(name), ", ".join(fix), apply, kind)
 
 
 def _constant(g: int, name: str, factor: float) -> Change:
-    description = f"{name} is {factor:.6g} times the correct gradient in every case"
-    return Change(g, description, f"divide {name} by {factor:.6g}", lambda grads, case: factor * grads[g])
+    kind = f"{{}} is {factor:.6g} times the correct gradient in every case"
+    return Change(g, kind.format(name), f"divide {name} by {factor:.6g}", lambda grads, case: factor * grads[g], kind)
+
+
+class _General:
+    """Changes that need the other arrays of the pass, tried on one case first."""
+
+    def __init__(self, evidence: Evidence, base: Candidate, g: int, recordings: Recordings) -> None:
+        self.evidence, self.base, self.g, self.recordings = evidence, base, g, recordings
+        self.i = evidence.screen(g)
+        self.case, self.answer = evidence.cases[self.i], evidence.answers[self.i][g]
+        self.name = evidence.layer.gradients[g]
+        self.gate = max(GATE[evidence.dtype] * evidence.norms[self.i][g], evidence.budget(Candidate(), self.i)[g])
+
+    def changes(self) -> Iterator[Change]:
+        grads = self.evidence.run(self.base, self.i)
+        if grads is None or not np.isfinite(self.answer).all():
+            return
+        self.grads, self.right = grads, grads[self.g]
+        for cost, found in self.possible():
+            for kind, fix, apply in found:
+                if self.matches(apply):
+                    yield Change(self.g, kind.format(self.name), fix, apply, kind, cost)
+
+    def matches(self, apply: Apply) -> bool:
+        try:
+            with np.errstate(all="ignore"):
+                got = np.asarray(apply(self.grads, self.case))
+        except (ValueError, IndexError, TypeError, ArithmeticError):
+            return False
+        return got.shape == self.answer.shape and bool(np.linalg.norm(got - self.answer) <= self.gate)
+
+    def possible(self) -> Iterator[tuple[float, Iterator[tuple[str, str, Apply]]]]:
+        """(cost, changes), the likeliest first."""
+        given = set(self.evidence.layer.arguments)
+        inputs = {words: x for words, x in self.recordings.of(self.case).values.items() if words in given}
+        inside = {words: x for words, x in self.recordings.of(self.case).values.items() if words not in given}
+        yield 1.1, self.shapes()
+        yield 1.1, self.unsummed()
+        yield 1.12, self.sums({**inputs, **self.others()}, ones=True)
+        yield 1.22, self.in_place_of()
+        yield 1.28, self.products({**inputs, **self.others()})
+        yield 1.29, self.parts()
+        yield 1.3, self.values()
+        yield 1.31, self.sums({**inputs, **self.others()}, ones=False)
+        yield 1.33, self.sums(inside, ones=True)
+        yield 1.34, self.products(inside)
+        yield 1.36, self.sums(inside, ones=False)
+
+    # the same numbers in another shape
+
+    def shapes(self) -> Iterator[tuple[str, str, Apply]]:
+        g, name = self.g, self.name
+        if self.right.size != self.answer.size:
+            yield from self.summed_shapes()
+            return
+        if self.right.shape != self.answer.shape:
+            fixes = f"return {name}.reshape of shape {self.right.shape}"
+            kind = f"{{}} is right but for its shape, {self.answer.shape} for {self.right.shape}: a reshape is missing"
+            if tuple(n for n in self.answer.shape if n > 1) == tuple(n for n in self.right.shape if n > 1):
+                kind = f"{{}} is right but for its shape, {self.answer.shape} for {self.right.shape} (keepdims)"
+            same = self.reshaped
+            yield kind, fixes, lambda grads, case: grads[g].reshape(same(grads[g], case))
+        for axes in itertools.permutations(range(self.right.ndim)):
+            if axes != tuple(range(self.right.ndim)):
+                moved = f"{{}} has its axes in the order {axes}"
+                fix = f"transpose the axes of {name} back, from {axes}"
+                if tuple(self.right.shape[a] for a in axes) == self.answer.shape:
+                    yield moved, fix, lambda grads, case, axes=axes: grads[g].transpose(axes)
+                yield (
+                    f"{{}} is reshaped where its axes must be transposed, {axes}",
+                    f"transpose the axes before the reshape, from {axes}",
+                    lambda grads, case, axes=axes: grads[g].transpose(axes).reshape(self.reshaped(grads[g], case)),
+                )
+                yield (
+                    f"{{}} is reshaped, then its axes are transposed, {axes}",
+                    "reshape and transpose in the order of the forward pass, backwards",
+                    lambda grads, case, axes=axes: _reshape_then_transpose(grads[g], axes),
+                )
+
+    def reshaped(self, right: Array, case: Case) -> tuple[int, ...]:
+        """The shape that was returned in this case."""
+        for i, one in enumerate(self.evidence.cases):
+            if one is case:
+                return self.evidence.answers[i][self.g].shape
+        return right.shape
+
+    def summed_shapes(self) -> Iterator[tuple[str, str, Apply]]:
+        """An axis of the gradient was summed or averaged away."""
+        g = self.g
+        for n in range(1, self.right.ndim + 1):
+            for axes in itertools.combinations(range(self.right.ndim), n):
+                for verb, function in (("summed", np.sum), ("averaged", np.mean)):
+                    for keep in (False, True):
+                        yield (
+                            f"{{}} is {verb} over axis {', '.join(map(str, axes))}{' (keepdims)' if keep else ''}",
+                            f"return {self.name} with shape {self.right.shape}",
+                            lambda grads, case, axes=axes, function=function, keep=keep: function(
+                                grads[g], axis=axes, keepdims=keep
+                            ),
+                        )
+
+    # terms of a sum
+
+    def unsummed(self) -> Iterator[tuple[str, str, Apply]]:
+        """One array per sequence or per token, where they must be summed: the gradient is linear in dout."""
+        if self.answer.ndim <= self.right.ndim or self.evidence.layer.arguments[-1] != "dout":
+            return
+        fix = f"sum {self.name} over sequences and tokens"
+        yield "{} is not summed over the batch (one per sequence)", fix, self.per(lambda shape: np.eye(shape[0]), 1)
+        yield "{} is not summed over the tokens (one per position)", fix, self.per(self._tokens, 1)
+        yield "{} is not summed over batch and tokens (one per token)", fix, self.per(self._each, 2)
+
+    @staticmethod
+    def _tokens(shape: tuple[int, ...]) -> Array:
+        return np.eye(shape[-2])
+
+    @staticmethod
+    def _each(shape: tuple[int, ...]) -> Array:
+        return np.eye(shape[0] * shape[1])
+
+    def per(self, masks: Callable[[tuple[int, ...]], Array], axes: int) -> Apply:
+        def apply(grads: Gradients, case: Case) -> Array:
+            *rest, dout = case.inputs
+            shape, found = dout.shape, []
+            rows = masks(shape)
+            for row in rows:
+                if axes == 2:
+                    mask = row.reshape(shape[:2])[..., None]
+                else:
+                    mask = (
+                        row.reshape(-1, *(1,) * (dout.ndim - 1))
+                        if len(row) == shape[0] and masks is not self._tokens
+                        else row[:, None]
+                    )
+                part = replace(case, inputs=(*rest, dout * mask))
+                layer, options = self.evidence.layer, self.evidence.options
+                found.append(layer.run(self.evidence.pieces(self.base, part), part, options)[self.g])
+            out = np.stack(found)
+            return out.reshape(*shape[:2], *out.shape[1:]) if axes == 2 else out
+
+        return apply
+
+    # other arrays
+
+    def sums(self, arrays: Mapping[str, Array], ones: bool) -> Iterator[tuple[str, str, Apply]]:
+        """An array is added to the gradient: as it is, or multiplied by a number."""
+        if self.right.shape != self.answer.shape:
+            return
+        gap = self.answer - self.right
+        for words, value in arrays.items():
+            if words != self.name and value.shape == self.right.shape:
+                square = float(np.sum(value * value))
+                c = float(np.sum(value * gap)) / square if square else 0.0
+                is_one = abs(abs(c) - 1) < 1e-6
+                if c and is_one == ones and np.linalg.norm(gap - c * value) <= self.gate:
+                    yield self.added(words, math.copysign(1.0, c) if ones else c)
+
+    def products(self, arrays: Mapping[str, Array]) -> Iterator[tuple[str, str, Apply]]:
+        """The gradient is multiplied or divided by an array, or set to 0 where it is negative."""
+        g = self.g
+        if self.right.shape != self.answer.shape:
+            return
+        for words, value in arrays.items():
+            if words != self.name and _broadcasts(value, self.right):
+                yield (
+                    f"{{}} is multiplied by {words} once too often",
+                    f"do not multiply {self.name} by {words}",
+                    lambda grads, case, words=words: grads[g] * self.value(words, grads, case),
+                )
+                yield (
+                    f"{{}} is divided by {words}",
+                    f"do not divide {self.name} by {words}; or multiply by it",
+                    lambda grads, case, words=words: grads[g] / self.value(words, grads, case),
+                )
+                yield (
+                    f"{{}} is set to 0 except where {words} > 0",
+                    f"do not mask {self.name}",
+                    lambda grads, case, words=words: grads[g] * (self.value(words, grads, case) > 0),
+                )
+
+    def others(self) -> dict[str, Array]:
+        names = self.evidence.layer.gradients
+        return {name: self.grads[h] for h, name in enumerate(names) if h != self.g}
+
+    def value(self, words: str, grads: Gradients, case: Case) -> Array:
+        names = self.evidence.layer.gradients
+        return grads[names.index(words)] if words in names else self.recordings.of(case).values[words]
+
+    def added(self, words: str, c: float) -> tuple[str, str, Apply]:
+        g = self.g
+        what = words if abs(c) == 1 else f"{abs(c):.6g} · {words}"
+        return (
+            f"{{}} has {what} {'added to' if c > 0 else 'subtracted from'} it",
+            f"return the gradient alone; start from zeros, not from {words}",
+            lambda grads, case: grads[g] + c * self.value(words, grads, case),
+        )
+
+    def in_place_of(self) -> Iterator[tuple[str, str, Apply]]:
+        """An array of the pass, or another gradient transposed, is returned as this gradient."""
+        for words, value in self.recordings.of(self.case).values.items():
+            fix = f"return {self.name}"
+            if words != self.name and value.size == self.answer.size:
+                yield (
+                    f"{words} is returned in place of {{}}",
+                    fix,
+                    lambda grads, case, words=words: (
+                        self.recordings.of(case)
+                        .values[words]
+                        .reshape(self.reshaped(self.recordings.of(case).values[words], case))
+                    ),
+                )
+        for h, other in enumerate(self.evidence.layer.gradients):
+            if h != self.g:
+                order = ", ".join(self.evidence.layer.gradients)
+                yield (
+                    f"{other} is returned in place of {{}}, transposed",
+                    f"return the gradients in the order {order}",
+                    lambda grads, case, h=h: transposed(grads[h]),
+                )
+
+    # parts of the gradient, and functions of its entries
+
+    def parts(self) -> Iterator[tuple[str, str, Apply]]:
+        if self.right.shape != self.answer.shape:
+            return
+        g = self.g
+        for edit in along_axes(self.right):
+            yield edit.says, f"return {self.name} of every index", _edited(g, edit)
+        if self.right.shape[-1] % 2 == 0:
+            yield (
+                "{} has its halves exchanged",
+                "exchange the halves of the last axis",
+                lambda grads, case: _halves(grads[g]),
+            )
+            yield (
+                "{} has the features of its two halves interleaved",
+                "concatenate the halves",
+                lambda grads, case: _interleaved(grads[g]),
+            )
+            yield (
+                "{} has interleaved features taken apart into halves",
+                "keep the order of the features",
+                lambda grads, case: np.concatenate([grads[g][..., 0::2], grads[g][..., 1::2]], -1),
+            )
+
+    def values(self) -> Iterator[tuple[str, str, Apply]]:
+        if self.right.shape != self.answer.shape:
+            return
+        g, top = self.g, float(np.abs(self.answer).max(initial=0))
+        yield "{} is its absolute value", "keep the sign", lambda grads, case: np.abs(grads[g])
+        yield "{} is only its sign", "return the value", lambda grads, case: np.sign(grads[g])
+        yield "{} is squared", f"do not square {self.name}", lambda grads, case: grads[g] ** 2
+        yield (
+            f"{{}} is clipped to ±{top:.6g}",
+            f"do not clip {self.name}",
+            lambda grads, case: np.clip(grads[g], -top, top),
+        )
+        yield (
+            "{} is divided by its own norm",
+            f"do not normalise {self.name}",
+            lambda grads, case: grads[g] / np.linalg.norm(grads[g]),
+        )
+        yield (
+            "{} is divided by the norm of each of its rows",
+            f"do not normalise {self.name}",
+            lambda grads, case: grads[g] / np.linalg.norm(grads[g], axis=-1, keepdims=True),
+        )
+        yield (
+            "{} lacks its mean over the last axis",
+            f"do not centre {self.name}",
+            lambda grads, case: grads[g] - grads[g].mean(axis=-1, keepdims=True),
+        )
+
+
+def _edited(g: int, edit: Edit) -> Apply:
+    return lambda grads, case: edit.apply(grads[g], case)
+
+
+def _reshape_then_transpose(x: Array, axes: tuple[int, ...]) -> Array:
+    """x reshaped to the shape before a transpose by `axes`, then transposed: the right shape, the wrong order."""
+    before = [0] * x.ndim
+    for to, source in enumerate(axes):
+        before[source] = x.shape[to]
+    return x.reshape(before).transpose(axes)
+
+
+def _broadcasts(value: Array, right: Array) -> bool:
+    try:
+        return bool(np.broadcast_shapes(value.shape, right.shape) == right.shape)
+    except ValueError:
+        return False
+
+
+def _halves(x: Array) -> Array:
+    half = x.shape[-1] // 2
+    return np.concatenate([x[..., half:], x[..., :half]], -1)
+
+
+def _interleaved(x: Array) -> Array:
+    half = x.shape[-1] // 2
+    return np.stack([x[..., :half], x[..., half:]], -1).reshape(x.shape)

@@ -1,8 +1,9 @@
 """Finds the known mistakes that explain a wrong result.
 
 Every catalogued mistake of the layer is run on the same data. It explains a wrong gradient if the two agree up to
-rounding in every case. If no single mistake does, a factor and then all pairs are tried. The diagnosis is the smallest
-set of mistakes that explains all wrong gradients and leaves the correct ones correct.
+rounding in every case. If no single mistake does, these are tried: a factor or another change of one gradient, another
+constant, the generic probes, then all pairs. The diagnosis is the smallest set of mistakes that explains all wrong
+gradients and leaves the correct ones correct.
 """
 
 from __future__ import annotations
@@ -12,12 +13,20 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.changes import find_change
-from onfoot.check.layer import Mistake
+from onfoot.check.constants import constants
+from onfoot.check.layer import Array, Mistake
 from onfoot.check.mistakes import mistakes_of, replaced_pieces
+from onfoot.check.probes import Recordings, probes
 
 MAX_SIZE = 4.5  # larger candidates are not tried
+MAX_TRIED = 300  # combinations of explanations
+LIKELY = 1.2  # mistakes that cost more are kept only if the probes find nothing simpler
+TIERS = (0.0, 1.225, 1.265, 1.32, 9.0)  # of the costs of the probes: if a tier explains all, the next is not tried
+MOST = 12  # explanations per gradient that are combined with those of others
 
 
 @dataclass(frozen=True)
@@ -61,22 +70,56 @@ class _Search:
         self.right = [g for g in range(len(evidence.layer.gradients)) if g not in self.wrong]
         self.singles = [Candidate((m,)) for m in mistakes_of(evidence.layer, evidence.options)]
         self.options: dict[int, list[Candidate]] = {g: [] for g in self.wrong}
+        self.recordings = Recordings(evidence.layer, evidence.options)
 
     def diagnosis(self, pairs: bool) -> Diagnosis:
         self.try_each(self.singles, self.wrong)
         for g in self.wrong:
             self.try_changes([Candidate()], g)
         found = self.cover()
-        left = [g for g in self.wrong if not self.options[g]]
-        if pairs and (found is None or left):
+        if self.is_open(found) and not self.common():
+            self.try_each(map(_alone, constants(self.evidence.layer, self.evidence.options)), self.wrong)
+            found = self.cover()
+        if pairs and self.is_open(found) and not self.common():
+            found = self.with_probes()
+        left = self.left()
+        if pairs and (left or (not self.common() and (found is None or found.size > 2))):
             both = (a.combined(b) for a, b in itertools.combinations(self.singles, 2))
-            tried = self.wrong if found is None else left
+            tried = self.wrong if not left or found is None else left
             self.try_each((candidate for candidate in both if _compatible(candidate)), tried)
             for g in left:
                 if not self.options[g]:
                     self.try_changes(self.singles, g)
             found = self.cover()
         return self.build_diagnosis(found)
+
+    def left(self) -> list[int]:
+        """The wrong gradients that nothing explains so far."""
+        return [g for g in self.wrong if not self.options[g]]
+
+    def is_open(self, found: Candidate | None) -> bool:
+        """Whether a simpler or more complete explanation may be found."""
+        return found is None or bool(self.left()) or found.size > 2.5 or any(m.cost > LIKELY for m in found.mistakes)
+
+    def common(self) -> bool:
+        """Whether one catalogued mistake explains every wrong gradient, though it was not made in the correct ones."""
+        first, *rest = (self.options[g] for g in self.wrong)
+        return any(o.size <= 1 and all(o in options for options in rest) for o in first)
+
+    def with_probes(self) -> Candidate | None:
+        """Tries the generic probes and all changes, the likeliest first, until every wrong gradient is explained."""
+        case = self.evidence.cases[self.evidence.screen(self.wrong[0])]
+        tried = sorted(probes(self.recordings, case), key=lambda probe: probe.cost)
+        for g in self.left():
+            self.try_changes([Candidate()], g, self.recordings)
+        found: Candidate | None = None
+        for low, high in itertools.pairwise(TIERS):
+            self.try_probes([probe for probe in tried if low < probe.cost <= high])
+            self.keep_different()
+            found = self.cover()
+            if found is not None and not self.left() and found.size <= high:
+                break
+        return found
 
     def try_each(self, candidates: Iterable[Candidate], gradients: Iterable[int]) -> None:
         gradients = list(gradients)
@@ -85,10 +128,31 @@ class _Search:
                 if self.explains(candidate, [g], [g]):
                     self.options[g].append(candidate)
 
-    def try_changes(self, bases: Iterable[Candidate], g: int) -> None:
+    def try_probes(self, tried: Iterable[Mistake]) -> None:
+        """Runs the probes on one case per gradient, and those that match there on all cases."""
+        screens = {g: self.evidence.screen(g) for g in self.wrong if self.evidence.ever_informative(g)}
+        for probe in tried:
+            candidate = _alone(probe)
+            for g in screens:
+                if self.evidence.passes_screen(candidate, screens[g], g) and self.evidence.fits(candidate, g):
+                    self.options[g].append(candidate)
+            self.evidence.forget(candidate)
+
+    def keep_different(self) -> None:
+        """Keeps one option of those that give the same numbers: the simplest."""
+        i = self.evidence.screen(self.wrong[0])
+        for g, options in self.options.items():
+            kept: dict[tuple[float, ...], Candidate] = {}
+            for one in sorted(options, key=lambda o: o.size):
+                valued = self.evidence.with_values(one, [g])
+                ran = None if valued is None else self.evidence.run(valued, i)
+                kept.setdefault(tuple(_fingerprint(x) for x in ran or ()) or (float(len(kept)),), one)
+            self.options[g] = list(kept.values())[:MOST]
+
+    def try_changes(self, bases: Iterable[Candidate], g: int, recordings: Recordings | None = None) -> None:
         for base in bases:
             if not any(m.parameter for m in base.mistakes):
-                change = find_change(self.evidence, base, g)
+                change = find_change(self.evidence, base, g, recordings)
                 if change is not None:
                     self.options[g].append(Candidate(base.mistakes, (change,)))
 
@@ -107,7 +171,7 @@ class _Search:
         def search(candidate: Candidate, covered: list[int]) -> None:
             nonlocal best
             key: frozenset[Mistake | Change] = frozenset((*candidate.mistakes, *candidate.changes))
-            if key in seen or candidate.size > (best.size - 0.05 if best else MAX_SIZE):
+            if key in seen or len(seen) > MAX_TRIED or candidate.size > (best.size - 0.05 if best else MAX_SIZE):
                 return
             seen.add(key)
             valued = self.evidence.with_values(candidate, covered)
@@ -135,12 +199,14 @@ class _Search:
             out.candidates.append((found.names, out.residual))
             out.also = [one.names for one in self.twins(found, explained)]
         else:  # one by one: a mistake was made in one gradient but not in another
-            for g in explained:
-                best = evidence.with_values(min(self.options[g], key=lambda c: c.size), [g])
+            changes: list[Change] = []
+            for g, option in self.one_by_one(explained):
+                best = evidence.with_values(option, [g])
                 assert best is not None
-                out.findings += [*self._mistakes(best, [g]), *self._changes(best.changes)]
+                out.findings += self._mistakes(best, [g])
+                changes += best.changes
                 out.candidates.append((best.names, evidence.residual(best, g)))
-            out.findings = _merged(out.findings)
+            out.findings = [*_merged(out.findings), *self._changes(changes)]
             out.residual = max((r for _, r in out.candidates), default=math.inf)
         out.plain = {
             names[g]: option.changes[0].name
@@ -151,6 +217,16 @@ class _Search:
         out.unexplained = [names[g] for g in self.wrong if not self.options[g]]
         out.candidates += self.nearest(found)
         return out
+
+    def one_by_one(self, explained: Sequence[int]) -> list[tuple[int, Candidate]]:
+        """The explanation of each gradient; one that explains several gradients comes before others."""
+        left, found = list(explained), []
+        while left:
+            options = dict.fromkeys(o for g in left for o in self.options[g])
+            best = min(options, key=lambda o: o.size - 0.5 * sum(o in self.options[g] for g in left))
+            found += [(g, best) for g in left if best in self.options[g]]
+            left = [g for g in left if best not in self.options[g]]
+        return sorted(found, key=lambda one: one[0])
 
     def twins(self, found: Candidate, explained: Sequence[int]) -> list[Candidate]:
         """Other single mistakes that fit the same gradients equally well."""
@@ -170,8 +246,15 @@ class _Search:
         return found
 
     def _changes(self, changes: Sequence[Change]) -> list[Finding]:
-        names = self.evidence.layer.gradients
-        return [Finding(c.name, "", "", c.fix, "", [names[c.gradient]]) for c in changes]
+        """One finding per change; the same change of several gradients is one finding."""
+        names, kinds = self.evidence.layer.gradients, dict.fromkeys(c.kind or c.name for c in changes)
+        found = []
+        for kind in kinds:
+            same = [c for c in changes if (c.kind or c.name) == kind]
+            affected = [names[c.gradient] for c in same]
+            name = same[0].name if len(same) == 1 else _plural(kind, affected)
+            found.append(Finding(name, "", "", same[0].fix if len(same) == 1 else _fixes(same), "", affected))
+        return found
 
     def nearest(self, found: Candidate | None) -> list[tuple[list[str], float]]:
         """Single mistakes that are closer to the result than the correct formula, the closest first."""
@@ -190,6 +273,26 @@ class _Search:
             if largest > limit:
                 break
         return largest
+
+
+def _fingerprint(x: Array) -> float:
+    """A number that is the same for the same array, up to rounding."""
+    flat = np.where(np.isfinite(x), x, 0.0).ravel()
+    return float(f"{flat @ np.cos(1.0 + np.arange(flat.size)):.8g}")
+
+
+def _alone(mistake: Mistake) -> Candidate:
+    return Candidate((mistake,))
+
+
+def _plural(kind: str, names: Sequence[str]) -> str:
+    """“{} is transposed” of several gradients: “dq and dk are transposed”."""
+    together = f"{', '.join(names[:-1])} and {names[-1]}"
+    return kind.replace("{} is ", "{} are ").replace("{} has ", "{} have ").format(together)
+
+
+def _fixes(changes: Sequence[Change]) -> str:
+    return ", ".join(dict.fromkeys(c.fix for c in changes))
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:

@@ -14,12 +14,18 @@ def candidates(sizes: Mapping[str, float]) -> dict[str, float]:
     for name, size in sizes.items():
         found[name] = size
     for name, size in sizes.items():
-        if name.isidentifier():
+        if "·" in name:
+            found[f"√({name})"] = math.sqrt(size)
+        elif name.isidentifier():
             found[f"√{name}"] = math.sqrt(size)
+    for name, size in sizes.items():
+        if name.isidentifier() and "·" not in name:
+            found[f"{name}²"] = size * size
     for name, size in sizes.items():
         if name.isidentifier():
             found[f"({name} − 1)"] = size - 1
             found[f"{name}/({name} − 1)"] = size / (size - 1) if size != 1 else math.inf
+            found[f"({name} + 1)/{name}"] = (size + 1) / size
     return {**found, **CONSTANTS}
 
 

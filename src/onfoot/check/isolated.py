@@ -56,6 +56,7 @@ class IsolatedFunction:
             raise ValueError(f"timeout must be > 0 seconds, got {timeout:g}")
         self.target, self.layer, self.timeout = target, layer, timeout
         self.described = False
+        self.shown = 0  # characters of its output, of all processes
         self._start()
 
     def _start(self) -> None:
@@ -82,15 +83,16 @@ class IsolatedFunction:
 
     def _read_output(self) -> None:
         """Shows what the function prints, up to a limit, and keeps what Python reports of a crash."""
-        stream, dump, shown = self.process.stderr, self.dump, 0
+        stream, dump = self.process.stderr, self.dump
         assert stream is not None
         for line in iter(lambda: stream.readline(2**16), b""):
             text = line.decode(errors="replace")
-            if dump or text.startswith(DUMPS):
-                dump.append(text)
-            elif shown < OUTPUT:
-                shown += len(text)
-                _show(text if shown < OUTPUT else text + "… the function prints more; the rest is not shown\n")
+            begin = min((at for word in DUMPS if (at := text.find(word)) >= 0), default=-1)  # maybe after a print
+            if dump or begin >= 0:
+                dump.append(text[max(begin, 0) :])
+            elif self.shown < OUTPUT:
+                self.shown += len(text)
+                _show(text if self.shown < OUTPUT else text + "… the function prints more; the rest is not shown\n")
 
     def load(self) -> None:
         """Waits until the user's file is imported; raises a ValueError if it cannot be."""
@@ -114,17 +116,24 @@ class IsolatedFunction:
         returned = self.run(plain, options, "torch" if torch else "numpy")
         return _as_tensors(returned) if torch else returned
 
-    def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str) -> Any:
+    def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str, frozen: bool = False) -> Any:
         """Calls the function with NumPy arrays, or with tensors made of them, and returns NumPy arrays.
 
-        Arguments that the function changes are changed here too. Raises DiedError or RaisedError.
+        Arguments that the function changes are changed here too; `frozen` ones raise instead, if they are NumPy arrays.
+        Raises DiedError or RaisedError.
         """
         if self.process.poll() is not None:
             self._start()
         self.load()
         found: list[np.ndarray] = []
         trees = [encode(x, found) for x in arguments]
-        header = {"arguments": trees, "options": dict(options), "arrays": arrays, "timeout": self.timeout}
+        header = {
+            "arguments": trees,
+            "options": dict(options),
+            "arrays": arrays,
+            "timeout": self.timeout,
+            "frozen": frozen,
+        }
         threading.Thread(target=self._send, args=(header, found), daemon=True).start()  # it may not be reading
         answer, received = self._answer(self.timeout)
         if "raised" in answer:

@@ -15,7 +15,7 @@ from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
 from onfoot.check.call import ARRAYS, Answer, Problem, accepted_options, accepts_arguments, call, has_torch
 from onfoot.check.candidate import Evidence
 from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, sizes_for
-from onfoot.check.diagnose import diagnose
+from onfoot.check.diagnose import Diagnosis, diagnose
 from onfoot.check.layer import Array, Case, Gradients, Layer
 from onfoot.check.locate import pattern
 from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
@@ -57,6 +57,7 @@ def check_layer(
         report.not_given = [one for one in layer.gradients if one not in checker.layer.gradients]
         _diagnose(report, checker.magnitudes)
         _relax(report)
+        _forgive_in_place(report)
         if not report.passed:
             report.example = checker.example(report)
     _warn(report)
@@ -204,7 +205,8 @@ def _like_float32(report: LayerReport) -> bool:
     """Whether the float64 results are only as accurate as float32, in every case."""
     exact = [o for o in report.outcomes if o.dtype == "float64" and report.counts(o)]
     measured = [m for o in exact for m in o.measured]
-    if any(p.size > FLOAT32_FACTOR for o in exact for p in o.problems) or all(m.ok for m in measured):
+    problems = [p for o in exact for p in o.problems if p.kind != "mutates"]
+    if any(p.size > FLOAT32_FACTOR for p in problems) or all(m.ok for m in measured):
         return False
     return all(m.error <= FLOAT32_FACTOR * m.allowed for m in measured)
 
@@ -259,17 +261,45 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
     if report.failed and not any(map(_is_wrong, counted)):
         return  # it raises or dies; what it does beyond the contract is not the cause
     seen = large if only_large else small if any(map(_is_wrong, small)) else [o for o in outcomes if not o.case.large]
-    right = [{m.gradient for m in o.measured if m.ok} for o in seen]
-    wrong = [g for g, name in enumerate(report.layer.gradients) if any(name not in names for names in right)]
-    if wrong:
-        answers = [o.answer.gradients or [] for o in seen]
-        cases, sizes = [o.case for o in seen], [magnitudes[o.case.name] for o in seen]
-        evidence = Evidence(report.layer, report.options, cases, answers, sizes, seen[0].dtype)
-        report.diagnosis = diagnose(evidence, wrong, pairs=not (only_large or _like_float32(report)))
+    report.diagnosis = _diagnosis(report, seen, magnitudes)
+    finite = [o for o in seen if all(np.isfinite(g).all() for g in o.answer.gradients or [])]
+    if report.diagnosis is None or report.diagnosis.complete or not 0 < len(finite) < len(seen):
+        return
+    without = _diagnosis(report, finite, magnitudes)  # nan in one case must not silence the others
+    if without is not None and len(without.unexplained) < len(report.diagnosis.unexplained):
+        report.diagnosis = without
+        left_out = _quoted(o.case.name for o in seen if o not in finite)
+        report.warnings.append(f"the diagnosis leaves out the cases with nan or infinite entries: {left_out}")
+
+
+def _diagnosis(
+    report: LayerReport, outcomes: Sequence[Outcome], magnitudes: Mapping[str, list[float]]
+) -> Diagnosis | None:
+    """The diagnosis of these cases; None if nothing is wrong in them."""
+    right = [{m.gradient for m in o.measured if m.ok} for o in outcomes]
+    wrong = [g for g, name in enumerate(report.layer.gradients) if any(name not in one for one in right)]
+    if not wrong:
+        return None
+    answers = [o.answer.gradients or [] for o in outcomes]
+    cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
+    evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype)
+    only_large = all(o.case.large for o in outcomes)
+    return diagnose(evidence, wrong, pairs=not (only_large or _like_float32(report)))
 
 
 def _is_wrong(outcome: Outcome) -> bool:
     return len([m for m in outcome.measured if m.ok]) < len(outcome.answer.gradients or [])
+
+
+def _forgive_in_place(report: LayerReport) -> None:
+    """Arguments modified in place are a warning, if the results are right."""
+    if any(not m.ok for o in report.failed for m in o.measured):
+        return
+    messages: dict[str, None] = {}
+    for o in report.outcomes:
+        messages |= dict.fromkeys(p.message for p in o.problems if p.kind == "mutates")
+        o.problems = [p for p in o.problems if p.kind != "mutates"]
+    report.warnings += [f"{message}: whoever uses that array afterwards gets other values" for message in messages]
 
 
 def _warn(report: LayerReport) -> None:

@@ -17,10 +17,14 @@ import numpy as np
 Array = np.ndarray
 Gradients = tuple[Array, ...]
 Piece = Callable[..., Any]
+MAY_BE_ZERO = ("eps", "weight_decay")  # numeric options; all others must be positive
 
 
 class Pieces(SimpleNamespace):
-    """The functions that make up a backward pass, by name: `p.softmax_backward(...)`."""
+    """The functions that make up a backward pass, by name: `p.softmax_backward(...)`.
+
+    A piece called `given`, if there is one, maps (case, options) to the inputs and options that the pass really uses.
+    """
 
     def with_changes(self, changes: Mapping[str, Piece]) -> Pieces:
         return Pieces(**{**vars(self), **changes})
@@ -53,6 +57,10 @@ class Mistake:
     errata: str = ""  # its entries in docs/errata.md
     parameter: str = ""  # name of an unknown number, such as a learning rate; then apply(pieces, value)
     needs: Mapping[str, Any] = field(default_factory=dict)  # options that must be set for it to occur
+    cost: float = 1.0  # a catalogued mistake is likelier than a generated one
+    per_case: bool = False  # then apply(pieces, case)
+    replaces: frozenset[str] = frozenset()  # the pieces it replaces, if that is known without running it
+    starts: tuple[float, ...] = (0.0,)  # where the search for the unknown number begins
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,11 @@ class Layer:
             known = self.choices.get(name)
             if known and value not in known:
                 raise ValueError(f"{name} must be {' or '.join(known)}, got {value!r}")
-            if not known and not isinstance(self.options[name], bool) and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value!r}")
+            if not known and not isinstance(self.options[name], bool):
+                if name in MAY_BE_ZERO and not value >= 0:
+                    raise ValueError(f"{name} must be >= 0, got {value!r}")
+                if name not in MAY_BE_ZERO and not value > 0:
+                    raise ValueError(f"{name} must be > 0, got {value!r}")
         return {**self.options, **overrides}
 
     def only(self, gradients: Sequence[str]) -> Layer:
@@ -111,7 +122,8 @@ class Layer:
     def run(self, pieces: Pieces, case: Case, options: Mapping[str, Any]) -> Gradients:
         """Returns the gradients computed with these pieces."""
         with np.errstate(all="ignore"):
-            return self.steps(pieces, *case.inputs, **options)
+            inputs, options = pieces.given(case, options) if "given" in vars(pieces) else (case.inputs, options)
+            return self.steps(pieces, *inputs, **options)
 
 
 def transposed(x: Array) -> Array:

@@ -74,6 +74,9 @@ def answer(function: Any, header: dict[str, Any], arrays: list[np.ndarray], answ
     """Calls the function once and sends what it returned, or what it raised, and the arguments that it changed."""
     as_tensors = header["arrays"] == "torch"
     given = [decode(tree, arrays, tensor if as_tensors else np.copy) for tree in header["arguments"]]
+    for x in given if header["frozen"] else ():
+        if isinstance(x, np.ndarray):
+            x.flags.writeable = False
     before = [as_array(x) for x in given]
     before = [None if x is None else x.copy() for x in before]
     watch(header["timeout"], reports)

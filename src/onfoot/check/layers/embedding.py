@@ -53,7 +53,11 @@ def ids_of(rng: np.random.Generator, sizes: Sizes) -> Iterator[tuple[str, Array,
 def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
     draw = rng.standard_normal
     return [
-        Case(name, (ids, draw((v, d)), draw((*ids.shape, d))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
+        Case(
+            name,
+            (ids, draw((v, d)), draw((*ids.shape, d))),
+            {"n": ids.shape[1], "B": len(ids), "B·n": ids.size, "V": v, "d": d},
+        )
         for name, ids, v, d in ids_of(rng, sizes)
     ]
 
@@ -96,7 +100,11 @@ def tied_reference(ids: Array, weight: Array, dout: Array) -> Gradients:
 def tied_cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
     draw = rng.standard_normal
     return [
-        Case(name, (ids, draw((v, d)), draw((*ids.shape, v))), {"n": ids.shape[1], "B": len(ids), "B·n": ids.size})
+        Case(
+            name,
+            (ids, draw((v, d)), draw((*ids.shape, v))),
+            {"n": ids.shape[1], "B": len(ids), "B·n": ids.size, "V": v, "d": d},
+        )
         for name, ids, v, d in ids_of(rng, sizes)
     ]
 

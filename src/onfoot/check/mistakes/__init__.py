@@ -51,6 +51,8 @@ CATALOGUE: tuple[Mistake, ...] = (
 @cache
 def replaced_pieces(mistake: Mistake) -> frozenset[str]:
     """The names of the pieces that a mistake replaces."""
+    if mistake.replaces:
+        return mistake.replaces
     pieces = LAYERS[mistake.layer].pieces
     return frozenset(mistake.apply(pieces, 0.0) if mistake.parameter else mistake.apply(pieces))
 

@@ -1,0 +1,232 @@
+"""Plain words for the pieces of the backward passes and for their arguments, as a finding names them.
+
+A piece without an entry is called by its own name, with spaces.
+"""
+
+from __future__ import annotations
+
+# piece: (what it is, its right formula)
+PIECES: dict[str, tuple[str, str]] = {
+    # attention
+    "mask": ("the mask", "token t attends to itself and earlier tokens"),
+    "scores": ("the scores", "q kᵗ/√d_k"),
+    "weights": ("the weights ρ", "softmax of the masked scores, over the keys"),
+    "drho": ("dρ", "dout vᵗ"),
+    "row_dots": ("the row sum Σ dρ ρ", "(dρ ∘ ρ).sum(axis=-1, keepdims=True)"),
+    "dscores": ("the gradient of the scores", "(dρ − Σ dρ ρ) ∘ ρ"),
+    "draw": ("dS, the gradient of q kᵗ", "the gradient of the scores, divided by √d_k"),
+    "dq": ("dq", "dS k"),
+    "dk": ("dk", "dSᵗ q"),
+    "dv": ("dv", "ρᵗ dout"),
+    # heads and projections
+    "split": ("the split into heads", "reshape to (batch, tokens, heads, width), then swap tokens and heads"),
+    "split_dout": ("the split of dout into heads", "the same split as of q, k and v"),
+    "merge": ("the merge of the heads", "swap heads and tokens, then reshape"),
+    "project": ("the projection", "x weight"),
+    "projected": ("the projection", "a weight + bias"),
+    "rotated": ("the rotation of q and k", "by the angles of their positions"),
+    "rotated_back": ("the rotation of dq and dk", "by the angles of their positions, backwards"),
+    "at_projection": ("the gradient of the projection's output", "dq, dk or dv"),
+    "db_k": ("db_k", "0"),
+    "db_v": ("db_v", "Σ_tokens dv"),
+    "three_paths": ("da", "dq w_qᵗ + dk w_kᵗ + dv w_vᵗ"),
+    "dropped": ("the weights after dropout", "ρ ∘ keep"),
+    "through_dropout": ("dρ", "(dout vᵗ) ∘ keep"),
+    "rho_for_softmax": ("ρ in the softmax gradient", "the weights before dropout"),
+    # norms
+    "mean": ("the mean of x", "over the last axis"),
+    "centred": ("x − mean", "x minus its mean over the last axis"),
+    "variance": ("the variance", "the mean of (x − mean)² over the last axis"),
+    "rstd": ("1/σ", "1/√(variance + eps)"),
+    "normed": ("ā", "(x − mean)/σ"),
+    "dnormed": ("g", "dout ∘ weight"),
+    "mean_term": ("mean(g)", "the mean of g over the last axis"),
+    "along_term": ("mean(g ∘ ā)", "the mean of g ∘ ā over the last axis"),
+    "bracket": ("g − mean(g) − ā · mean(g ∘ ā)", "with g = dout ∘ weight"),
+    "norm_dx": ("dx", "(g − mean(g) − ā · mean(g ∘ ā))/σ"),
+    "norm_dweight": ("dweight", "Σ_tokens dout ∘ ā"),
+    "norm_dbias": ("dbias", "Σ_tokens dout"),
+    "rms_centred": ("x", "x itself, not centred"),
+    "mean_square": ("the mean of x²", "over the last axis"),
+    "rms_rstd": ("1/rms", "1/√(mean(x²) + eps)"),
+    "rms_normed": ("x̂", "x/rms"),
+    "rms_dnormed": ("g", "dout ∘ weight"),
+    "rms_along": ("mean(g ∘ x̂)", "the mean of g ∘ x̂ over the last axis"),
+    "rms_along_term": ("the term x̂ · mean(g ∘ x̂)", "x̂ times the mean of g ∘ x̂"),
+    "rms_mean_term": ("mean(g)", "0: RMS norm subtracts no mean"),
+    "rms_bracket": ("g − x̂ · mean(g ∘ x̂)", "with g = dout ∘ weight"),
+    "rms_dx": ("dx", "(g − x̂ · mean(g ∘ x̂))/rms"),
+    "rms_dweight": ("dweight", "Σ_tokens dout ∘ x̂"),
+    # linear layers
+    "through": ("dx", "dout weightᵗ"),
+    "dweight": ("dweight", "xᵗ dout, summed over all tokens"),
+    "dbias": ("dbias", "Σ_tokens dout"),
+    "scale": ("the scale", "α/r"),
+    "low": ("x down", "x times the first adapter matrix"),
+    "dlow": ("dout upᵗ", "α/r · dout upᵗ"),
+    "frozen_path": ("the frozen path of dx", "dout weightᵗ"),
+    "adapter_path": ("the adapter's path of dx", "α/r · dout upᵗ downᵗ"),
+    "both_dx": ("dx", "dout weightᵗ + α/r dout upᵗ downᵗ"),
+    "ddown": ("ddown", "α/r · xᵗ dout upᵗ"),
+    # tables
+    "table_ids": ("the ids", "the given ids"),
+    "scatter": ("the rows added to the table", "row id of dweight = Σ of the rows of dout with that id"),
+    "through_logits": ("the gradient of the features", "dout weight"),
+    "logits_path": ("the gradient through the logits", "doutᵗ features"),
+    "both_paths": ("dweight", "the gradient through the embedding + the gradient through the logits"),
+    # losses
+    "lse": ("log Σ exp(logits)", "over the vocabulary"),
+    "y_pred": ("y_pred", "softmax(logits) over the vocabulary"),
+    "y_gt": ("the one-hot targets y_gt", "1 at the target, 0 elsewhere"),
+    "delta": ("y_pred − y_gt", "softmax(logits) minus the one-hot targets"),
+    "counted": ("y_pred − y_gt", "0 in rows without a target"),
+    "divisor": ("the divisor", "the number of targets"),
+    "divided": ("dlogits", "dout (y_pred − y_gt)/number of targets"),
+    "shift": ("the next-token targets", "the target of token t is ids[t + 1]"),
+    # activations
+    "cumulative": ("Φ(x)", "½ (1 + tanh u), or the normal distribution function for form='erf'"),
+    "density": ("φ(x), the derivative of Φ", "½ (1 − tanh² u) u' with u' = √(2/π)(1 + 3 · 0.044715 x²)"),
+    "slope": ("gelu'(x)", "Φ(x) + x φ(x)"),
+    "gelu_dx": ("dx", "dout ∘ gelu'(x)"),
+    "sigmoid": ("σ(gate)", "1/(1 + exp(−gate))"),
+    "silu": ("silu(gate)", "gate σ(gate)"),
+    "silu_slope": ("silu'(gate)", "σ(gate) + gate σ(gate)(1 − σ(gate))"),
+    "dgate": ("dgate", "dout ∘ up ∘ silu'(gate)"),
+    # positions
+    "frequencies": ("the frequencies", "θ^(−2i/D), i = 0 … D/2 − 1"),
+    "angles": ("the angles", "position · frequency"),
+    "rotate_back": ("dx", "first · cos + second · sin, second · cos − first · sin"),
+    # the block
+    "affine": ("the output of a linear layer", "x weight + bias"),
+    "scaled": ("the output of a norm", "ā ∘ weight + bias"),
+    "activated": ("gelu(x)", "of the MLP's hidden layer"),
+    "skip_forward": ("the skip connection", "x + branch"),
+    "side_by_side": ("dq | dk | dv", "concatenated in the order of the forward pass"),
+    "skip_mlp": ("the gradient below the MLP", "dout + the gradient from ln_2"),
+    "skip_attention": ("dx", "the gradient below the MLP + the gradient from ln_1"),
+    # AdamW
+    "decayed": ("the decayed weight", "param (1 − lr · weight_decay)"),
+    "effective_gradient": ("the gradient", "grad, unchanged"),
+    "first": ("the first moment m", "β₁ m + (1 − β₁) g"),
+    "second": ("the second moment v", "β₂ v + (1 − β₂) g²"),
+    "first_corrected": ("m̂", "m/(1 − β₁ᵗ)"),
+    "second_corrected": ("v̂", "v/(1 − β₂ᵗ)"),
+    "denominator": ("the denominator", "√v̂ + eps"),
+    "updated": ("the updated weight", "param − lr m̂/(√v̂ + eps)"),
+}
+
+# argument of a piece: what it is
+ARGUMENTS: dict[str, str] = {
+    "dy": "dout",
+    "drho": "dρ",
+    "rho": "ρ",
+    "dots": "the row sum Σ dρ ρ",
+    "dscores": "the gradient of the scores",
+    "draw": "dS",
+    "rstd": "1/σ",
+    "normed": "ā",
+    "centred": "x − mean",
+    "dnormed": "g",
+    "along": "the term along ā",
+    "lse": "log Σ exp(logits)",
+    "dloss": "dout",
+    "n_vocab": "the vocabulary size",
+    "cumulative": "Φ(x)",
+    "density": "φ(x)",
+    "slope": "the derivative",
+    "s": "σ(gate)",
+    "silu": "silu(gate)",
+    "up": "up",
+    "frozen": "the frozen path",
+    "adapter": "the adapter's path",
+    "low": "x down",
+    "dlow": "dout upᵗ",
+    "d_q": "the path through the queries",
+    "d_k": "the path through the keys",
+    "d_v": "the path through the values",
+    "embedding": "the path through the embedding",
+    "logits": "the logits",
+    "mean_square": "the mean of x²",
+    "branch": "the branch's gradient",
+    "d10": "dout",
+    "d5": "the gradient below the MLP",
+    "beta1": "β₁",
+    "beta2": "β₂",
+    "decay": "weight_decay",
+    "t": "the step",
+    "denominator": "the denominator",
+    "theta": "θ",
+    "keep": "keep",
+    "delta": "y_pred − y_gt",
+    "n_rows": "the number of rows",
+    "angle": "the angle",
+}
+# the same argument name in another layer
+OF_PIECE: dict[tuple[str, str], str] = {
+    ("both_paths", "logits"): "the path through the logits",
+    ("rms_dx", "rstd"): "1/rms",
+    ("rms_normed", "rstd"): "1/rms",
+    ("rms_dweight", "normed"): "x̂",
+    ("rms_along", "normed"): "x̂",
+    ("rms_along_term", "normed"): "x̂",
+    ("rms_along_term", "along"): "mean(g ∘ x̂)",
+    ("rms_bracket", "along"): "the term x̂ · mean(g ∘ x̂)",
+    ("rms_bracket", "mean"): "mean(g)",
+    ("bracket", "mean"): "mean(g)",
+    ("bracket", "along"): "mean(g ∘ ā)",
+    ("updated", "m"): "m̂",
+    ("denominator", "v"): "v̂",
+    ("first", "g"): "the gradient",
+    ("second", "g"): "the gradient",
+}
+
+
+# pieces that a larger layer has from a smaller one, and the arguments that mean something else there
+PARTS: dict[str, tuple[str, str]] = {
+    "through": ("a linear layer's input gradient", "the gradient of its output times weightᵗ"),
+    "dweight": ("a weight's gradient", "inputᵗ times the gradient of the output, summed over all tokens"),
+    "dbias": ("a bias's gradient", "the sum of the output's gradient over all tokens"),
+    "norm_dx": ("a norm's input gradient", "(g − mean(g) − ā · mean(g ∘ ā))/σ"),
+    "norm_dweight": ("a norm's weight gradient", "Σ_tokens (the gradient of its output) ∘ ā"),
+    "norm_dbias": ("a norm's bias gradient", "Σ_tokens of the gradient of its output"),
+    "gelu_dx": ("the gradient of GELU's input", "the gradient of its output ∘ gelu'(x)"),
+}
+PART_ARGUMENTS = {"dy": "the gradient of the output", "x": "the input"}
+SINGLE = ("linear", "layer_norm", "gelu")
+CALLED = {("lora", "dup"): ("dup", "α/r · (x down)ᵗ dout"), ("swiglu", "dup"): ("dup", "dout ∘ silu(gate)")}
+
+
+def _words(name: str, layer: str) -> tuple[str, str]:
+    if (layer, name) in CALLED:
+        return CALLED[layer, name]
+    if name in PARTS and layer not in SINGLE:
+        return PARTS[name]
+    return PIECES.get(name, (name.replace("_", " "), ""))
+
+
+def piece_words(name: str, layer: str) -> str:
+    """What a piece of a layer is called."""
+    return _words(name, layer)[0]
+
+
+def formula(name: str, layer: str) -> str:
+    """“piece: its right formula”, or "" if none is known."""
+    what, right = _words(name, layer)
+    return f"{what.removeprefix('the ').split(',')[0]}: {right}" if right else ""
+
+
+def argument_words(piece: str, argument: str, layer: str) -> str:
+    """What an argument of a piece is called."""
+    if piece in PARTS and layer not in SINGLE and argument in PART_ARGUMENTS:
+        return PART_ARGUMENTS[argument]
+    return OF_PIECE.get((piece, argument), ARGUMENTS.get(argument, argument.replace("_", " ")))
+
+
+PLURAL = ("the frequencies", "the angles", "the ids", "the scores", "the weights ρ", "the one-hot targets y_gt")
+
+
+def sentence(says: str, what: str) -> str:
+    """“{} is missing” of an array, with the verb in the plural if it needs one."""
+    if what in PLURAL or what.startswith("the rows"):
+        says = says.replace("{} is ", "{} are ").replace("{} has ", "{} have ").replace("{0} is ", "{0} are ")
+    return says.format(what)
