@@ -784,7 +784,7 @@ TRAIN = [
         ("improved = loss < self.state.best_loss", "improved = loss > self.state.best_loss"),
         ("self.state.step == self.options.steps or self.state.step % self.options.eval_every == 0", "self.state.step % self.options.eval_every == 0"),
         ("lr = self.learning_rate(self.state.step)", "lr = self.learning_rate(self.state.step + 1)"),
-        (""top_p": 0.9, "seed": self.options.seed}", ""top_p": 0.9, "seed": 0}"),
+        ('"seed": self.options.seed}', '"seed": 0}'),
     ),
     *of(
         "train/callbacks.py", "train/test_trainer_api.py train/test_training.py",
