@@ -1352,7 +1352,7 @@ CHECK = [
     ),
     *of(
         "check/isolated.py", "check/test_isolated.py",
-        ("elif shown < OUTPUT:", "else:"),
+        ("elif self.shown < OUTPUT:", "else:"),
         ("_overwrite(arguments[int(i)], decode(tree, received))", "pass"),
         ("if self.process.poll() is not None:\n            self._start()", "if False:\n            self._start()"),
     ),
