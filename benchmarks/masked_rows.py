@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import onfoot
+from onfoot.bench.machine import describe
 from onfoot.models import model as model_file
 from onfoot.models.layout import Targets
 from onfoot.models.step import choose
@@ -84,7 +84,7 @@ def main() -> None:
         steps = f"{one['all']['median_s']} s -> {one['masked']['median_s']} s per step"
         print(f"{name}: {steps}, {one['gain']} x ({one['gain_cpu']} x CPU time)", flush=True)
     if arguments.out is not None:
-        values = {"machine": platform.processor() or platform.machine(), "threads": arguments.threads, "jobs": found}
+        values = {"machine": describe(), "threads": arguments.threads, "jobs": found}
         arguments.out.write_text(json.dumps(values, indent=1) + "\n")
 
 

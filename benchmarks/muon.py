@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import onfoot
+from onfoot.bench.machine import describe
 from onfoot.models.params import hidden_matrices, shapes
 from onfoot.threads import set_threads
 
@@ -81,7 +81,7 @@ def main() -> None:
             flush=True,
         )
     if arguments.out is not None:
-        values = {"machine": platform.processor() or platform.machine(), "threads": arguments.threads, "jobs": found}
+        values = {"machine": describe(), "threads": arguments.threads, "jobs": found}
         arguments.out.write_text(json.dumps(values, indent=1) + "\n")
 
 

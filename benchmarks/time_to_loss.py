@@ -147,6 +147,10 @@ def reached(curve: list[tuple[float, float]], goal: float) -> float:
     return next((seconds for seconds, loss in curve if loss <= goal), math.inf)
 
 
+def when(seconds: float) -> str:
+    return f"after {seconds:.1f} s" if math.isfinite(seconds) else "not reached"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000, help="of PyTorch")
@@ -164,12 +168,13 @@ def main() -> None:
     for name, curve in curves.items():
         print(
             f"{name:18} {curve[-1][1]:.3f} nats ({curve[-1][1] / math.log(2):.2f} bits) per byte after "
-            f"{curve[-1][0]:.0f} s; {goal:.3f} nats per byte after {seconds[name]:.1f} s"
+            f"{curve[-1][0]:.0f} s; {goal:.3f} nats per byte {when(seconds[name])}"
         )
     ratio = best / seconds["onfoot train"]
     print(f"onfoot train reaches {goal:.3f} nats per byte {ratio:.1f} times as fast as the faster PyTorch")
     if args.out:
-        result = {"machine": describe(), "goal": goal, "seconds": seconds, "ratio": ratio, "curves": curves}
+        times = {name: took if math.isfinite(took) else None for name, took in seconds.items()}  # JSON has no infinity
+        result = {"machine": describe(), "goal": goal, "seconds": times, "ratio": ratio, "curves": curves}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
