@@ -19,6 +19,7 @@ from onfoot.models.gradients import OnGradient
 from onfoot.models.layout import Layout, Targets, in_window
 from onfoot.models.params import Drawn, default_targets, quantizable, shapes
 from onfoot.models.run import OnActivation, Policy, Run
+from onfoot.models.show import model_html, model_text
 from onfoot.models.step import Batch, choose, forward_backward
 from onfoot.models.store import NOT_IN_TORCH, Params
 from onfoot.models.trace import Recorder, Trace, build_trace, paper_names
@@ -68,6 +69,12 @@ class Model:
         self._steps = _steps() if self.engine.records else None
         self.recompute = False  # True: activation checkpointing per block
         adapters.activate(self, None)
+
+    def __repr__(self) -> str:
+        return model_text(self)
+
+    def _repr_html_(self) -> str:
+        return model_html(self)
 
     @property
     def params(self) -> Params:
@@ -300,8 +307,11 @@ class Model:
         batch = self._checked(tokens, targets, divisor, segments)
         loss = self._unrecorded(run, batch)
         ids, layout = self.engine.integers(batch.tokens), self._on_engine(batch.layout)
-        grads = run.gradients.made
-        return build_trace(recorder, ids, self.config, self.params, loss, grads, layout, input_gradient)
+        targets, grads = self.engine.integers(batch.targets.ids), run.gradients.made
+        adapted = self.active_adapter is not None
+        return build_trace(
+            recorder, ids, self.config, self.params, loss, grads, layout, targets, input_gradient, adapted
+        )
 
     def train_step(
         self,

@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from onfoot.arrays import Array, namespace
+from onfoot.arrays import Array, arange, namespace, rows
 from onfoot.config import Config, LlamaConfig
+from onfoot.models import trace_names as names
 from onfoot.models.layout import Layout, split_heads
 from onfoot.models.params import token_table
+from onfoot.models.show import trace_html, trace_text
 from onfoot.ops.attention import attention_weights, softmax, softmax_backward
+from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
 from onfoot.ops.embedding import embedding_input_gradient
+from onfoot.quantized import Quantized
 
 
 @dataclass
@@ -32,24 +36,86 @@ class BlockTrace:
     dk: Array = None  # (B, Hkv, T, d_ρ), the gradient of the keys as computed in the pass
 
 
-@dataclass
+Key = str | tuple[str, int] | tuple[str, int, int]
+
+
+@dataclass(repr=False)
 class Trace:
-    """The whole network. `trace["a_5", 0]` is a_5 of the first block; `trace["Δ_12"]` is not in a block."""
+    """The whole network: `trace["Δ_12"]`, `trace["a_5", 0]` of the first block, `trace["ρ", 0, 1]` of its second head.
+
+    Negative numbers count from the last block or head. ASCII spellings work too: "delta_12", "rho", "dw_8".
+    """
 
     loss: float
     a: dict[int | str, Array]  # 0, "tok", "pos" (GPT-2), 11, 12, "pred"
     delta: dict[int, Array]  # 11, 12, and 0 if requested
     blocks: list[BlockTrace]
     grads: dict[str, Array]
+    config: Any  # a Config
+    targets: Array  # (B, T)
+    starts: list[Array | None]  # per block: the first token that each token may attend to
+    qkv: list[Array] | None = None  # copies of GPT-2's c_attn weights; None with an adapter or quantized weights
 
-    def __getitem__(self, key: str | tuple[str, int]) -> Array:
-        name, block = (key, None) if isinstance(key, str) else key
-        for found, found_block, value in self.items():
-            if found == name and found_block == block:
-                return value
-        raise KeyError(
-            f"no {name!r} in block {block}; available: " + ", ".join(sorted({n for n, _, _ in self.items()}))
-        )
+    def __getitem__(self, key: Key) -> Array:
+        name, block, head = (*((key,) if isinstance(key, str) else key), None, None)[:3]
+        name = names.canonical(name)
+        self._check_key(name, block, head)
+        block = None if block is None else block % len(self.blocks)
+        stored = next((x for n, b, x in self.items() if (n, b) == (name, block)), None)
+        value = names.derived(self, name, block) if stored is None else stored
+        assert value is not None
+        if head is None:
+            return value
+        return value[head] if name.startswith(("∂w", "∂b")) else value[:, head]  # parameters have no batch
+
+    def _check_key(self, name: str, block: int | None, head: int | None) -> None:
+        """Raises a KeyError that says which keys there are."""
+        network, in_block, in_head = self.names()
+        if name in network and name not in in_block + in_head and block is not None:
+            raise KeyError(f"{name!r} is not in a block; write trace[{name!r}]")
+        if name not in network + in_block + in_head:
+            raise KeyError(
+                f"no {name!r}; of the network: {' '.join(network)}; of a block: {' '.join(in_block)}; "
+                f"of a head: {' '.join(in_head)}"
+            )
+        if name not in network and block is None:
+            raise KeyError(f"{name!r} is in a block; write trace[{name!r}, 0] for the first")
+        if block is not None and not -len(self.blocks) <= block < len(self.blocks):
+            raise KeyError(f"no block {block}; the network has {len(self.blocks)}, from 0 to {len(self.blocks) - 1}")
+        if head is None:
+            return
+        if name not in in_head:
+            raise KeyError(f"{name!r} has no heads; write trace[{name!r}, {block}]; with heads: {' '.join(in_head)}")
+        n = self.config.n_kv_head if name in ("k", "v", "∂k", "∂v") else self.config.n_head
+        if not -n <= head < n:
+            raise KeyError(f"no head {head}; {name!r} has {n}, from 0 to {n - 1}")
+
+    def names(self) -> tuple[list[str], list[str], list[str]]:
+        """The names of the network's, a block's and a head's arrays."""
+        listed = [(name, block) for name, block, _ in self.items()]
+        in_head = names.head_names(self)
+        network = [name for name, block in listed if block is None] + names.network_names(self)
+        in_block = [name for name, block in listed if block == 0 and name not in in_head]
+        return network, in_block + names.block_names(self), in_head
+
+    def keys(self) -> list[Key]:
+        """Every key of the trace."""
+        network, in_block, in_head = self.names()
+        return [*network, *((name, b) for b in range(len(self.blocks)) for name in in_block + in_head)]
+
+    @property
+    def token_losses(self) -> Array:
+        """ℓ, each token's loss, (B, T): 0 without a target."""
+        logits, targets = rows(self.a[12]), self.targets.reshape(-1)  # (N, V), (N,)
+        counts = targets != IGNORE
+        picked = logits[arange(len(logits), logits), targets * counts]
+        return ((log_sum_exp(logits) - picked) * counts).reshape(self.targets.shape)  # eq CE.1
+
+    def __repr__(self) -> str:
+        return trace_text(self)
+
+    def _repr_html_(self) -> str:
+        return trace_html(self)
 
     def items(self) -> Iterator[tuple[str, int | None, Array]]:
         """(name, block or None, array), in the order of the forward pass, then of the backward pass."""
@@ -148,10 +214,10 @@ def paper_names(on_activation: Callable[[str, Array], None]) -> Callable[[str, A
             return
         if step in IN_THE_NETWORK:
             on_activation(IN_THE_NETWORK[step], value)
-        for prefix, names in BLOCKS.items():
+        for prefix, layers in BLOCKS.items():
             before, found, rest = step.partition(prefix)
             b, _, layer = rest.partition(".")
-            for name in names.get(before + layer, ()) if found else ():
+            for name in layers.get(before + layer, ()) if found else ():
                 on_activation(f"{b}.{name}", value)
 
     return on_step
@@ -180,13 +246,16 @@ def build_trace(
     loss: float,
     grads: dict[str, Array],
     layout: Layout,
+    targets: Array,
     input_gradient: bool,
+    adapted: bool,
 ) -> Trace:
     """Builds a `Trace` from collected activations, and computes the arrays inside each head from the formulas."""
     network: dict[str, Any] = recorder.network
     steps: list[int | str] = list(range(1, 11))
     if isinstance(config, LlamaConfig):
         steps[6:7] = ["g", "u"]
+    starts = [_start(layout, config, b) for b in range(len(recorder.blocks))]
     blocks = []
     for b, n in enumerate(recorder.blocks):
         if isinstance(config, LlamaConfig):
@@ -194,7 +263,7 @@ def build_trace(
             n["Δ_6"] = n["Δ_6^u"] + n["Δ_6^g"]  # eq LLAMA.1
             n["Δ_2"] = n["Δ_2^v"] + n["Δ_2^k"] + n["Δ_2^q"]  # eq LLAMA.3
         a, delta = ({i: n[f"{x}_{i}"] for i in steps} for x in ("a", "Δ"))
-        rho = attention_weights(n["q"], _of_query_heads(n["k"], config), config.causal, _start(layout, config, b))
+        rho = attention_weights(n["q"], _of_query_heads(n["k"], config), config.causal, starts[b])
         d3 = split_heads(delta[3], config.n_head)  # (B, H, T, d_h)
         values = namespace(d3).swapaxes(_of_query_heads(n["v"], config), -1, -2)  # (B, H, d_h, T)
         delta_causal = softmax_backward(d3 @ values, rho)  # eq 25
@@ -206,7 +275,14 @@ def build_trace(
         delta={12: network["Δ_12"], 11: network["Δ_11"]},
         blocks=blocks,
         grads=grads,
+        config=config,
+        targets=targets,
+        starts=starts,
     )
+    if not isinstance(config, LlamaConfig) and not adapted:
+        layers = [params[f"transformer.h.{b}.attn.c_attn.weight"] for b in range(len(blocks))]
+        if not any(isinstance(w, Quantized) for w in layers):
+            trace.qkv = [w + 0 for w in layers]  # copies: training changes the weights in place
     trace.a["pred"] = softmax(network["a_12"])
     if input_gradient:
         trace.delta[0] = embedding_input_gradient(blocks[0].delta[1], params[token_table(config)])  # eq EMB.1
