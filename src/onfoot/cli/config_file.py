@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from onfoot.cli.fields import explicit_options
+from onfoot.cli.fields import explicit_options, set_in_file
 from onfoot.formats.files import naming, plain_name, read_json, read_text
+from onfoot.train.options import default_warmup
 
 NOT_OPTIONS = ("command", "made_with", "sha256", "changes")  # of a run.json
 
@@ -31,6 +32,7 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
     values = _toml(path) if path.suffix.lower() == ".toml" else read_json(path)
     if values.get("command", command) != command:
         raise ValueError(f"{path} has the options of onfoot {plain_name(str(values['command']))}, not of {command}")
+    is_run = "made_with" in values
     values = {name.replace("-", "_"): value for name, value in values.items() if name not in NOT_OPTIONS}
     known = {f.name for f in fields(cls)}
     unknown = sorted(set(values) - known)
@@ -39,6 +41,10 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
         raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; did you mean {close}?")
     if isinstance(values.get("betas"), list):
         values["betas"] = tuple(values["betas"])
+    if values.get("steps") and values.get("epochs"):
+        if not is_run:
+            raise ValueError(f"{path}: steps and epochs both set the length of the run; keep one of them")
+        del values["epochs"]  # the steps were computed from them
     return values
 
 
@@ -62,7 +68,21 @@ def with_config(context: typer.Context, path: Path | None, cls: Any, given: dict
     if path is None:
         return given
     explicit = {*explicit_options(context)} | {name for name in ("texts", "data") if given.get(name)}
-    return given | {name: x for name, x in read_config(path, cls.command, cls).items() if name not in explicit}
+    values = read_config(path, cls.command, cls)
+    _settle_length(values, explicit)
+    used = {name: x for name, x in values.items() if name not in explicit}
+    set_in_file(context, path, [name for name, x in used.items() if x != given.get(name)])
+    return given | used
+
+
+def _settle_length(values: dict[str, Any], explicit: Collection[str]) -> None:
+    """Drops the length of the run in a file's values if the command line has one, and a warmup that belongs to it."""
+    if not {"steps", "epochs"} & set(explicit):
+        return
+    if type(values.get("steps")) is int and values.get("warmup") == default_warmup(values["steps"]):
+        del values["warmup"]
+    for name in ("steps", "epochs"):
+        values.pop(name, None)
 
 
 def show_config(options: Any) -> None:
