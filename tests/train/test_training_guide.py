@@ -28,7 +28,7 @@ def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("examples.jsonl").write_text("\n".join(lines), encoding="utf-8")
     exec(examples, names)
     assert list(Path("runs/tuned").rglob("adapter_config.json"))
-    names["model"] = onfoot.load("runs/book")
+    names["model"] = onfoot.load("runs/book")  # the run's best checkpoint
     names["trainer"] = onfoot.Trainer(names["model"], names["Squares"](), onfoot.TrainingOptions(steps=3, quiet=True))
     exec(loop, names)
     assert names["step"].step == 3
