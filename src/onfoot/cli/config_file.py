@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from onfoot.cli.aliases import ALIASES
 from onfoot.cli.fields import explicit_options, set_in_file
 from onfoot.formats.files import naming, plain_name, read_json, read_text
 from onfoot.train.options import default_warmup
@@ -33,12 +34,11 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
     if values.get("command", command) != command:
         raise ValueError(f"{path} has the options of onfoot {plain_name(str(values['command']))}, not of {command}")
     is_run = "made_with" in values
-    values = {name.replace("-", "_"): value for name, value in values.items() if name not in NOT_OPTIONS}
     known = {f.name for f in fields(cls)}
+    values = _named(path, {name: value for name, value in values.items() if name not in NOT_OPTIONS}, known)
     unknown = sorted(set(values) - known)
     if unknown:
-        close = _closest(unknown[0], known)
-        raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; did you mean {close}?")
+        raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; {_advice(unknown[0], known)}")
     if isinstance(values.get("betas"), list):
         values["betas"] = tuple(values["betas"])
     if values.get("steps") and values.get("epochs"):
@@ -57,10 +57,29 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
 
 
-def _closest(name: str, known: Collection[str]) -> str:
+def _named(path: Path, values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The values by our names of the options: hyphens, and the names of nanoGPT and transformers, are understood."""
+    out: dict[str, Any] = {}
+    for given, value in values.items():
+        name = given.replace("-", "_")
+        if name not in known:
+            meant = ALIASES.get(given.replace("_", "-"), given).replace("-", "_")
+            name = meant if meant in known else name
+        if name in out:
+            raise ValueError(
+                f"{path}: {plain_name(given)} is given twice, also as {name} or under another of its names"
+            )
+        out[name] = value
+    return out
+
+
+def _advice(name: str, known: Collection[str]) -> str:
     from difflib import get_close_matches
 
-    return (get_close_matches(name, sorted(known), 1, 0) or ["--help"])[0]
+    if name in ("out", "resume", "threads"):
+        return f"give --{name} on the command line"
+    close = get_close_matches(name, sorted(known), 1)
+    return f"did you mean {close[0]}?" if close else "--print-config shows all options"
 
 
 def with_config(context: typer.Context, path: Path | None, cls: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -144,8 +144,9 @@ def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
     """The options of a run that continues at this step with other values; a ValueError for fixed ones."""
     fixed = sorted(set(values) - set(CHANGEABLE))
     if fixed:
+        what = {"texts": "the text", "model": "the model"}.get(fixed[0], f"--{fixed[0].replace('_', '-')}")
         raise ValueError(
-            f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed; what can: "
+            f"{what} cannot change when a run is resumed; what can: "
             f"{', '.join('--' + name.replace('_', '-') for name in CHANGEABLE)}"
         )
     if options.dp_clip is not None and {"steps", "batch_size", "accumulate"} & set(values):
