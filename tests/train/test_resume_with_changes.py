@@ -164,6 +164,26 @@ def test_a_moved_run_goes_on(tmp_path: Path, text: Path) -> None:
     assert outcome.state.step == 12 and outcome.checkpoint is not None and outcome.checkpoint.is_dir()
 
 
+def test_a_moved_fine_tune_goes_on_from_another_folder(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    for folder in (home, away):
+        folder.mkdir()
+    monkeypatch.chdir(home)
+    pretrain.start(Path("base"), options(text)).run()
+    Path("d.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+", "completion": f"{a}"}) + "\n" for a in range(30)))
+    settings = {"steps": 4, "batch_size": 2, "max_length": 16, "sample_tokens": 0, "quiet": True, "dtype": "float64"}
+    finetune.start(Path("run"), FinetuneOptions(model="base", data=["d.jsonl"], **settings)).run()
+    Path("run").rename(away / "moved")
+    monkeypatch.chdir(away)
+    trainer, warnings = finetune.resume(Path("moved"), steps=6)
+    assert warnings == [] and trainer.run().state.step == 6
+    (home / "d.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"d\.jsonl does not exist"):
+        finetune.resume(Path("moved"), steps=8)
+
+
 def test_early_stopping(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     settings = {"lr": 0.0, "patience": 2, "eval_every": 2, "steps": 30}  # a rate of 0 never improves

@@ -66,9 +66,7 @@ def _named(path: Path, values: dict[str, Any], known: Collection[str]) -> dict[s
             meant = ALIASES.get(given.replace("_", "-"), given).replace("-", "_")
             name = meant if meant in known else name
         if name in out:
-            raise ValueError(
-                f"{path}: {plain_name(given)} is given twice, also as {name} or under another of its names"
-            )
+            raise ValueError(f"{path}: {plain_name(given)} is given twice: {name} has several names")
         out[name] = value
     return out
 
