@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
     from onfoot.train.lr_range import find_lr
     from onfoot.train.muon import Muon
-    from onfoot.train.options import TrainingOptions
+    from onfoot.train.options import FinetuneOptions, TrainingOptions
     from onfoot.train.sources import Source
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ __all__ = [
     "Callback",
     "ChatTemplate",
     "Evaluation",
+    "FinetuneOptions",
     "GPT2Config",
     "LlamaConfig",
     "Model",
@@ -51,7 +52,7 @@ __all__ = [
 _LAZY = {
     "Callback": "train.callbacks", "ChatTemplate": "formats.chat", "Evaluation": "evaluation",
     "Source": "train.sources", "Tokenizer": "formats.tokenizer", "Trainer": "train.loop",
-    "TrainingOptions": "train.options", "evaluate": "evaluation",
+    "FinetuneOptions": "train.options", "TrainingOptions": "train.options", "evaluate": "evaluation",
     "Muon": "train.muon", "find_lr": "train.lr_range",
 }  # fmt: skip
 

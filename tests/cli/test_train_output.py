@@ -104,7 +104,7 @@ def test_the_end_of_a_run_is_reported_also_if_its_sample_is_interrupted(capsys: 
 
 def test_the_length_of_the_run_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     train_and_report(Ended(1.0, None))  # type: ignore[arg-type]
-    said = "7 steps of 12 rows, 1 passes over the data; learning rate 0.003 after 1 warmup steps\n"
+    said = "7 steps of 12 rows, 1 pass over the data; learning rate 0.003 after 1 warmup step\n"
     assert said in capsys.readouterr().out
 
 

@@ -52,6 +52,7 @@ CALLS = [
     {"role": "tool", "content": '{"sky": "blue"}'},
     {"role": "assistant", "content": "Blue."},
 ]
+INPUT = "Input:\n7\n\n"
 TOOLS = [{"type": "function", "function": {"name": "sky", "description": "The sky's colour."}}]
 WORDS = ["the cat sat on the mat, and one and one is two. ", "How many? Three grüße! ", "user assistant system\n"] * 40
 
@@ -170,6 +171,20 @@ def test_prompts_and_completions_have_the_ids_of_the_tokenizer(pair: Pair, tmp_p
         (made,) = pair.read({"prompt": prompt, "completion": completion}, folder=tmp_path)
         assert made.ids.tolist() == whole
         assert made.learn.tolist() == [False] * len(before) + [True] * (len(whole) - len(before))
+
+
+@pytest.mark.parametrize("given", ["7", ""])
+def test_alpaca_records_have_the_ids_and_masks_of_transformers(pair: Pair, given: str, tmp_path: Path) -> None:
+    value = {"instruction": "Add one.", "input": given, "output": "8, grüße"}
+    prompt = f"Instruction:\nAdd one.\n\n{INPUT if given else ''}Answer:\n"
+    before = pair.theirs(prompt)["input_ids"]
+    whole = [*before, *pair.theirs("8, grüße<|endoftext|>")["input_ids"]]
+    (made,) = pair.read(value, folder=tmp_path)
+    assert (made.ids.tolist(), made.learn.tolist()) == (whole, [i >= len(before) for i in range(len(whole))])
+    question = "Add one.\n\n7" if given else "Add one."
+    expected = pair.masked([{"role": "user", "content": question}, {"role": "assistant", "content": "8, grüße"}])
+    made = read_example(value, pair.template, pair.ours, "here", templated=True)
+    assert (made.ids.tolist(), made.learn.astype(int).tolist()) == expected
 
 
 def test_a_template_without_marks_learns_the_same_answers_with_their_line_ends(tmp_path: Path) -> None:

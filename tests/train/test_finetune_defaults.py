@@ -126,6 +126,37 @@ def test_a_run_gets_enough_steps_whatever_the_number_of_examples(n: int, base: P
     assert options.batch_size * options.accumulate <= source.rows
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+def test_the_trainer_chooses_what_the_command_chooses(full: bool, base: Path, tmp_path: Path) -> None:
+    data = [{"prompt": f"{word}?", "completion": f"<{word.upper()}>!"} for word in words(60, 1)]
+    path = write(tmp_path / "d.jsonl", data)
+    given = {"epochs": 4.0, "validation": 0.2, "sample_tokens": 0, "quiet": True, "full": full}
+    command = finetune.start(tmp_path / "run", FinetuneOptions(model=str(base), data=[str(path)], **given))
+    expected = [(step.loss, step.lr) for step, _ in zip(command, range(5), strict=False)]
+    for mine in (path, data):  # a file, and the same as a list
+        model = onfoot.load(base)
+        if not full:
+            model.add_lora()
+        trainer = onfoot.Trainer(model, mine, onfoot.FinetuneOptions(**{**given, "full": False}))
+        assert [(step.loss, step.lr) for step, _ in zip(trainer, range(5), strict=False)] == expected
+        files = {"model": str(base), "data": [str(path)], "template": command.options.template}
+        assert replace(trainer.options, **files) == command.options
+
+
+def test_without_options_examples_are_fine_tuned_on_with_the_commands_defaults(base: Path, tmp_path: Path) -> None:
+    options, _ = settings(60, tmp_path, base, quiet=True)
+    model = onfoot.load(base)
+    model.add_lora()
+    found = onfoot.Trainer(model, tmp_path / "d.jsonl").options
+    assert (found.steps, found.lr, found.warmup, found.batch_size) == (
+        options.steps, options.lr, options.warmup, options.batch_size
+    )  # fmt: skip
+    text = onfoot.Trainer(model, np.arange(2000) % 50).options
+    assert type(text) is onfoot.TrainingOptions and text == onfoot.TrainingOptions()
+    with pytest.raises(ValueError, match="steps=0 and lr=0: 0 is chosen from the number of examples, which this data"):
+        onfoot.Trainer(model, np.arange(2000) % 50, onfoot.FinetuneOptions())
+
+
 def test_given_settings_are_kept(base: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"batch_size": 3, "accumulate": 2, "lr": 3e-4, "warmup": 7, "epochs": 2.0, "row_length": 17}
     options, source = settings(60, tmp_path, base, **given)

@@ -164,6 +164,26 @@ def test_a_moved_run_goes_on(tmp_path: Path, text: Path) -> None:
     assert outcome.state.step == 12 and outcome.checkpoint is not None and outcome.checkpoint.is_dir()
 
 
+def test_a_moved_fine_tune_goes_on_from_another_folder(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    for folder in (home, away):
+        folder.mkdir()
+    monkeypatch.chdir(home)
+    pretrain.start(Path("base"), options(text)).run()
+    Path("d.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+", "completion": f"{a}"}) + "\n" for a in range(30)))
+    settings = {"steps": 4, "batch_size": 2, "max_length": 16, "sample_tokens": 0, "quiet": True, "dtype": "float64"}
+    finetune.start(Path("run"), FinetuneOptions(model="base", data=["d.jsonl"], **settings)).run()
+    Path("run").rename(away / "moved")
+    monkeypatch.chdir(away)
+    trainer, warnings = finetune.resume(Path("moved"), steps=6)
+    assert warnings == [] and trainer.run().state.step == 6
+    (home / "d.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"d\.jsonl does not exist"):
+        finetune.resume(Path("moved"), steps=8)
+
+
 def test_early_stopping(tmp_path: Path, text: Path) -> None:
     run = tmp_path / "run"
     settings = {"lr": 0.0, "patience": 2, "eval_every": 2, "steps": 30}  # a rate of 0 never improves
@@ -201,10 +221,63 @@ def test_a_runs_own_file_is_a_config(tmp_path: Path, text: Path) -> None:
     assert code != 0 and "has the options of onfoot train, not of finetune" in said
 
 
+def values_of(*words: object) -> dict[str, str]:
+    """The options that a command with --print-config prints."""
+    code, printed = onfoot(*words, "--print-config")
+    assert code == 0, printed
+    return dict(line.split(" = ", 1) for line in printed.splitlines())
+
+
+def test_the_length_on_the_command_line_replaces_that_of_the_file_with_its_warmup(tmp_path: Path) -> None:
+    config = tmp_path / "a.toml"
+    config.write_text("steps = 300\nwarmup = 30\n")  # the default for 300 steps, as --print-config writes it
+    found = values_of("train", "--config", config, "--steps", 50)
+    assert (found["steps"], found["warmup"]) == ("50", "5")
+    found = values_of("train", "--config", config, "--epochs", 2)
+    assert (found["steps"], found["epochs"], found["warmup"]) == ("0", "2.0", "-1")
+    config.write_text("steps = 300\nwarmup = 7\n")  # chosen, so it stays
+    assert values_of("train", "--config", config, "--steps", 50)["warmup"] == "7"
+    config.write_text("epochs = 2.0\n")
+    found = values_of("train", "--config", config, "--steps", 50)
+    assert (found["steps"], found["epochs"]) == ("50", "0.0")
+    code, said = onfoot("train", "--config", config, "--steps", 50, "--epochs", 1, "--print-config")
+    assert code != 0 and "--epochs cannot be used with --steps" in said
+
+
+def test_the_file_of_a_fine_tune_can_be_made_longer_and_contradictions_are_named(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "base", options(text)).run()
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{a}+1=", "completion": f"{a + 1}"}) + "\n" for a in range(30)))
+    settings = {"max_length": 16, "sample_tokens": 0, "quiet": True, "dtype": "float64", "epochs": 1.0}
+    finetune.start(tmp_path / "run", FinetuneOptions(model=str(tmp_path / "base"), data=[str(data)], **settings)).run()
+    file = tmp_path / "run" / "run.json"
+    steps = json.loads(file.read_text())["steps"]
+    assert steps > 1 and json.loads(file.read_text())["epochs"] == 1.0
+    assert values_of("finetune", "--config", file)["steps"] == str(steps)  # both are in the file, and agree
+    found = values_of("finetune", "--config", file, "--epochs", 5)
+    assert (found["steps"], found["epochs"]) == ("0", "5.0")
+    config = tmp_path / "full.toml"
+    config.write_text('model = "m"\ndata = ["d"]\nfull = true\nr = 4\n')
+    code, said = onfoot("finetune", "--config", config)
+    assert code != 0 and f"--full cannot be used with --r (in {config})" in " ".join(said.split())
+
+
+def test_names_of_nanogpt_and_transformers_are_understood_in_files(tmp_path: Path) -> None:
+    config = tmp_path / "theirs.toml"
+    config.write_text("learning_rate = 0.5\nmax_iters = 70\nblock-size = 32\n")
+    found = values_of("train", "--config", config)
+    assert (found["lr"], found["steps"], found["context"]) == ("0.5", "70", "32")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("stepz = 3", "unknown option stepz; did you mean steps?"),
+        ("train = 3", "unknown option train; --print-config shows all options"),
+        ("out = 'x'", "unknown option out; give --out on the command line"),
+        ("lr = 0.1\nlearning_rate = 0.1", "learning_rate is given twice: lr has several names"),
+        ("steps = 3\nepochs = 2.0", "steps and epochs both set the length of the run; keep one of them"),
+        ("tokenizer = 'byte'\nvocab_size = 300", "--tokenizer byte cannot be used with --vocab-size (in "),
         ("steps = [", "Invalid"),
         ("steps = 'three'", "steps must be an integer"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,15 @@ def test_the_code_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("a rose is a rose is a rose. " * 200, encoding="utf-8")
     names: dict[str, Any] = {}
-    first, squares, loop, callbacks, find_lr = BLOCKS
+    first, squares, examples, loop, callbacks, find_lr = BLOCKS
     exec(first.replace("steps=200", "steps=6, sample_tokens=0").replace("eval_every=50", "eval_every=3"), names)
     assert Path("runs/book/checkpoints/step-0000006").is_dir()
     exec(squares, names)
+    lines = [json.dumps({"prompt": f"{a}+1=", "completion": f"{a + 1}"}) for a in range(9)]
+    Path("examples.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    exec(examples, names)
+    assert list(Path("runs/tuned").rglob("adapter_config.json"))
+    names["model"] = onfoot.load("runs/book")  # the run's best checkpoint
     names["trainer"] = onfoot.Trainer(names["model"], names["Squares"](), onfoot.TrainingOptions(steps=3, quiet=True))
     exec(loop, names)
     assert names["step"].step == 3

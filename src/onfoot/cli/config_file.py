@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from onfoot.cli.fields import explicit_options
+from onfoot.cli.aliases import ALIASES
+from onfoot.cli.fields import explicit_options, set_in_file
 from onfoot.formats.files import naming, plain_name, read_json, read_text
+from onfoot.train.options import default_warmup
 
 NOT_OPTIONS = ("command", "made_with", "sha256", "changes")  # of a run.json
 
@@ -31,14 +33,18 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
     values = _toml(path) if path.suffix.lower() == ".toml" else read_json(path)
     if values.get("command", command) != command:
         raise ValueError(f"{path} has the options of onfoot {plain_name(str(values['command']))}, not of {command}")
-    values = {name.replace("-", "_"): value for name, value in values.items() if name not in NOT_OPTIONS}
+    is_run = "made_with" in values
     known = {f.name for f in fields(cls)}
+    values = _named(path, {name: value for name, value in values.items() if name not in NOT_OPTIONS}, known)
     unknown = sorted(set(values) - known)
     if unknown:
-        close = _closest(unknown[0], known)
-        raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; did you mean {close}?")
+        raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; {_advice(unknown[0], known)}")
     if isinstance(values.get("betas"), list):
         values["betas"] = tuple(values["betas"])
+    if values.get("steps") and values.get("epochs"):
+        if not is_run:
+            raise ValueError(f"{path}: steps and epochs both set the length of the run; keep one of them")
+        del values["epochs"]  # the steps were computed from them
     return values
 
 
@@ -51,10 +57,27 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
 
 
-def _closest(name: str, known: Collection[str]) -> str:
+def _named(path: Path, values: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The values by our names of the options: hyphens, and the names of nanoGPT and transformers, are understood."""
+    out: dict[str, Any] = {}
+    for given, value in values.items():
+        name = given.replace("-", "_")
+        if name not in known:
+            meant = ALIASES.get(given.replace("_", "-"), given).replace("-", "_")
+            name = meant if meant in known else name
+        if name in out:
+            raise ValueError(f"{path}: {plain_name(given)} is given twice: {name} has several names")
+        out[name] = value
+    return out
+
+
+def _advice(name: str, known: Collection[str]) -> str:
     from difflib import get_close_matches
 
-    return (get_close_matches(name, sorted(known), 1, 0) or ["--help"])[0]
+    if name in ("out", "resume", "threads"):
+        return f"give --{name} on the command line"
+    close = get_close_matches(name, sorted(known), 1)
+    return f"did you mean {close[0]}?" if close else "--print-config shows all options"
 
 
 def with_config(context: typer.Context, path: Path | None, cls: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +85,21 @@ def with_config(context: typer.Context, path: Path | None, cls: Any, given: dict
     if path is None:
         return given
     explicit = {*explicit_options(context)} | {name for name in ("texts", "data") if given.get(name)}
-    return given | {name: x for name, x in read_config(path, cls.command, cls).items() if name not in explicit}
+    values = read_config(path, cls.command, cls)
+    _settle_length(values, explicit)
+    used = {name: x for name, x in values.items() if name not in explicit}
+    set_in_file(context, path, [name for name, x in used.items() if x != given.get(name)])
+    return given | used
+
+
+def _settle_length(values: dict[str, Any], explicit: Collection[str]) -> None:
+    """Drops the length of the run in a file's values if the command line has one, and a warmup that belongs to it."""
+    if not {"steps", "epochs"} & set(explicit):
+        return
+    if type(values.get("steps")) is int and values.get("warmup") == default_warmup(values["steps"]):
+        del values["warmup"]
+    for name in ("steps", "epochs"):
+        values.pop(name, None)
 
 
 def show_config(options: Any) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+IN_FILE = "onfoot.in_file"  # in a context's `meta`
 
 
 def options_from(
@@ -47,18 +50,31 @@ def explicit_options(context: typer.Context) -> list[str]:
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
 
-def reject_with(context: typer.Context, option: str, others: Collection[str], reason: str) -> None:
-    """Raises ValueError if one of the others was given: it conflicts with `option`."""
+def set_in_file(context: typer.Context, path: Path, names: Collection[str]) -> None:
+    """Remembers which options a file of options has set to other values than their defaults."""
+    context.meta[IN_FILE] = dict.fromkeys(names, f" (in {path})")
+
+
+def _given(context: typer.Context, others: Collection[str], in_file: bool = True) -> list[str]:
+    """Those of the others that were given, as the user has spelled them, and where if in a file."""
     flags = {p.name: p.opts[0] if p.param_type_name == "option" else p.opts[0].upper() for p in context.command.params}
-    found = [flags[name] for name in explicit_options(context) if name in others]
+    where = dict(context.meta.get(IN_FILE, {})) if in_file else {}
+    where |= dict.fromkeys(explicit_options(context), "")
+    return [f"{flags[name]}{where[name]}" for name in where if name in others]
+
+
+def reject_with(
+    context: typer.Context, option: str, others: Collection[str], reason: str, in_file: bool = True
+) -> None:
+    """Raises ValueError if one of the others was given: it conflicts with `option`."""
+    found = _given(context, others, in_file)
     if found:
         raise ValueError(f"{option} cannot be used with {', '.join(found)}: {reason}")
 
 
 def reject_without(context: typer.Context, option: str, others: Collection[str]) -> None:
     """Raises ValueError if one of the others was given: without `option` it would have no effect."""
-    flags = {p.name: p.opts[0] for p in context.command.params}
-    found = [flags[name] for name in explicit_options(context) if name in others]
+    found = _given(context, others)
     if found:
         raise ValueError(f"{', '.join(found)}: only valid with {option}")
 

@@ -95,7 +95,7 @@ def show_lr_range(
     """Makes a learning-rate range test of a run, in a temporary folder, and prints it."""
     from onfoot.train import lr_range
 
-    reject_with(context, "--find-lr", ("out", "lr"), "it makes no run, and tests all learning rates")
+    reject_with(context, "--find-lr", ("out", "lr"), "it makes no run, and tests all learning rates", in_file=False)
     lr_range.check(options)
     with TemporaryDirectory(prefix="onfoot-", ignore_cleanup_errors=True) as folder:
         with starting(options.quiet):
@@ -177,7 +177,7 @@ def _changes(trainer: Trainer) -> str:
     )  # fmt: skip
     return (
         f" with {said}: the learning rate goes from {options.learning_rate(step - 1):.2e} to {options.lr:.2e} over "
-        f"{options.warmup:,} steps, then {end}"
+        f"{_counted(options.warmup, 'step')}, then {end}"
     )
 
 
@@ -251,11 +251,16 @@ def summary(trainer: Trainer) -> str:
     """The length of the run and its learning rate in one line."""
     options = trainer.options
     rows = options.batch_size * options.accumulate
-    passes = options.steps * rows / (trainer.source.rows if options.dp_clip is None else trainer.source.n_examples)
+    per_pass = trainer.source.rows if options.dp_clip is None else trainer.source.n_examples
+    passes = f"{options.steps * rows / per_pass:.3g}"
     return (
-        f"{options.steps:,} steps of {rows:,} row{'s' * (rows > 1)}, {passes:.3g} passes over the data; learning rate "
-        f"{options.lr:g} after {options.warmup:,} warmup steps"
+        f"{_counted(options.steps, 'step')} of {_counted(rows, 'row')}, {passes} pass{'es' * (passes != '1')} over the "
+        f"data; learning rate {options.lr:g} after {_counted(options.warmup, 'warmup step')}"
     )
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
 
 
 def _prompt(trainer: Trainer) -> str:

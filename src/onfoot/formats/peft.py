@@ -72,6 +72,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{path}: init_lora_weights={shown(values['init_lora_weights'])} is not supported: "
             f"it changes the base weights"
         )
+    if values.get("use_dora"):
+        raise ValueError(
+            f"{path}: use_dora={shown(values['use_dora'])} is not supported: it scales the columns of the weights; "
+            f"merge the adapter with PEFT (merge_and_unload, save_pretrained), and load the merged model"
+        )
     for name, value in values.items():
         if value and name not in IGNORED_OPTIONS | SUPPORTED_OPTIONS | {"bias", "init_lora_weights"}:
             raise ValueError(f"{path}: {shown(name)[1:-1]}={shown(value)} is not supported")

@@ -124,8 +124,12 @@ def best_of(run: Path, newest: Path) -> Path:
 
 
 def model_folder(path: Path) -> Path:
-    """The model folder for a path: for a run its best checkpoint or its last valid one, otherwise the path itself."""
-    if not (path / "run.json").is_file():
+    """The model folder for a path: for a run its best checkpoint or its last valid one, otherwise the path itself.
+
+    A run of `onfoot train` or `finetune` has a run.json, one of `onfoot.Trainer` only checkpoints.
+    """
+    is_model = any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    if not (path / "run.json").is_file() and (is_model or not (path / "checkpoints").is_dir()):
         return path
     newest, complaints = newest_valid(path)
     if newest is None:

@@ -136,6 +136,29 @@ def generate(
     )
 
 
+def generate_texts(
+    model: Model,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    stop_ids: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    slide: bool = False,
+) -> list[str]:
+    """The prompts with their continuations, as texts; a text ends before a token in `stop_ids`, or after a `stop`."""
+    ids = [np.asarray(inputs.encode(model.tokenizer, prompt), dtype=np.int64) for prompt in prompts]
+    out = []
+    rows = generate(model, ids, max_new_tokens, sampling, seed, stop_ids, stop, slide)
+    for prompt, known, row in zip(prompts, ids, rows, strict=True):
+        decoder = StreamDecoder(model.tokenizer)  # type: ignore[arg-type]
+        for token in known.tolist():
+            decoder.add(token)
+        new = row[len(known) :].tolist()
+        out.append(prompt + "".join(texts(decoder, new, stop_ids, StopStrings(after=stop))))
+    return out
+
+
 def stream_text(
     model: Model,
     prompt: str | Sequence[int],

@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.ops.cross_entropy import IGNORE
+
+if TYPE_CHECKING:
+    from onfoot.formats.tokenizer import Tokenizer
+
+
+def is_text(tokens: Any) -> bool:
+    """Whether a text or a list of texts was given, where token ids may be given too."""
+    if isinstance(tokens, str):
+        return True
+    items = tokens if isinstance(tokens, list | tuple) else ()
+    n = sum(isinstance(item, str) for item in items)
+    if 0 < n < len(items):
+        raise ValueError(f"{n} of {len(items)} items are texts and the others are not; pass one kind")
+    return n > 0
+
+
+def as_list(texts: str | Sequence[str]) -> list[str]:
+    """One text or several, as a list."""
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+def encode(tokenizer: Tokenizer | None, text: str) -> list[int]:
+    """The ids of a text with the tokens that the tokenizer puts around it, or a ValueError if there are none."""
+    if tokenizer is None:
+        raise ValueError("text needs a tokenizer, but this model has none; set model.tokenizer, or pass token ids")
+    ids = tokenizer.encode(text, add_special_tokens=True)
+    if not ids:
+        raise ValueError("an empty text has no tokens; give some text, or token ids such as a start token's")
+    return ids
+
+
+def encode_batch(tokenizer: Tokenizer | None, texts: str | Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and targets (B, T) of texts, each token's target the next; shorter texts are padded at the end."""
+    rows = [encode(tokenizer, text) for text in as_list(texts)]
+    tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    targets = np.full_like(tokens, IGNORE)
+    for row, ids in enumerate(rows):
+        tokens[row, : len(ids)] = ids
+        targets[row, : len(ids) - 1] = ids[1:]
+    return tokens, targets
 
 
 def check_tokens(tokens: Any, vocab_size: int, n_positions: int) -> np.ndarray:

@@ -187,7 +187,16 @@ class Model:
         return network(self.config).head_forward(run, self.config, a11)[0]
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
-        """The cross-entropy: the mean over targets that are not −100, or their sum divided by `divisor`."""
+        """The cross-entropy: the mean over targets that are not −100, or their sum divided by `divisor`.
+
+        `tokens` may also be a text, or a list of texts, if the model has a tokenizer.
+        """
+        if inputs.is_text(tokens):
+            if targets is not None or segments is not None:
+                raise ValueError("a text has its own next tokens as targets; pass token ids with targets or segments")
+            tokens, targets = inputs.encode_batch(self.tokenizer, tokens)
+            if not self.config.causal and len(tokens) > 1:
+                raise ValueError("several texts need causal=True: tokens would attend to the padding; pass one text")
         batch = self._checked(tokens, targets, divisor, segments)
         loss = self._steps.loss(self, batch) if self._steps is not None else None
         return self._unrecorded(self.new_run(keep_saved=False), batch, backward=False) if loss is None else loss
@@ -344,21 +353,26 @@ class Model:
         min_p: float | None = None,
         repetition_penalty: float = 1.0,
         stop_ids: Sequence[int] | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         slide: bool = False,
     ) -> Any:
         """Continues the prompts: an array (B, T) gives (B, T + new), a list of prompts of any lengths gives a list.
 
+        A text gives a text, prompt included, and a list of texts a list, if the model has a tokenizer.
         A temperature of 0 is greedy decoding. By default, a sequence stops at the model's end-of-sequence tokens.
         Generating beyond n_positions raises an error, unless `slide` continues with the last half of the context.
         """
-        from onfoot.generate.loop import generate
+        from onfoot.generate.loop import generate, generate_texts
         from onfoot.generate.sampling import Sampling
 
         if stop_ids is None:
             stop_ids = self.eos_ids
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        return generate(self, tokens, max_new_tokens, sampling, seed, stop_ids, stop, slide)
+        rest = max_new_tokens, sampling, seed, stop_ids, inputs.as_list(stop), slide
+        if inputs.is_text(tokens):
+            texts = generate_texts(self, inputs.as_list(tokens), *rest)
+            return texts[0] if isinstance(tokens, str) else texts
+        return generate(self, tokens, *rest)
 
     def stream(
         self,
@@ -371,7 +385,7 @@ class Model:
         *,
         min_p: float | None = None,
         repetition_penalty: float = 1.0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         slide: bool = False,
     ) -> Iterator[str]:
         """The text that continues a prompt, piece by piece: `for text in model.stream("Once"): print(text, end="")`."""
@@ -379,7 +393,7 @@ class Model:
         from onfoot.generate.sampling import Sampling
 
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-        return stream_text(self, prompt, max_new_tokens, sampling, seed, stop, slide)
+        return stream_text(self, prompt, max_new_tokens, sampling, seed, inputs.as_list(stop), slide)
 
     def save(self, folder: str | Path, dtype: str | None = None) -> None:
         """Writes a Hugging Face folder, which `transformers.AutoModelForCausalLM` can load.

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from onfoot.data.packing import Rows
 from onfoot.data.sft import SftSource
+from onfoot.models.model import Model
 from onfoot.train.options import WARMUP, FinetuneOptions, TrainingOptions
+from onfoot.train.sources import as_source
 
 MIN_STEPS = 100  # optimizer steps that a fine-tune gets at least, unless that takes more than MAX_EPOCHS passes
 MIN_EPOCHS, MAX_EPOCHS = 3, 20
@@ -25,6 +27,27 @@ ROWS = 4  # per step, if the examples are short: several of them share a row
 BATCH_TOKENS = 4096  # per microbatch; more rows are accumulated
 PAIRS_RATE = 2e-4  # the learning rate of preference tuning
 LONG_RUN = 1000  # steps; in a longer run the rate falls with the square root of its length
+
+
+def settle(data: Any, model: Model, options: TrainingOptions | None) -> tuple[TrainingOptions, Any]:
+    """The options and the source of a trainer; for examples, what is left open is chosen as `onfoot finetune` does.
+
+    Everything is left open without options, and with `FinetuneOptions` each setting that is 0.
+    """
+    source = as_source(data, model, options or TrainingOptions())
+    if options is None:
+        made_here = isinstance(source, SftSource) and source is not data
+        options = FinetuneOptions() if made_here else TrainingOptions()
+    if not isinstance(options, FinetuneOptions):
+        return options, source
+    if isinstance(source, SftSource) and source is not data:
+        return choose(replace(options, full=model.active_adapter is None), source, model.config.n_embd)
+    if not (options.steps and options.lr):
+        raise ValueError(
+            f"steps={options.steps} and lr={options.lr:g}: 0 is chosen from the number of examples, which this data "
+            f"does not have; give both"
+        )
+    return options, source
 
 
 def choose(options: FinetuneOptions, source: SftSource, width: int) -> tuple[FinetuneOptions, SftSource]:

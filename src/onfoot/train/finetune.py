@@ -29,9 +29,9 @@ from onfoot.train.options import FinetuneOptions
 from onfoot.train.parallel import world
 from onfoot.train.progress import logger
 from onfoot.train.rates import freeze
+from onfoot.train.sources import row_length
 
 REFERENCE = "reference.json"  # the reference log-probabilities of preference pairs
-DEFAULT_MAX_LENGTH = 1024  # tokens per row, unless the model allows fewer
 
 
 def start(run: Path, options: FinetuneOptions) -> Trainer:
@@ -53,6 +53,8 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
 
 def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run with the weights of a checkpoint, or of step 0; its state and log are not restored."""
+    if not options.data:
+        raise ValueError("no data: pass --data FILE (.jsonl, .json, .csv, .parquet or a saved dataset)")
     base = checkpoint if checkpoint is not None and options.full else options.model
     logger.info("loading %s", base)
     dtype = "float32" if options.full and options.dtype == "auto" else options.dtype  # 16-bit weights are frozen
@@ -191,11 +193,3 @@ def add_lora_layers(model: Model, options: FinetuneOptions) -> None:
         use_rslora=options.use_rslora,
         seed=options.seed,
     )
-
-
-def row_length(model: Model, options: FinetuneOptions) -> int:
-    """The maximum tokens per row: options.max_length, by default what the model allows, up to 1024."""
-    limit = model.config.n_positions
-    if options.max_length > limit:
-        raise ValueError(f"max_length={options.max_length} exceeds n_positions={limit} of {options.model}")
-    return options.max_length or min(limit, DEFAULT_MAX_LENGTH)

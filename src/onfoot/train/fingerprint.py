@@ -19,6 +19,8 @@ from onfoot.quantized import frozen_weight
 from onfoot.recording.pool import threads
 from onfoot.train.parallel import world
 
+FOLDER = "folder"
+
 
 def fingerprint(model: Model) -> str:
     """SHA-256 of a model's configuration and parameters."""
@@ -56,8 +58,12 @@ def record_or_verify(path: Path, sha256: str, what: str) -> None:
 
 
 def made_with(model: Model) -> dict[str, str | None]:
-    """The software versions and the engine of a run: with others, results may differ by rounding."""
+    """The software versions and the engine of a run: with others, results may differ by rounding.
+
+    The folder it was started in is for finding its files again if it is resumed elsewhere.
+    """
     return {
+        FOLDER: str(Path.cwd()),
         "onfoot": onfoot.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -23,6 +23,7 @@ from onfoot.data.preference_source import PreferenceSource
 from onfoot.formats.run_folder import checkpoint_folder, read_state
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.train.automatic import settle
 from onfoot.train.averaging import WeightAverage
 from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
 from onfoot.train.callbacks import (
@@ -37,6 +38,7 @@ from onfoot.train.callbacks import (
     Samples,
     Step,
     Validation,
+    logger,
 )
 from onfoot.train.checkpoint import restore_average, restore_optimizer, save_checkpoint
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
@@ -51,7 +53,6 @@ from onfoot.train.privacy import plan
 from onfoot.train.private_step import PrivateResult, Settings, private_step
 from onfoot.train.rates import lr_scales
 from onfoot.train.shard import ShardedAdamW
-from onfoot.train.sources import as_source
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
 from onfoot.train.trackers import tracker
 from onfoot.train.vector import BucketLayout
@@ -89,9 +90,10 @@ class DivergedError(ValueError):
 class Trainer:
     """One run: a model, its data, its optimizer, and what hears its events.
 
-    `data` is a `Source`, or what `as_source` makes one of: text files, examples, or token ids. With a folder `out`, the
-    run is logged, saved and can be resumed; without one, it only trains. `run()` trains to the end; iterating over a
-    trainer makes one step at a time, and leaving the loop stops the run.
+    `data` is a `Source`, or what `as_source` makes one of: text files, examples, or token ids. Without `options`, they
+    are chosen for examples by their number, as `onfoot finetune` does. With a folder `out`, the run is logged, saved
+    and can be resumed; without one, it only trains. `run()` trains to the end; iterating over a trainer makes one step
+    at a time, and leaving the loop stops the run.
     """
 
     def __init__(
@@ -104,8 +106,8 @@ class Trainer:
         out: str | Path | None = None,
         write: Callable[[Path], None] | None = None,
     ) -> None:
-        self.options = options = options or TrainingOptions()
-        self.model, self.source = model, as_source(data, model, options)
+        options, self.source = settle(data, model, options)
+        self.options, self.model = options, model
         self.preferences = isinstance(self.source, PreferenceSource)  # pairs of answers, and the DPO loss
         self.folder = None if out is None else Path(out)
         if self.folder is not None:
@@ -198,8 +200,7 @@ class Trainer:
                     pass
                 self._tell("on_end", self.outcome)
             except BaseException as error:
-                for callback in (*self.callbacks, *self._own):
-                    callback.on_error(self, error)
+                self._tell_error(error)
                 raise
 
     def _stops(self, interrupted: bool) -> bool:
@@ -239,6 +240,14 @@ class Trainer:
                 raise CallbackError(f"{what}: {type(error).__name__}: {error}{saved}") from error
         for callback in self._own:
             getattr(callback, event)(self, *args)
+
+    def _tell_error(self, error: BaseException) -> None:
+        """Tells all callbacks about the error that ends the run; one that fails at that does not replace it."""
+        for callback in (*self.callbacks, *self._own):
+            try:
+                callback.on_error(self, error)
+            except Exception as another:
+                logger.error("%s.on_error failed: %s: %s", type(callback).__name__, type(another).__name__, another)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.models.model import Model
+from onfoot.train.automatic import settle
 from onfoot.train.averaging import copy_of
 from onfoot.train.loop import DivergedError, Trainer
 from onfoot.train.options import TrainingOptions
@@ -97,7 +98,7 @@ def find_lr(
     `data` and `options` are those of `Trainer`. The test ends early when the loss diverges. Afterwards the model's
     weights are what they were, bit by bit, also after an error.
     """
-    options = options or TrainingOptions()
+    options, data = settle(data, model, options)
     check(options, steps, low, high)
     rates = low * (high / low) ** (np.arange(steps) / (steps - 1))
     never = steps + 1  # no evaluation

@@ -30,6 +30,11 @@ def option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+def default_warmup(steps: int) -> int:
+    """The warmup steps of a run of so many steps."""
+    return max(1, round(WARMUP * steps))
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """Options of the training loop, common to `onfoot train` and `onfoot finetune`."""
@@ -131,7 +136,7 @@ class TrainingOptions:
         self.check_privacy()
         self.check_changes()
         if self.warmup < 0 and self.steps:
-            object.__setattr__(self, "warmup", max(1, round(WARMUP * self.steps)))
+            object.__setattr__(self, "warmup", default_warmup(self.steps))
 
     def check_changes(self) -> None:
         """Raises ValueError unless the changes are what `changed` makes."""
@@ -370,8 +375,6 @@ class FinetuneOptions(TrainingOptions):
         if self.optimizer == "muon" and not self.full:
             raise ValueError("--optimizer muon needs --full: it is for the matrices of the blocks, which LoRA freezes")
         self.check_preferences()
-        if not self.data:
-            raise ValueError("no data: pass --data FILE (.jsonl, .json, .csv, .parquet or a saved dataset)")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must be in (0, 1), got {self.validation}")
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import read_state
 from onfoot.formats.write import write_json
 from onfoot.train.checkpoint import checkpoint_to_resume
-from onfoot.train.fingerprint import made_with
+from onfoot.train.fingerprint import FOLDER, made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
 from onfoot.train.options import CHANGEABLE, TrainingOptions
@@ -28,6 +28,7 @@ Options = TypeVar("Options", bound=TrainingOptions)
 Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its options, a checkpoint or None
 
 RUN_FILE = "run.json"
+FILES = ("model", "data", "validation_data", "texts", "init")  # options that name files
 LEFTOVERS = (LOCK, f".{RUN_FILE}.new", "data")  # what a run that was killed before it started may leave behind
 
 
@@ -144,8 +145,9 @@ def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
     """The options of a run that continues at this step with other values; a ValueError for fixed ones."""
     fixed = sorted(set(values) - set(CHANGEABLE))
     if fixed:
+        what = {"texts": "the text", "model": "the model"}.get(fixed[0], f"--{fixed[0].replace('_', '-')}")
         raise ValueError(
-            f"--{fixed[0].replace('_', '-')} cannot change when a run is resumed; what can: "
+            f"{what} cannot change when a run is resumed; what can: "
             f"{', '.join('--' + name.replace('_', '-') for name in CHANGEABLE)}"
         )
     if options.dp_clip is not None and {"steps", "batch_size", "accumulate"} & set(values):
@@ -181,7 +183,25 @@ def read_options(run: Path, kind: type[Options]) -> tuple[Options, dict[str, Any
             f"{path} has changed since the run started (its SHA-256 differs from the recorded one); restore the "
             f'original, or start a new run. To keep the change, remove the entry "sha256"'
         )
-    return options, versions if isinstance(versions, dict) else {}
+    versions = versions if isinstance(versions, dict) else {}
+    return _located(options, versions.get(FOLDER)), versions
+
+
+def _located(options: Options, folder: Any) -> Options:
+    """The options with files that are found from the folder where the run was started, if not from this one."""
+    if not isinstance(folder, str):
+        return options
+
+    def find(name: str) -> str:
+        there = Path(folder) / name
+        return str(there) if name and not Path(name).exists() and there.exists() else name
+
+    found: dict[str, Any] = {}
+    for name in FILES:
+        value = getattr(options, name, None)
+        found |= {name: find(value)} if isinstance(value, str) else {}
+        found |= {name: [find(one) for one in value]} if isinstance(value, list) else {}
+    return replace(options, **found)
 
 
 def _hash(values: dict[str, Any]) -> str:
@@ -195,7 +215,7 @@ def _newest(run: Path) -> tuple[str | None, list[str]]:
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A warning if software versions differ from those that the run started with."""
-    changed = [name for name in now if name in before and before[name] != now[name]]
+    changed = [name for name in now if name != FOLDER and name in before and before[name] != now[name]]
     if not changed:
         return []
     old, new = (", ".join(f"{name} {values[name]}" for name in changed) for values in (before, now))

@@ -22,7 +22,7 @@ from onfoot.data.windows import Windows, split
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.options import TrainingOptions
+from onfoot.train.options import FinetuneOptions, TrainingOptions
 
 VALIDATION = 0.1  # the fraction of the data that is held out
 MAX_LENGTH = 1024  # tokens per row of examples, unless the model allows fewer
@@ -172,7 +172,8 @@ def _files(paths: list[Path], model: Model, options: TrainingOptions) -> Any:
             raise ValueError(
                 f"{examples[0]} has fine-tuning examples, and other files have text; pass one kind of data"
             )
-        return _rows(read_examples(files, tokenizer, template_of(model), log), model, options, log)
+        template, templated = template_of(model), _templated(model, options)
+        return _rows(read_examples(files, tokenizer, template, log, templated), model, options, log)
     return _stream(corpus.mapped_tokens(texts, tokenizer, log), model, options)
 
 
@@ -184,7 +185,7 @@ def _tokenizer(model: Model) -> Any:
 
 def _examples(values: list[dict[str, Any]], model: Model, options: TrainingOptions) -> SftSource:
     log = ReadLog(options.skip_bad)
-    reader = FileReader(template_of(model), _tokenizer(model), log)
+    reader = FileReader(template_of(model), _tokenizer(model), log, _templated(model, options))
     found = ((f"example {number}", value) for number, value in enumerate(values, start=1))
     with ExampleFile() as file:
         for example in log.read(found, reader.example):
@@ -192,13 +193,33 @@ def _examples(values: list[dict[str, Any]], model: Model, options: TrainingOptio
         return _rows(file.examples(), model, options, log)
 
 
+def _finetune(options: TrainingOptions) -> FinetuneOptions:
+    """The options that say how examples are read: those given, or the defaults of `onfoot finetune`."""
+    return options if isinstance(options, FinetuneOptions) else FinetuneOptions()
+
+
+def _templated(model: Model, options: TrainingOptions) -> bool:
+    """Whether prompts and completions are put into the model's chat template."""
+    return _finetune(options).template and not template_of(model).is_fallback
+
+
+def row_length(model: Model, options: FinetuneOptions) -> int:
+    """The maximum tokens per row: options.max_length, by default what the model allows, up to 1024."""
+    limit = model.config.n_positions
+    if options.max_length > limit:
+        what = f" of {options.model}" if options.model else ""
+        raise ValueError(f"max_length={options.max_length} exceeds n_positions={limit}{what}")
+    return options.max_length or min(limit, MAX_LENGTH)
+
+
 def _rows(examples: Sequence[Example], model: Model, options: TrainingOptions, log: ReadLog) -> SftSource:
-    length = min(model.config.n_positions, MAX_LENGTH)
-    read = fit(examples, length)
-    train, held_out = split_examples(read.kept, VALIDATION, options.seed)
+    finetune = _finetune(options)
+    length = row_length(model, finetune)
+    read = fit(examples, length, finetune.on_long)
+    train, held_out = split_examples(read.kept, finetune.validation, options.seed)
     return SftSource(
-        Rows(train, length, options.seed, True),
-        Rows(held_out, length, options.seed, True),
+        Rows(train, length, options.seed, finetune.pack),
+        Rows(held_out, length, options.seed, finetune.pack),
         options.batch_size,
         options.accumulate,
         options.eval_windows,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onfoot.formats.files import one_line
 from onfoot.train.callbacks import Callback, Step, Validation
 
 if TYPE_CHECKING:
@@ -83,7 +84,12 @@ class WeightsAndBiases(Tracker):
 
     def on_begin(self, trainer: Trainer) -> None:
         name = None if trainer.folder is None else trainer.folder.name
-        self._run = self._wandb.init(**{"name": name, "config": asdict(trainer.options), **self.settings})
+        try:
+            self._run = self._wandb.init(**{"name": name, "config": asdict(trainer.options), **self.settings})
+        except self._wandb.Error as error:  # not logged in, no network, ...
+            raise ValueError(
+                f"Weights & Biases cannot start: {one_line(error)}; or log to files with WANDB_MODE=offline"
+            ) from None
 
     def log(self, step: int, values: dict[str, float]) -> None:
         assert self._run is not None
