@@ -1136,7 +1136,7 @@ MODELS = [
         ("d2, s_norm1, skip_gradient=d5)", "d2, s_norm1, skip_gradient=d10)"),
         ("dead=slice(qk, 2 * qk))", "dead=slice(qk, qk))"),
         ("k = split_heads(qkv[..., qk : 2 * qk], heads)", "k = split_heads(qkv[..., :qk], heads)"),
-        ("d_pos = d if s_pos.ids.ndim == 2 else run.engine.sum_first(d)", "d_pos = d if s_pos.ids.ndim == 2 else d[0]"),
+        ("d_pos = d if position_axes == 2 else run.engine.sum_first(d)", "d_pos = d if position_axes == 2 else d[0]"),
         ("x, s_drop = run.dropout(\"transformer.drop\", x, config.embd_pdrop)", "x, s_drop = run.dropout(\"transformer.drop\", x, config.attn_pdrop)"),
         ("    d = run.dropout_backward(d, s_drop)\n", ""),
         ("layout.start, config.attn_pdrop)", "layout.start, config.resid_pdrop)"),
