@@ -11,8 +11,8 @@ PACKAGE = Path(onfoot.__file__).parent
 # The lowest first: each may import those before it.
 ORDER = [
     "arrays", "ops", "quantized", "threads", "terminal", "recording", "kernels", "engine", "own_engine", "config",
-    "models", "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check", "torch", "train",
-    "blame", "evaluation", "lm_eval",
+    "models", "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check", "torch",
+    "train", "blame", "evaluation", "lm_eval", "learn",
     "__init__", "bench", "explore", "serve", "cli", "__main__",
 ]  # fmt: skip
 ALLOWED = {

@@ -12,6 +12,7 @@ import typer
 
 from onfoot.cli.fields import explicit_options
 from onfoot.formats.files import naming, plain_name, read_json, read_text
+from onfoot.own_engine import is_own
 
 NOT_OPTIONS = ("command", "made_with", "sha256", "changes")  # of a run.json
 
@@ -37,6 +38,8 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
     if unknown:
         close = _closest(unknown[0], known)
         raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; did you mean {close}?")
+    if is_own(values.get("engine")):
+        raise ValueError(f"{path}: engine is a file of Python code; name it on the command line with --engine")
     if isinstance(values.get("betas"), list):
         values["betas"] = tuple(values["betas"])
     return values

@@ -18,7 +18,7 @@ from onfoot.engine import OPS, Engine
 from onfoot.models.layout import Targets
 from onfoot.models.run import Run
 from onfoot.models.step import Batch, forward_backward
-from onfoot.own_engine import OwnEngine, PairError
+from onfoot.own_engine import NotWrittenError, OwnEngine, PairError
 from onfoot.own_engine.functions import OwnSaved
 from onfoot.own_engine.pairs import GRADIENTS, Pair, ours, table_of
 
@@ -42,6 +42,7 @@ class Compared:
     error: float  # relative; infinite with a problem
     problem: str = ""  # what it raises, or a result that is not an array of the right shape
     moved: bool = False  # with parameters moved at random
+    unwritten: bool = False  # it returns None
 
     @property
     def wrong(self) -> bool:
@@ -51,7 +52,8 @@ class Compared:
         moved = " (with the weights moved at random, away from their initial values)" if self.moved else ""
         if self.problem:
             return f"{self.place}: {self.problem}{moved}"
-        return f"{self.place}: {self.what} of your {self.pair}_{self.half} is wrong: relative error {self.error:.2g}{moved}"
+        what = f"{self.what} of your {self.pair}_{self.half}"
+        return f"{self.place}: {what} is wrong: relative error {self.error:.2g}{moved}"
 
 
 @dataclass
@@ -173,9 +175,10 @@ class _ComparingEngine(Engine):
         finally:
             self.place = before
 
-    def _add(self, pair: str, half: str, what: str, error: float, problem: str = "") -> bool:
+    def _add(self, pair: str, half: str, what: str, error: float, problem: str | PairError = "") -> bool:
         where = self.place or ("the loss" if pair == "cross_entropy" else self.block or "the network")
-        one = Compared(pair, half, what, where, error, problem, self.moved)
+        unwritten = isinstance(problem, NotWrittenError)
+        one = Compared(pair, half, what, where, error, str(problem), self.moved, unwritten)
         self.results.append(one)
         return not one.wrong
 
@@ -188,7 +191,7 @@ class _ComparingEngine(Engine):
             try:
                 their_y, their_saved = theirs.forward(*args)
             except PairError as error:
-                self._add(name, "forward", "y", np.inf, str(error))
+                self._add(name, "forward", "y", np.inf, error)
                 return y, _Saved(None, saved)
             if self._changed(name, "forward", args, kept):
                 return y, _Saved(their_saved, saved)
@@ -203,7 +206,7 @@ class _ComparingEngine(Engine):
             try:
                 their_grads = theirs.backward(dy, saved.theirs)
             except PairError as error:
-                self._add(name, "backward", "gradients", np.inf, str(error))
+                self._add(name, "backward", "gradients", np.inf, error)
                 return grads
             if self._changed(name, "backward", [dy], [before]):
                 return grads

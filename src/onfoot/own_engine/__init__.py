@@ -5,7 +5,7 @@ layer) is made of the user's, so that no network goes around them.
 """
 
 from onfoot.own_engine.engine import EngineLike, OwnEngine, as_engine
-from onfoot.own_engine.functions import PairError
+from onfoot.own_engine.functions import NotWrittenError, PairError
 from onfoot.own_engine.load import is_own
 
-__all__ = ["EngineLike", "OwnEngine", "PairError", "as_engine", "is_own"]
+__all__ = ["EngineLike", "NotWrittenError", "OwnEngine", "PairError", "as_engine", "is_own"]

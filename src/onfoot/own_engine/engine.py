@@ -29,7 +29,9 @@ class OwnEngine(Engine):
             for pair in sorted(self.theirs)
             if pair in GRADIENTS
         }
-        super().__init__(name, table_of(self.pairs), np.asarray, reason=f"your own pairs: {', '.join(sorted(self.theirs))}")
+        super().__init__(
+            name, table_of(self.pairs), np.asarray, reason=f"your own pairs: {', '.join(sorted(self.theirs))}"
+        )
 
     @property
     def recomputes_inputs(self) -> bool:
@@ -41,7 +43,7 @@ class OwnEngine(Engine):
 
     def require_formulas(self, what: str) -> None:
         raise ValueError(
-            f"{what} needs onfoot's own formulas, which know what each of their pairs saves; use engine=\"numpy\""
+            f'{what} needs onfoot\'s own formulas, which know what each of their pairs saves; use engine="numpy"'
         )
 
     def copy_quantized(self, weight: Any) -> Any:

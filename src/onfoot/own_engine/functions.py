@@ -19,6 +19,10 @@ class PairError(ValueError):
     """A function of a user's pair cannot be called, raises, or returns something else than its gradients."""
 
 
+class NotWrittenError(PairError):
+    """A backward function returns None: it is still to be written."""
+
+
 class OwnSaved(NamedTuple):
     """What the user's forward function saved, and the arguments that it was called with, by our names."""
 
@@ -47,9 +51,7 @@ def checked_pair(pair: str, forward: Callable[..., Any], backward: Callable[...,
         made = []
         for name, grad in zip(GRADIENTS[pair], grads, strict=True):
             x = saved.given.get(name)
-            made.append(
-                None if x is None else _array(pair, "backward", f"d{name}", grad, tuple(x.shape), x, saved, dy)
-            )
+            made.append(None if x is None else _array(pair, "backward", f"d{name}", grad, tuple(x.shape), x, saved, dy))
         return made[0] if len(made) == 1 else tuple(made)
 
     return Pair(checked_forward, checked_backward)
@@ -109,15 +111,15 @@ def listed(pair: str, grads: Any, given: Mapping[str, Any]) -> Sequence[Any]:
     """The gradients that a backward function returned, one per name; a PairError if some are missing."""
     names = GRADIENTS[pair]
     if len(names) == 1 and not isinstance(grads, tuple | list):
-        grads = (grads,)
+        grads = None if grads is None else (grads,)
     wanted = _and([f"d{name}" for name in names])
     if grads is None:
-        raise PairError(f"your {pair}_backward returns None; it must return {wanted}")
+        raise NotWrittenError(f"your {pair}_backward returns None; it must return {wanted}")
     if not isinstance(grads, tuple | list) or len(grads) != len(names):
         raise PairError(f"your {pair}_backward must return {wanted}, got {_kind(grads)}")
     missing = [f"d{name}" for name, g in zip(names, grads, strict=True) if g is None and given.get(name) is not None]
     if missing:
-        raise PairError(f"your {pair}_backward returns None for {_and(missing)}; has it been written yet?")
+        raise NotWrittenError(f"your {pair}_backward returns None for {_and(missing)}; has it been written yet?")
     return grads
 
 

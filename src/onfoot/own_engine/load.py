@@ -60,7 +60,7 @@ def find_functions(source: Any) -> Found:
         other = f"{pair}_{HALVES[half == 'forward']}"
         if other not in functions:
             raise ValueError(
-                f"{_all(names)} has {name} without {other}: what a forward saves is private to its pair, so the two are "
+                f"{_all(names)} has {name} without {other}: what a forward saves is private to its pair, so both are "
                 f"replaced together"
             )
     if not functions:
@@ -75,7 +75,7 @@ def _of_one(source: Any) -> Found:
         return Found(_pairs_of(_flat(source), "the dict", strict=True), {}, "own")
     if not isinstance(source, str | os.PathLike):
         raise ValueError(
-            f"an engine is a name, a module, a file, or a dict of functions, got {type(source).__name__}: {source!r:.60}"
+            f"an engine is a name, a module, a file, or a dict of functions, got a {type(source).__name__}"
         )
     text = os.fspath(source)
     path = Path(text)
