@@ -18,6 +18,7 @@ from onfoot.explore.default_model import TEXT, default_model
 from onfoot.explore.study import Study
 from onfoot.explore.texts import read_text
 from onfoot.models.model import Model
+from onfoot.own_engine import OwnEngine
 
 CHROMIUM_FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -41,16 +42,18 @@ def study(model: Model, tokens: np.ndarray) -> Study:
 
 
 @contextmanager
-def serving(model: Model, **limits: float) -> Iterator[int]:
-    """The port of a running server, with the given limits for its connections."""
+def serving(model: Model, own_engine: OwnEngine | None = None, **limits: float) -> Iterator[int]:
+    """The port of a running server, with the given limits for its connections, and a user's own pairs if given."""
     from onfoot.explore.connections import TimedConnection
     from onfoot.explore.serve import listen, new_server
     from onfoot.explore.server import Explorer
 
     listening = listen(0)
     number = listening.getsockname()[1]
-    opening = {"kind": "text", "value": TEXT, "ids_only": False}
-    server = new_server(Explorer(model, opening), number, type("Limited", (TimedConnection,), limits))
+    opening: dict[str, Any] = {"kind": "text", "value": TEXT, "ids_only": False}
+    if own_engine is not None:
+        opening["own"] = own_engine.name
+    server = new_server(Explorer(model, opening, own_engine), number, type("Limited", (TimedConnection,), limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

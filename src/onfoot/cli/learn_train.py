@@ -37,8 +37,8 @@ def train(
 ) -> None:
     """Train a small GPT-2 on the gradients that you have written, and on onfoot's for the rest.
 
-    It shows which gradients are yours. With --compare it trains twice from the same initial values, with right pairs and
-    with your wrong ones, and draws both curves.
+    It shows which gradients are yours. With --compare it trains twice from the same initial values, with right pairs
+    and with your wrong ones, and draws both curves.
     """
     from onfoot.cli.console import show_text
     from onfoot.learn import train as runs

@@ -20,7 +20,7 @@ from onfoot.models.model import Model, create
 from onfoot.models.own_network import OwnNetwork, compare_network
 from onfoot.models.params import Drawn
 from onfoot.own_engine import OwnEngine, PairError
-from onfoot.own_engine.load import find_functions, import_folder
+from onfoot.own_engine.load import find_functions, hashes, import_folder
 from onfoot.own_engine.pairs import GRADIENTS
 from onfoot.train.callbacks import Callback, Step
 from onfoot.train.loop import Trainer
@@ -145,7 +145,7 @@ def judged(modules: Mapping[Path, ModuleType], text: Text) -> Solved:
             names = [f"{pair}_{half}" for half in ("forward", "backward")]
             if all(callable(getattr(module, name, None)) for name in names) and _defined_in(module, names):
                 functions = {name: getattr(module, name) for name in names}
-                given.setdefault(pair, []).append((path.name, functions, find_functions(module).files))
+                given.setdefault(pair, []).append((path.name, functions, hashes([module])))
     used = text.model({}, {}).pairs_used()
     out = Solved([], {}, {})
     for pair in used:
@@ -194,8 +194,8 @@ def _judge_network(modules: Mapping[Path, ModuleType], text: Text, out: Solved) 
     batch = text.source.microbatches(0)[0]
     try:
         name, error = compare_network(text.model({}, {}), forward, backward, batch.tokens[:2], batch.targets[:2])
-    except Exception as error:  # the learner's function, not ours
-        return Status(NETWORK, UNWRITTEN, files[-1].name, f"{type(error).__name__}: {error}")
+    except Exception as raised:  # the learner's function, not ours
+        return Status(NETWORK, UNWRITTEN, files[-1].name, f"{type(raised).__name__}: {raised}")
     if not error <= TOLERANCE:
         what = "the loss" if name == "loss" else f"the gradient of {name}"
         return Status(NETWORK, WRONG, files[-1].name, f"{what} is wrong: relative error {error:.2g}")

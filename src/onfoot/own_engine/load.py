@@ -70,7 +70,7 @@ def find_functions(source: Any) -> Found:
 
 def _of_one(source: Any) -> Found:
     if isinstance(source, ModuleType):
-        return Found(_pairs_of(vars(source), source.__name__), _hashes([source]), f"module {source.__name__}")
+        return Found(_pairs_of(vars(source), source.__name__), hashes([source]), f"module {source.__name__}")
     if isinstance(source, Mapping):
         return Found(_pairs_of(_flat(source), "the dict", strict=True), {}, "own")
     if not isinstance(source, str | os.PathLike):
@@ -84,11 +84,11 @@ def _of_one(source: Any) -> Found:
     if text.endswith(".py") or "/" in text or os.sep in text:
         with _beside(path.resolve().parent) as before:
             module = import_file(path)
-            files = _hashes([module, *_new_files(path.resolve().parent, before)])
+            files = hashes([module, *_new_files(path.resolve().parent, before)])
         return Found(_pairs_of(vars(module), text), files, path.name)
     with _beside(Path.cwd()) as before:
         module = _imported(lambda: importlib.import_module(text), text)
-        files = _hashes([module, *_new_files(Path.cwd(), before)])
+        files = hashes([module, *_new_files(Path.cwd(), before)])
     return Found(_pairs_of(vars(module), text), files, f"module {text}")
 
 
@@ -100,7 +100,7 @@ def _of_folder(folder: Path) -> Found:
     functions: dict[str, Callable[..., Any]] = {}
     for path, module in modules.items():
         functions |= _pairs_of(vars(module), str(path))
-    return Found(functions, _hashes(list(modules.values())), folder.name or str(folder))
+    return Found(functions, hashes(list(modules.values())), folder.name or str(folder))
 
 
 def import_folder(folder: Path) -> dict[Path, ModuleType]:
@@ -174,7 +174,7 @@ def _new_files(folder: Path, before: set[str]) -> list[ModuleType]:
     return [m for m in new if Path(getattr(m, "__file__", None) or "/").resolve().parent == folder]
 
 
-def _hashes(modules: Sequence[ModuleType]) -> dict[str, str]:
+def hashes(modules: Sequence[ModuleType]) -> dict[str, str]:
     """The SHA-256 of each module's file, by its path."""
     files = sorted({str(Path(m.__file__).resolve()) for m in modules if getattr(m, "__file__", None)})  # type: ignore[arg-type]
     return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
