@@ -6,8 +6,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,21 @@ def watched(context: Any, port: int) -> Iterator[Watched]:
 def page(watched: Watched, port: int) -> Any:
     """The served page, loaded."""
     return watched.open(f"http://127.0.0.1:{port}/")
+
+
+@pytest.fixture
+def opened_with(context: Any, model: Model) -> Callable[[OwnEngine], AbstractContextManager[Any]]:
+    """Opens the page of a server with a user's own pairs; it must leave the console empty."""
+
+    @contextmanager
+    def open_page(engine: OwnEngine) -> Iterator[Any]:
+        with serving(model, engine) as number:
+            one = Watched(context)
+            yield one.open(f"http://127.0.0.1:{number}/")
+            one.page.close()
+            assert one.errors == []
+
+    return open_page
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The Yours view: the gradients of a user's own pairs beside the right ones, cell by cell, in Python and in a browser."""
+"""The Yours view: the gradients of a user's own pairs beside the right ones, cell by cell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 from waiting import until
 
-from conftest import Watched, serving
+import onfoot
 from onfoot.cli import app
 from onfoot.explore.study import Study
 from onfoot.models.model import Model
@@ -78,8 +78,6 @@ def test_a_pair_that_is_not_written_is_named_instead_of_shown(model: Model, toke
 def test_the_command_exports_the_view_and_refuses_other_engines(tmp_path: Path) -> None:
     engine_of(tmp_path, MISTAKE)
     page, model = tmp_path / "page.html", tmp_path / "model"
-    import onfoot
-
     config = onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=9)
     onfoot.create(config, 0).save(model)
     arguments = ["explore", str(model), "--tokens", "1 2 3 2", "--export", str(page)]
@@ -97,13 +95,9 @@ def test_the_command_exports_the_view_and_refuses_other_engines(tmp_path: Path) 
 
 
 @pytest.fixture
-def own_page(context: Any, model: Model, wrong: OwnEngine) -> Iterator[Any]:
-    """The page of a server with wrong pairs, which must leave the console empty."""
-    with serving(model, wrong) as port:
-        watched = Watched(context)
-        yield watched.open(f"http://127.0.0.1:{port}/")
-        watched.page.close()
-        assert watched.errors == []
+def own_page(opened_with: Any, wrong: OwnEngine) -> Iterator[Any]:
+    with opened_with(wrong) as page:
+        yield page
 
 
 def test_the_page_opens_with_the_first_wrong_gradient_beside_the_right_one(

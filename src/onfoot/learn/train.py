@@ -6,6 +6,7 @@ trained only beside a right one, so that both curves can be compared.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,7 +196,7 @@ def _judge_network(modules: Mapping[Path, ModuleType], text: Text, out: Solved) 
     try:
         name, error = compare_network(text.model({}, {}), forward, backward, batch.tokens[:2], batch.targets[:2])
     except Exception as raised:  # the learner's function, not ours
-        return Status(NETWORK, UNWRITTEN, files[-1].name, f"{type(raised).__name__}: {raised}")
+        return Status(NETWORK, UNWRITTEN, files[-1].name, f"it does not run yet, {type(raised).__name__}: {raised}")
     if not error <= TOLERANCE:
         what = "the loss" if name == "loss" else f"the gradient of {name}"
         return Status(NETWORK, WRONG, files[-1].name, f"{what} is wrong: relative error {error:.2g}")
@@ -232,8 +233,10 @@ def train(folder: Path, options: TrainOptions, say: Callable[[str], None], out: 
     say(solved.table())
     network = solved.network if solved.all_pairs else None
     result = run(text.model(solved.right, solved.files, network), text, next_folder(where))
-    say(f"\nvalidation loss {result.validation_loss:.4f} nats per token; {result.folder}")
-    say(f"sample:\n  {result.sample}".replace("\n", "\n  ") if result.sample else "")
+    say(f"\nvalidation loss {result.validation_loss:.4f} nats per token; curve {result.folder / 'loss.png'}")
+    if result.sample:
+        say("sample:\n  " + result.sample.replace("\n", "\n  "))
+    say(f'next    onfoot generate {shlex.quote(str(result.folder / "best"))} --prompt "the "')
     say(f"\n{solved.summary()}")
     return result
 

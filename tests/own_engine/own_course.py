@@ -1,4 +1,4 @@
-"""A folder of exercises, as `onfoot learn` makes one, with all, some or wrong answers: written from `plain_pairs.py`."""
+"""A folder of exercises, as `onfoot learn` makes one, with right, wrong or no answers, from `plain_pairs.py`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def unwritten(pair: str) -> str:
 
 
 def write_course(folder: Path, network: bool = True, without: tuple[str, ...] = (), **changes: tuple[str, str]) -> Path:
-    """Writes the files; `without` are pairs whose backward is unwritten, `changes` replace text in a pair's backward."""
+    """Writes the files. `without` are pairs whose backward is unwritten; `changes` replace text in a backward."""
     folder.mkdir(parents=True, exist_ok=True)
     for stem, pairs in FILES.items():
         text = HEAD + next(part for part in DEFINITIONS if part.startswith("C, CUBIC"))
