@@ -94,16 +94,20 @@ def unwritten(pair: str) -> str:
     return f"def {pair}_backward(dy, saved):\n    return {', '.join(['None'] * (3 if pair != 'embedding' else 1))}\n"
 
 
+def replaced(text: str, old: str, new: str) -> str:
+    """The text with a part replaced, which it must have."""
+    before, _, after = text.partition(old) if old else (text, "", "")
+    assert old in text
+    return before + new + after
+
+
 def write_course(folder: Path, network: bool = True, without: tuple[str, ...] = (), **changes: tuple[str, str]) -> Path:
     """Writes the files. `without` are pairs whose backward is unwritten; `changes` replace text in a backward."""
     folder.mkdir(parents=True, exist_ok=True)
     for stem, pairs in FILES.items():
         text = HEAD + next(part for part in DEFINITIONS if part.startswith("C, CUBIC"))
         for pair in pairs:
-            backward = definition(f"{pair}_backward")
-            if pair in changes:
-                assert changes[pair][0] in backward
-                backward = backward.replace(*changes[pair])
+            backward = replaced(definition(f"{pair}_backward"), *changes.get(pair, ("", "")))
             text += definition(f"{pair}_forward") + (unwritten(pair) if pair in without else backward)
         (folder / f"{stem}.py").write_text(text, encoding="utf-8")
     if network:

@@ -64,7 +64,7 @@ def find_functions(source: Any) -> Found:
                 f"replaced together"
             )
     if not functions:
-        raise ValueError(f"{_all(names)} defines no pair; a pair is NAME_forward and NAME_backward, where {_names()}")
+        raise ValueError(f"{_all(names)} defines no pair; a pair is NAME_forward and NAME_backward; {_names()}")
     return Found(functions, files, _all(names))
 
 
