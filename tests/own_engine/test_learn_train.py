@@ -19,6 +19,8 @@ from onfoot.models.own_network import OwnNetwork, compare_network
 from onfoot.own_engine import PairError
 from onfoot.own_engine.load import import_folder
 
+SOLUTIONS = Path(onfoot.__file__).parent / "learn" / "course" / "solutions"
+COURSE = [SOLUTIONS] if SOLUTIONS.is_dir() else []
 LAYER_NORM = ("dx = (dnormed - mean - normed * along) * rstd", "dx = dnormed * rstd")
 
 
@@ -53,6 +55,13 @@ def test_with_every_exercise_solved_every_gradient_is_the_learners(tmp_path: Pat
     ):
         assert line in out
     assert (folder / "train" / "001" / "loss.png").is_file()
+
+
+@pytest.mark.parametrize("folder", [None, *COURSE], ids=str)
+def test_solved_exercises_are_recognised_as_such(folder: Path | None, text: learn.Text, tmp_path: Path) -> None:
+    solved = learn.solved_in(folder or write_course(tmp_path / "all"), text)
+    assert solved.everything, solved.table()
+    assert not solved.wrong and {one.verdict for one in solved.statuses} == {"yours"}
 
 
 def test_without_the_whole_pass_all_pairs_are_the_learners_and_it_says_so(tmp_path: Path, text: learn.Text) -> None:

@@ -20,6 +20,8 @@ from onfoot.data.batches import Batch
 from onfoot.train.engine_check import WrongPairError
 
 TEXT = Path(plain_pairs.__file__).read_text(encoding="utf-8")
+SOLUTIONS = Path(onfoot.__file__).parent / "learn" / "course" / "solutions"
+COURSE = [SOLUTIONS] if SOLUTIONS.is_dir() else []  # the course's, a folder of files
 SMALL = [
     "--arch", "gpt2", "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "16", "--batch-size", "4",
     "--tokenizer", "byte", "--eval-windows", "4", "--sample-tokens", "4", "--eval-every", "4",
@@ -48,8 +50,9 @@ def trained(engine: Any, steps: int, **options: Any) -> tuple[onfoot.Model, list
     return model, [step.loss for step in onfoot.Trainer(model, Counting(), settings)]
 
 
-def test_a_gpt_trained_on_plain_copies_of_all_pairs_has_the_bits_of_the_engine_numpy() -> None:
-    (mine, losses), (theirs, expected) = trained(plain_pairs, 60), trained("numpy", 60)
+@pytest.mark.parametrize("engine", [plain_pairs, *COURSE], ids=str)
+def test_a_gpt_trained_on_plain_copies_of_all_pairs_has_the_bits_of_the_engine_numpy(engine: Any) -> None:
+    (mine, losses), (theirs, expected) = trained(engine, 60), trained("numpy", 60)
     assert all(mine.pairs_used().values())
     assert losses == expected
     assert losses[-1] < 0.5 * losses[0]  # it has learned something

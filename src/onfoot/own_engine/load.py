@@ -19,7 +19,7 @@ from onfoot.own_engine.pairs import PAIRS
 
 HALVES = ("forward", "backward")
 KNOWN = ("auto", *ENGINES)
-WHOLE = ("block", "tied_head", "tied_embedding", "softmax", "gpt2", "llama")  # larger and smaller parts than a pair
+WHOLE = ("one_head", "self_attention", "block", "tied", "gpt2", "softmax")  # larger or smaller parts, as in the course
 
 
 class Found(NamedTuple):
