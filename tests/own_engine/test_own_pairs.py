@@ -69,6 +69,20 @@ def test_names_of_our_engines_and_misspelt_ones_are_not_own_engines(name: str) -
             onfoot.create(GPT2, engine=name)
 
 
+def test_a_folder_or_a_module_in_the_current_directory_is_an_engine_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not is_own("my-course") and not is_own("own_module_here")
+    (tmp_path / "my-course").mkdir()
+    (tmp_path / "own_module_here.py").write_text(Path(plain_pairs.__file__).read_text(encoding="utf-8"), "utf-8")
+    assert is_own("my-course") and is_own("own_module_here")
+    with pytest.raises(ValueError, match="my-course has no Python files"):
+        onfoot.create(GPT2, engine="my-course")
+    engine = as_engine("own_module_here")
+    assert engine.name == "module own_module_here" and "linear" in engine.theirs
+
+
 # --- what each network runs on ---
 
 

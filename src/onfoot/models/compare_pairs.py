@@ -112,7 +112,7 @@ def pairs_used(model: Model) -> dict[str, bool]:
 
         return call
 
-    counting = Engine(model.engine.name, {name: noted(name) for name in OPS}, model.engine._asarray)
+    counting = Engine("numpy", {name: noted(name) for name in OPS}, model.engine._asarray)
     t = min(2, model.config.n_positions)
     batch = model._checked(np.zeros((1, t), np.int64), np.zeros((1, t), np.int64), None, None)
     run = model.new_run(dropout_seed=0, engine=counting)

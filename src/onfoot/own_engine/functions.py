@@ -12,6 +12,7 @@ import numpy as np
 from onfoot.engine import OPS
 from onfoot.own_engine.pairs import GRADIENTS, Pair, ours, result_shape
 
+NEEDED_BY = {"start": " for packed examples (--no-pack trains without)", "keep": " for dropout"}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -90,8 +91,8 @@ def fitted(name: str, function: Callable[..., Any]) -> Callable[[Mapping[str, An
         for argument in [n for n in given if n not in accepted]:
             if not _is_default(given[argument], expected[argument].default):
                 raise PairError(
-                    f"your {name} does not take {argument}, which this model needs ({_short(given[argument])}); add a "
-                    f"parameter {argument} to it"
+                    f"your {name} does not take {argument}, which this model needs{NEEDED_BY.get(argument, '')}; add a "
+                    f"parameter {argument} to it, here {_short(given[argument])}"
                 )
         values = {n: x for n, x in given.items() if n in accepted}
         try:

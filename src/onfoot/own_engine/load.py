@@ -37,13 +37,13 @@ def is_own(engine: Any) -> bool:
     text = os.fspath(engine)
     if text in KNOWN or not text:
         return False
-    if text.endswith(".py") or "/" in text or os.sep in text:
+    if text.endswith(".py") or "/" in text or os.sep in text or Path(text).is_dir():
         return True
     top = text.partition(".")[0]
     if not text.replace(".", "").isidentifier():
         return False
     with contextlib.suppress(ValueError, ImportError):
-        return Path(f"{top}.py").is_file() or Path(top).is_dir() or importlib.util.find_spec(top) is not None
+        return Path(f"{top}.py").is_file() or importlib.util.find_spec(top) is not None
     return False
 
 

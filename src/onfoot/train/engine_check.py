@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
 
 WATCHED = 2  # sequences of the validation data
+MOST = 8192  # tokens of the first batch that are compared; all have their place in the network
 
 
 class WrongPairError(ValueError):
@@ -32,9 +33,10 @@ class EngineCheck(Callback):
         batch, seed = first_batch(trainer), trainer.dropout_seed(0)
         found = compare_pairs(trainer.model, batch.tokens, batch.targets, segments=batch.segments, dropout_seed=seed)
         if not found.right and not trainer.options.engine_unchecked:
+            runs = found.first is not None and not found.first.problem
             raise WrongPairError(
-                f"step {trainer.state.step + 1}: {found}. Training stopped before the first update; --engine-unchecked "
-                f"trains it as it is"
+                f"step {trainer.state.step + 1}: {found}. Training stopped before the first update"
+                f"{'; --engine-unchecked trains it as it is' if runs else ''}"
             )
         self.found = found
         return found
@@ -58,6 +60,8 @@ class EngineCheck(Callback):
 
 
 def first_batch(trainer: Trainer) -> Batch:
-    """The first microbatch of the next step; of pairs of answers, the better ones."""
-    batch = trainer.source.microbatches(trainer.state.step, *trainer.share_args)[0]
-    return batch.chosen if trainer.preferences else Batch(*batch)
+    """The first sequences of the next step; of pairs of answers, the better ones."""
+    one = trainer.source.microbatches(trainer.state.step, *trainer.share_args)[0]
+    batch = one.chosen if trainer.preferences else Batch(*one)
+    rows = max(1, MOST // max(1, batch.tokens.shape[1]))
+    return Batch(*(None if x is None else x[:rows] for x in batch))
