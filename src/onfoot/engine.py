@@ -35,6 +35,8 @@ UPDATES: Mapping[str, Callable[..., Any]] = {
 class Engine:
     """A table of forward/backward pairs, available as attributes (`eng.linear_forward`), and their array type."""
 
+    theirs: frozenset[str] = frozenset()  # the names of the pairs that are a user's own
+
     def __init__(
         self,
         name: str,
@@ -62,6 +64,9 @@ class Engine:
     def records(self) -> bool:
         """Whether steps on this engine are recorded once and then replayed."""
         return self.name == "numba"
+
+    def require_formulas(self, what: str) -> None:
+        """Raises ValueError on an engine whose pairs are not all ours: `what` reads what they save."""
 
     def has(self, name: str) -> bool:
         """Whether this engine has an optional fused function, such as `logits_loss_forward`."""
@@ -118,7 +123,9 @@ def get_engine(name: str = "auto", dtype: str = "float32") -> Engine:
         except ImportError:
             raise ValueError('the engine "torch" needs PyTorch: pip install "onfoot[torch]"') from None
         return Engine("torch", OPS, torch.from_numpy)
-    raise ValueError(f"unknown engine {name!r}; choose from auto, {', '.join(ENGINES)}")
+    raise ValueError(
+        f"unknown engine {name!r}; choose from auto, {', '.join(ENGINES)}, or give a file of your own pairs (my_ops.py)"
+    )
 
 
 @lru_cache

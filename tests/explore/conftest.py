@@ -6,8 +6,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from onfoot.explore.default_model import TEXT, default_model
 from onfoot.explore.study import Study
 from onfoot.explore.texts import read_text
 from onfoot.models.model import Model
+from onfoot.own_engine import OwnEngine
 
 CHROMIUM_FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -41,16 +42,18 @@ def study(model: Model, tokens: np.ndarray) -> Study:
 
 
 @contextmanager
-def serving(model: Model, **limits: float) -> Iterator[int]:
-    """The port of a running server, with the given limits for its connections."""
+def serving(model: Model, own_engine: OwnEngine | None = None, **limits: float) -> Iterator[int]:
+    """The port of a running server, with the given limits for its connections, and a user's own pairs if given."""
     from onfoot.explore.connections import TimedConnection
     from onfoot.explore.serve import listen, new_server
     from onfoot.explore.server import Explorer
 
     listening = listen(0)
     number = listening.getsockname()[1]
-    opening = {"kind": "text", "value": TEXT, "ids_only": False}
-    server = new_server(Explorer(model, opening), number, type("Limited", (TimedConnection,), limits))
+    opening: dict[str, Any] = {"kind": "text", "value": TEXT, "ids_only": False}
+    if own_engine is not None:
+        opening["own"] = own_engine.name
+    server = new_server(Explorer(model, opening, own_engine), number, type("Limited", (TimedConnection,), limits))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
@@ -135,6 +138,21 @@ def watched(context: Any, port: int) -> Iterator[Watched]:
 def page(watched: Watched, port: int) -> Any:
     """The served page, loaded."""
     return watched.open(f"http://127.0.0.1:{port}/")
+
+
+@pytest.fixture
+def opened_with(context: Any, model: Model) -> Callable[[OwnEngine], AbstractContextManager[Any]]:
+    """Opens the page of a server with a user's own pairs; it must leave the console empty."""
+
+    @contextmanager
+    def open_page(engine: OwnEngine) -> Iterator[Any]:
+        with serving(model, engine) as number:
+            one = Watched(context)
+            yield one.open(f"http://127.0.0.1:{number}/")
+            one.page.close()
+            assert one.errors == []
+
+    return open_page
 
 
 @pytest.fixture(scope="session")

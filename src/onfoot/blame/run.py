@@ -12,6 +12,7 @@ from onfoot.blame.replay import Replay
 from onfoot.data.sft import SftSource
 from onfoot.formats.files import read_json, shown
 from onfoot.formats.run_folder import best_of, checkpoints, complaint, step_of, validate_once
+from onfoot.own_engine import is_own
 from onfoot.threads import set_threads
 from onfoot.train import finetune, pretrain
 from onfoot.train.lock import refuse_while_training
@@ -53,6 +54,8 @@ def open_run(run: Path, checkpoint: str = "best", threads: int | None = None, me
     if n_threads:
         set_threads(n_threads)
     engine = made_with.get("engine") or options.engine
+    if is_own(engine):  # Python code, which a run folder from elsewhere must not start
+        raise ValueError(f"{run}: onfoot blame cannot replay a run on the engine {shown(engine)}")
     trainer = _trainer(run, replace(options, engine=engine))
     examples = _examples(trainer)
     return OpenRun(run, Replay(trainer, valid, memory or default_memory()), examples, last, warnings)

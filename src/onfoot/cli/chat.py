@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onfoot.cli.options import Dtype, Threads
-from onfoot.engine import ENGINES
+from onfoot.cli.options import Dtype, Engine, Threads
 from onfoot.terminal import for_terminal
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def chat(
     ] = 0.9,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.", min=0)] = 0,
     dtype: Dtype = "auto",
-    engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
+    engine: Engine = "auto",
     threads: Threads = None,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Use 8-bit weights, or a GGUF file's own blocks: faster, less memory.")

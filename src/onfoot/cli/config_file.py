@@ -13,6 +13,7 @@ import typer
 from onfoot.cli.aliases import ALIASES
 from onfoot.cli.fields import explicit_options, set_in_file
 from onfoot.formats.files import naming, plain_name, read_json, read_text
+from onfoot.own_engine import is_own
 from onfoot.train.options import default_warmup
 
 NOT_OPTIONS = ("command", "made_with", "sha256", "changes")  # of a run.json
@@ -39,6 +40,8 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
     unknown = sorted(set(values) - known)
     if unknown:
         raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; {_advice(unknown[0], known)}")
+    if is_own(values.get("engine")):
+        raise ValueError(f"{path}: engine is a file of Python code; name it on the command line with --engine")
     if isinstance(values.get("betas"), list):
         values["betas"] = tuple(values["betas"])
     if values.get("steps") and values.get("epochs"):

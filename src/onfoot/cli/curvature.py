@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onfoot.cli.options import Threads
+from onfoot.cli.options import Engine, Threads
 from onfoot.cli.table import TableFormat
-from onfoot.engine import ENGINES
 
 if TYPE_CHECKING:
     from onfoot.cli.console import Sheet
@@ -60,7 +59,7 @@ def curvature(
         Path | None, typer.Option(help="Write the eigenvalues and layers as a picture, FILE.png.", show_default=False)
     ] = None,
     dtype: Annotated[str, typer.Option(help="Data type: float32 or float64.")] = "float32",
-    engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
+    engine: Engine = "auto",
     threads: Threads = None,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Quantize the frozen base of an adapter to 8 bits.")

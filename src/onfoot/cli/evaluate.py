@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onfoot.cli.options import Dtype, Threads
-from onfoot.engine import ENGINES
+from onfoot.cli.options import Dtype, Engine, Threads
 
 if TYPE_CHECKING:
     from onfoot.cli.console import Sheet
@@ -51,7 +50,7 @@ def evaluate(
         Path | None, typer.Option("--json", help="Write the results as JSON to this file; - prints them instead.")
     ] = None,
     dtype: Dtype = "auto",
-    engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
+    engine: Engine = "auto",
     threads: Threads = None,
     quantized: Annotated[
         bool, typer.Option("--quantized", help="Use 8-bit weights, or a GGUF file's own blocks: faster, less memory.")

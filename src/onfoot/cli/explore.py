@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from onfoot.models.model import Model
+    from onfoot.own_engine import OwnEngine
 
 
 def explore(
@@ -21,6 +22,12 @@ def explore(
     text: Annotated[str | None, typer.Option("--text", help="Initial text.", show_default=False)] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Initial token ids, instead of a text.", show_default=False)
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", help="A file of your own pairs: shows your gradients beside the right ones.", show_default=False
+        ),
     ] = None,
     export: Annotated[
         Path | None,
@@ -40,10 +47,13 @@ def explore(
 
     if text is not None and tokens is not None:
         raise ValueError("give --text or --tokens, not both")
+    own = _own_engine(engine)
     loaded = _load(model)
     opening = _opening(loaded, text, tokens, is_default=model is None)
+    if own is not None:
+        opening["own"] = own.name
     if export is not None:
-        size = _export(loaded, opening, export)
+        size = _export(loaded, opening, export, own)
         show_text(f"{export}: {size / 1e6:.1f} MB, one self-contained file")
         return
     try:
@@ -56,7 +66,7 @@ def explore(
     from onfoot.explore.serve import listen, serve
     from onfoot.explore.server import Explorer
 
-    explorer = Explorer(loaded, opening)
+    explorer = Explorer(loaded, opening, own)
     explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
     listening = listen(port)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}/   press Ctrl-C to stop", flush=True)
@@ -74,6 +84,18 @@ def _load(folder: Path | None) -> Model:
         model.merge_adapter()
     check_model(model)
     return model
+
+
+def _own_engine(name: str | None) -> OwnEngine | None:
+    """The engine of the user's own pairs, if there are any."""
+    from onfoot.own_engine import OwnEngine, as_engine, is_own
+
+    if name is None:
+        return None
+    engine = as_engine(name) if is_own(name) else None
+    if not isinstance(engine, OwnEngine):
+        raise ValueError(f"--engine takes a file of your own pairs here, as in my_ops.py, got {name!r}")
+    return engine
 
 
 def _opening(model: Model, text: str | None, tokens: str | None, is_default: bool) -> dict[str, Any]:
@@ -97,13 +119,13 @@ def _track(items: list[str], what: str) -> Iterable[str]:
     return track(items, description=f"{what:<12}", transient=True, disable=not Console().is_terminal)
 
 
-def _export(model: Model, opening: dict[str, Any], path: Path) -> int:
+def _export(model: Model, opening: dict[str, Any], path: Path, own: OwnEngine | None = None) -> int:
     from onfoot.explore import texts
     from onfoot.explore.page import export
     from onfoot.explore.study import Study
 
     read = texts.read_text if opening["kind"] == "text" else texts.read_ids
-    page = export(Study(model, read(model, opening["value"])), opening, _track)
+    page = export(Study(model, read(model, opening["value"]), own), opening, _track)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return len(page.encode())

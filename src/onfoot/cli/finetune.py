@@ -12,6 +12,7 @@ from onfoot.cli.fields import options_from, reject_with, reject_without
 from onfoot.cli.options import Download, Threads, download_model
 from onfoot.cli.train import (
     FindLr,
+    check_engine_values,
     next_run_folder,
     private_values,
     resume_run,
@@ -80,6 +81,7 @@ def finetune(
         reject_with(context_, "--steps", ("epochs",), "both set the length of the run")
     if values["validation_data"]:
         reject_with(context_, "--validation-data", ("validation",), "both choose the validation data")
+    check_engine_values(values)
     private_values(context_, values)
     options = FinetuneOptions(**values)
     if print_config:

@@ -9,8 +9,7 @@ import numpy as np
 import typer
 
 from onfoot.cli.console import show_text
-from onfoot.cli.options import Download, Dtype, Threads, parse_tokens
-from onfoot.engine import ENGINES
+from onfoot.cli.options import Download, Dtype, Engine, Threads, parse_tokens
 from onfoot.formats.files import read_text
 from onfoot.terminal import for_terminal
 
@@ -69,7 +68,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     slide: Annotated[bool, typer.Option(help="When the context is full, continue from its last half.")] = False,
     dtype: Dtype = "auto",
-    engine: Annotated[str, typer.Option(help=f"Engine: auto, {', '.join(ENGINES)}.")] = "auto",
+    engine: Engine = "auto",
     threads: Threads = None,
     download: Download = False,
     quantized: Annotated[

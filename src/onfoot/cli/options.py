@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from onfoot.config import GPT2Config
+from onfoot.engine import ENGINES
 
 MODEL_OPTIONS = "Model configuration"
 
@@ -43,6 +44,9 @@ def _set_threads(n: int | None) -> int | None:
 
 Dtype = Annotated[
     str, typer.Option(help="Data type: float32, float64, or auto: float32, with 16-bit weights as in the files.")
+]
+Engine = Annotated[
+    str, typer.Option("--engine", help=f"Engine: auto, {', '.join(ENGINES)}, or a file of your own pairs (my_ops.py).")
 ]
 Threads = Annotated[
     int | None,

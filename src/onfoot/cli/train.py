@@ -19,6 +19,7 @@ from onfoot.cli.console import show_text
 from onfoot.cli.fields import explicit_options, options_from, reject_with
 from onfoot.cli.options import Threads
 from onfoot.data.preference_source import PreferenceSource
+from onfoot.own_engine import is_own
 from onfoot.train.options import TrainingOptions, TrainOptions
 
 FindLr = Annotated[
@@ -76,6 +77,7 @@ def train(
     if values["tokenizer"] != "bpe":
         reason = "it sets the vocabulary size of a new BPE tokenizer (--tokenizer bpe)"
         reject_with(context_, f"--tokenizer {values['tokenizer']}", ("vocab_size",), reason)
+    check_engine_values(values)
     private_values(context_, values)
     options = TrainOptions(**values)
     if print_config:
@@ -127,6 +129,12 @@ def starting(quiet: bool) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def check_engine_values(values: dict[str, Any]) -> None:
+    """Raises ValueError for an option that has no effect without pairs of the user's own."""
+    if values["engine_unchecked"] and not is_own(values["engine"]):
+        raise ValueError(f"--engine-unchecked is for pairs of your own (--engine my_ops.py), got {values['engine']}")
 
 
 def private_values(context: typer.Context, values: dict[str, Any]) -> None:

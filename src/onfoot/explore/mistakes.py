@@ -7,7 +7,7 @@ Here the pieces of all layers make up the backward pass of the network, so one r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -176,18 +176,29 @@ def right_signal(m: StudyContext, id: str) -> np.ndarray:
 
 def _rows(m: StudyContext, backward: Backward) -> Iterator[dict[str, Any]]:
     """Every gradient in backward order with its error: each signal, then the parameters computed from it."""
+    return (row for row, _, _ in rows_of(m, backward, NEXT_LAYER))
+
+
+def rows_of(
+    m: StudyContext, backward: Any, next_in_block: Mapping[str, str]
+) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
+    """The same with the array and the right one. `backward` has `signals` and `grads`."""
     signals, grads = iter(backward.signals.items()), dict(backward.grads)
     next_layer = {"Δ_12": f"{HEAD}.", "Δ_11": "transformer.ln_f."}
     for b in range(m.config.n_layer):
-        next_layer |= {f"{b}.Δ_{i}": f"transformer.h.{b}.{short}." for i, short in NEXT_LAYER.items()}
+        next_layer |= {f"{b}.Δ_{i}": f"transformer.h.{b}.{short}." for i, short in next_in_block.items()}
+
+    def row(name: str, prefix: str, is_parameter: bool, value: np.ndarray, right: np.ndarray) -> Any:
+        return _row(name, int(prefix) if prefix else None, is_parameter, value, right), value, right
+
     for id, value in signals:
         prefix, _, symbol = id.rpartition(".")
-        yield _row(symbol, int(prefix) if prefix else None, False, value, right_signal(m, id))
+        yield row(symbol, prefix, False, value, right_signal(m, id))
         if id in next_layer:
             for name in [name for name in grads if name.startswith(next_layer[id])]:
-                yield _row(name, int(prefix) if prefix else None, True, grads.pop(name), m.trace.grads[name])
+                yield row(name, prefix, True, grads.pop(name), m.trace.grads[name])
     for name, value in grads.items():
-        yield _row(name, None, True, value, m.trace.grads[name])
+        yield row(name, "", True, value, m.trace.grads[name])
 
 
 def _row(name: str, block: int | None, is_parameter: bool, value: np.ndarray, right: np.ndarray) -> dict[str, Any]:
@@ -224,10 +235,10 @@ def apply_mistake(m: StudyContext, key: str) -> dict[str, Any]:
     except (ValueError, IndexError) as error:
         return {**out, "runs": False, "message": str(error), "rows": []}
     rows = list(_rows(m, backward))
-    return {**out, "runs": True, "rows": rows, **_consequences(m, backward, rows)}
+    return {**out, "runs": True, "rows": rows, **consequences(m, backward, rows)}
 
 
-def _consequences(m: StudyContext, backward: Backward, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def consequences(m: StudyContext, backward: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The cosine between the wrong and the correct gradient, and the loss after one step with each."""
     if any(row["problem"] for row in rows if row["parameter"]):
         return {"cosine": None, "loss_wrong": None, "loss_right": None}

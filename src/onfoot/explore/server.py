@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from onfoot.models.model import Model
+    from onfoot.own_engine import OwnEngine
 
 MAX_BODY = 64 * 1024  # bytes per request
 MAX_CELLS = 8_000_000  # of an array that is sent in one response
@@ -95,8 +96,8 @@ class TooLargeError(ValueError):
 class Explorer:
     """One model, and the studies of the most recent texts."""
 
-    def __init__(self, model: Model, opening: dict[str, Any]) -> None:
-        self.model, self.opening = model, opening
+    def __init__(self, model: Model, opening: dict[str, Any], own_engine: OwnEngine | None = None) -> None:
+        self.model, self.opening, self.own_engine = model, opening, own_engine
         self.studies: OrderedDict[str, Study] = OrderedDict()
         self.study_lock = threading.Lock()
         self.diagnosis_lock = threading.Lock()
@@ -112,7 +113,7 @@ class Explorer:
             raise ValueError('expected {"text": "…"} or {"ids": "3 1 4"}')
         with self.study_lock:
             key = study_key(tokens)
-            study = self.studies[key] if key in self.studies else Study(self.model, tokens)
+            study = self.studies[key] if key in self.studies else Study(self.model, tokens, self.own_engine)
             self.studies[key] = study
             self.studies.move_to_end(key)
             while len(self.studies) > (1 if study.is_large else MAX_STUDIES):
@@ -187,6 +188,7 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
         part_route("training", lambda study, query: study.training, explorer.study_lock),
         part_route("optimizer", _optimizer, explorer.study_lock),
         part_route("lora", lambda study, query: study.lora, explorer.study_lock),
+        part_route("own", lambda study, query: study.own, explorer.study_lock),
         part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
     ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.config import GPT2Config
-from onfoot.explore import mistakes, one_step, texts, training
+from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
 from onfoot.explore.mathml import tree
@@ -26,6 +26,7 @@ from onfoot.train.optimizer import global_norm
 if TYPE_CHECKING:
     from onfoot.explore.step import Step
     from onfoot.models.model import Model
+    from onfoot.own_engine import OwnEngine
 
 MAX_PARAMS = 200_000_000  # in float64 they take 1.6 GB, and their gradients as much again
 LARGE = 3_000_000  # parameters; above it, no view that needs a copy of the model or one pass per token
@@ -43,9 +44,9 @@ def untracked(items: list[str], what: str) -> Iterable[str]:
 class Study:
     """The trace of one text and its arrays. Everything else is computed on first use and cached."""
 
-    def __init__(self, model: Model, tokens: np.ndarray) -> None:
+    def __init__(self, model: Model, tokens: np.ndarray, own_engine: OwnEngine | None = None) -> None:
         check_model(model)
-        self.model, self.tokens = model, tokens
+        self.model, self.tokens, self.own_engine = model, tokens, own_engine
         self.targets = next_token_targets(tokens)
         self.divisor = count_targets(self.targets)
         if not isinstance(model.config, GPT2Config):
@@ -197,6 +198,14 @@ class Study:
         self._require_small_model("LoRA layers are trained on a copy of the model")
         return self._with_arrays(one_step.lora_steps(self.context))
 
+    @cached_property
+    def own(self) -> dict[str, Any]:
+        """The gradients of the user's own pairs beside the right ones."""
+        if self.own_engine is None:
+            raise ValueError("there are no pairs of your own; open the page with onfoot explore --engine my_ops.py")
+        self._require_small_model("your gradients are a second copy of all gradients")
+        return self._with_arrays(own.show_own(self.context, self.own_engine))
+
     def mistakes(self) -> dict[str, Any]:
         self._require_small_model("the wrong gradients are a second copy of all gradients")
         return mistakes.catalogue(self.context)
@@ -215,6 +224,8 @@ class Study:
         if self.is_large:
             return parts
         lr, steps = one_step.FIRST
+        if self.own_engine is not None:
+            parts["own"] = self.own
         parts |= {"training": self.training, f"optimizer {lr:g} {steps}": self.optimizer(lr, steps), "lora": self.lora}
         return parts | self._featured_mistakes(track)
 

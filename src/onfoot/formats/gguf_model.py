@@ -17,6 +17,7 @@ from onfoot.formats.gguf_blocks import BLOCKS
 from onfoot.formats.gguf_tokenizer import find_tokenizer
 from onfoot.models.params import quantizable, shapes, stored_weights
 from onfoot.ops.rope import frequencies
+from onfoot.own_engine import EngineLike
 from onfoot.quantized import FrozenWeight, HalfWeight, QuantizedWeight
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _with_rows(value: Any, rows: np.ndarray) -> Any:
     return value.map(lambda x: x[rows]) if isinstance(value, FrozenWeight) else value[rows]
 
 
-def load_gguf(path: Path, dtype: str, engine: str, quantized: bool, half: bool = False) -> Model:
+def load_gguf(path: Path, dtype: str, engine: EngineLike, quantized: bool, half: bool = False) -> Model:
     """The model in a GGUF file, with its tokenizer and chat template; for `quantized` and `half` see `Params`."""
     from onfoot.models.model import Model
 

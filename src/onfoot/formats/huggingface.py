@@ -15,6 +15,7 @@ from onfoot.formats.tensors import TensorFile, write_tensors
 from onfoot.formats.tokenizer import Tokenizer, check_fits
 from onfoot.formats.write import write_json
 from onfoot.models.params import HEAD, names_of, quantizable, shapes, token_table
+from onfoot.own_engine import EngineLike
 from onfoot.quantized import BLOCK, HalfWeight, quantize
 
 if TYPE_CHECKING:
@@ -295,7 +296,9 @@ class _HalfParams(Params):
         return HalfWeight(kind, bits) if self._out_in[name] else HalfWeight(kind, bits.T).T
 
 
-def load_folder(folder: str | Path, dtype: str, engine: str, quantized: bool = False, half: bool = False) -> Model:
+def load_folder(
+    folder: str | Path, dtype: str, engine: EngineLike, quantized: bool = False, half: bool = False
+) -> Model:
     """The model in a folder, with its tokenizer if there is one; with `half`, 16-bit weights stay in 16 bits."""
     from onfoot.models.model import Model
 

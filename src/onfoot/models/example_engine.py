@@ -50,6 +50,7 @@ class ExampleEngine(Engine):
     """`base`, with factors instead of gradients. `spans` are the rows of each example, `of_head` those of the head."""
 
     def __init__(self, base: Engine, spans: Spans, of_head: Spans) -> None:
+        base.require_formulas("the gradient of each example")
         super().__init__(base.name, base.table, base._asarray, base._copy, base.reason)
         self.base, self.spans, self.of_head = base, spans, of_head
         self.table.pop("embedding_add_backward", None)

@@ -81,12 +81,12 @@ def features_forward(run: Run, config: GPT2Config, tokens: Array, layout: Layout
         x, saved = run.block(block_forward, config, b, x, layout)
         blocks.append(saved)
     a11, s_norm = run.layer_norm("transformer.ln_f", x, config.layer_norm_epsilon)
-    return a11, (s_tok, s_pos, s_drop, blocks, s_norm)
+    return a11, (s_tok, s_pos, layout.positions.ndim, s_drop, blocks, s_norm)
 
 
 def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> None:
     """Δ_11 -> Δ_1, down to the lowest layer that trains."""
-    s_tok, s_pos, s_drop, blocks, s_norm = saved
+    s_tok, s_pos, position_axes, s_drop, blocks, s_norm = saved
     if not run.gradients.needs_gradient_below(HEAD):
         return
     d = run.layer_norm_backward("transformer.ln_f", d11, s_norm)
@@ -100,5 +100,5 @@ def features_backward(run: Run, config: GPT2Config, d11: Array, saved: Any) -> N
         return
     d = run.dropout_backward(d, s_drop)
     run.embedding_backward(TOKEN_TABLE, d, s_tok)  # eq 3
-    d_pos = d if s_pos.ids.ndim == 2 else run.engine.sum_first(d)  # all sequences of the batch have the same positions
+    d_pos = d if position_axes == 2 else run.engine.sum_first(d)  # all sequences of the batch have the same positions
     run.embedding_backward(POSITION_TABLE, d_pos, s_pos)  # eq 3

@@ -11,7 +11,7 @@ import numpy as np
 
 from onfoot.arrays import Array
 from onfoot.config import Config, GPT2Config, LlamaConfig
-from onfoot.engine import Engine, check_dtype, get_engine
+from onfoot.engine import Engine, check_dtype
 from onfoot.models import adapters, examples, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
@@ -23,6 +23,7 @@ from onfoot.models.show import model_html, model_text
 from onfoot.models.step import Batch, choose, forward_backward
 from onfoot.models.store import NOT_IN_TORCH, Params
 from onfoot.models.trace import Recorder, Trace, build_trace, paper_names
+from onfoot.own_engine import EngineLike, as_engine, is_own
 from onfoot.quantized import Quantized, QuantizedWeight, frozen_weight, quantize
 
 if TYPE_CHECKING:
@@ -43,11 +44,11 @@ class Model:
     """
 
     def __init__(
-        self, config: Config, params: Mapping[str, Any], dtype: str = "float32", engine: str | Engine = "auto"
+        self, config: Config, params: Mapping[str, Any], dtype: str = "float32", engine: EngineLike = "auto"
     ) -> None:
         self.config: Any = config  # a Config; each family's modules read its own fields
         self.dtype = check_dtype(dtype)
-        self.engine = engine if isinstance(engine, Engine) else get_engine(engine, self.dtype)
+        self.engine = as_engine(engine, self.dtype)
         self._params = Params(self.engine, self.dtype, shapes(config))
         for name in self.params.shapes:
             if name not in params:
@@ -228,6 +229,12 @@ class Model:
         run.gradients.on_gradient = on_gradient
         run.on_loss = None if on_loss is None else lambda loss: on_loss(float(loss))
         return self._unrecorded(run, batch), run.gradients.made
+
+    def pairs_used(self) -> dict[str, bool]:
+        """The pairs that a training step of this network calls, and whether each is one of the engine's `theirs`."""
+        from onfoot.models.compare_pairs import pairs_used
+
+        return pairs_used(self)
 
     def hvp(
         self,
@@ -478,7 +485,12 @@ def _steps() -> Any:
 
 
 def load(
-    path: str | Path, dtype: str = "float32", engine: str = "auto", *, quantized: bool = False, download: bool = False
+    path: str | Path,
+    dtype: str = "float32",
+    engine: EngineLike = "auto",
+    *,
+    quantized: bool = False,
+    download: bool = False,
 ) -> Model:
     """Loads a model from a Hugging Face folder, a GGUF file, a run's best checkpoint, or by name.
 
@@ -489,6 +501,9 @@ def load(
     everything is computed in float32: the results of a float32 model, in half the memory. With `quantized`, weights
     stay quantized and frozen: those of a GGUF file unchanged, those of a folder rounded to 8 bits. Generation is then
     several times as fast, and a base for adapters needs a fraction of the memory.
+
+    `engine` is "auto", "numpy", "torch", "numba", or your own forward/backward pairs: a module, a file (my_ops.py), a
+    dict, or a list of these.
     """
     from onfoot.formats.files import shown
     from onfoot.formats.gguf_model import PACKAGES, find_file, load_gguf
@@ -497,7 +512,9 @@ def load(
     from onfoot.formats.peft import base_of, is_adapter_folder
     from onfoot.formats.run_folder import model_folder
 
-    half = dtype == "auto" and engine != "torch"  # tensors of PyTorch are all float32
+    if is_own(engine):
+        engine = as_engine(engine)
+    half = dtype == "auto" and engine != "torch" and not isinstance(engine, Engine)  # tensors of PyTorch are float32
     computed = check_dtype("float32" if dtype == "auto" else dtype)
     file = find_file(path)
     if file is not None:
@@ -520,6 +537,6 @@ def load(
     return model
 
 
-def create(config: Config, seed: int = 0, dtype: str = "float32", engine: str = "auto") -> Model:
-    """A new model with its family's initial values, which depend only on the seed."""
+def create(config: Config, seed: int = 0, dtype: str = "float32", engine: EngineLike = "auto") -> Model:
+    """A new model with its family's initial values, which depend only on the seed; for `engine`, see `load`."""
     return Model(config, Drawn(config, seed, check_dtype(dtype)), dtype, engine)

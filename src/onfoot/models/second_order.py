@@ -48,6 +48,7 @@ def tangent_pass(
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
+    model.engine.require_formulas("a product with the Hessian")
     moves = check_direction(model, direction)
     batch = model._checked(tokens, targets, divisor, segments)
     done = recorded_tangents(model, batch._replace(dropout_seed=dropout_seed), moves, kind, backward, gradients)

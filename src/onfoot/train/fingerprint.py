@@ -7,6 +7,7 @@ import json
 import platform
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from onfoot.arrays import to_numpy
 from onfoot.formats.files import read_json
 from onfoot.formats.write import write_json
 from onfoot.models.model import Model
+from onfoot.own_engine import OwnEngine
 from onfoot.quantized import frozen_weight
 from onfoot.recording.pool import threads
 from onfoot.train.parallel import world
@@ -57,11 +59,13 @@ def record_or_verify(path: Path, sha256: str, what: str) -> None:
     )
 
 
-def made_with(model: Model) -> dict[str, str | None]:
+def made_with(model: Model) -> dict[str, Any]:
     """The software versions and the engine of a run: with others, results may differ by rounding.
 
-    The folder it was started in is for finding its files again if it is resumed elsewhere.
+    The folder it was started in is for finding its files again if it is resumed elsewhere. For an engine of the user's
+    own, `engine_files` has the SHA-256 of each of its files.
     """
+    own = {"engine_files": model.engine.files} if isinstance(model.engine, OwnEngine) else {}
     return {
         FOLDER: str(Path.cwd()),
         "onfoot": onfoot.__version__,
@@ -70,6 +74,7 @@ def made_with(model: Model) -> dict[str, str | None]:
         "numba": _version("numba"),
         "engine": model.engine.name,
         "threads": str(threads()),
+        **own,
     }
 
 

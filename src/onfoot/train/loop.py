@@ -24,6 +24,7 @@ from onfoot.formats.run_folder import checkpoint_folder, read_state
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.automatic import settle
+from onfoot.own_engine import OwnEngine
 from onfoot.train.averaging import WeightAverage
 from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
 from onfoot.train.callbacks import (
@@ -42,6 +43,7 @@ from onfoot.train.callbacks import (
 )
 from onfoot.train.checkpoint import restore_average, restore_optimizer, save_checkpoint
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
+from onfoot.train.engine_check import EngineCheck
 from onfoot.train.interrupts import stop_requested
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log
@@ -128,12 +130,15 @@ class Trainer:
         self.lock: FileLock | None = None  # held on the run folder
         self.warnings: list[str] = []  # about the log, when the run was resumed
         self.callbacks = list(callbacks)
+        self._engine_check = EngineCheck()
         self._own = self._own_callbacks()
         self.stopped = ""  # why the run was stopped by `stop`
 
     def _own_callbacks(self) -> list[Callback]:
         """What a run does besides stepping; after the user's callbacks, which may add to an evaluation."""
         out: list[Callback] = [Logging()]
+        if isinstance(self.model.engine, OwnEngine):
+            out.append(self._engine_check)
         if self.options.watch:
             out.append(Invariants())
         if self.options.sample_tokens:
@@ -147,6 +152,11 @@ class Trainer:
         if not self.options.quiet:
             out.append(Progress())
         return out if self.folder is None else [*out, Checkpoints(), LossCurve()]
+
+    def check_engine(self) -> None:
+        """Compares a user's own pairs with ours on the first batch, once; a ValueError names the first wrong one."""
+        if isinstance(self.model.engine, OwnEngine):
+            self._engine_check.check(self)
 
     def restore(self, checkpoint: Path | None) -> None:
         """Restores the optimizer, state and log from a checkpoint; None: step 0. The caller restores the weights."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, get_type_hints
 from onfoot.config import LARGEST_FLOAT
 from onfoot.engine import DTYPES, ENGINES
 from onfoot.formats.files import naming, read_json, shown
+from onfoot.own_engine import is_own
 from onfoot.train.schedule import SCHEDULES, Schedule, rate_in
 
 RECOMPUTE = ("none", "block")
@@ -17,7 +18,7 @@ ARCHITECTURES = ("gpt2", "llama")
 # Options that may change when a run is resumed.
 CHANGEABLE = (
     "steps", "batch_size", "accumulate", "lr", "warmup", "schedule", "lr_floor", "clip", "eval_every", "eval_windows",
-    "save_every", "patience", "keep", "sample_tokens", "watch", "log", "quiet",
+    "save_every", "patience", "keep", "sample_tokens", "watch", "engine_unchecked", "log", "quiet",
 )  # fmt: skip
 WARMUP = 0.1  # of all steps, by default
 OPTIMIZERS = ("adamw", "muon")
@@ -88,7 +89,10 @@ class TrainingOptions:
     dp_noise: float | None = option(
         None, "With --dp-clip, instead of --dp-epsilon: noise as a multiple of --dp-clip; 0 only clips (ε = ∞)."
     )
-    watch: bool = option(False, "Measure the mathematical invariants at each evaluation.")
+    watch: bool = option(
+        False,
+        "Measure the mathematical invariants at each evaluation; with your own pairs, also compare them with ours.",
+    )
     log: str = option("none", f"Also log to: {', '.join(TRACKERS)}; TensorBoard's files are in the run folder.")
     skip_bad: bool = option(
         False, "Skip records that cannot be read, and report how many; by default they are an error."
@@ -96,7 +100,10 @@ class TrainingOptions:
     quiet: bool = option(False, "Show no progress; the log and the files are written as usual.")
     seed: int = option(0, "Random seed of the initial weights, the data order, dropout and samples.")
     dtype: str = option("float32", f"{' or '.join(DTYPES)}.")
-    engine: str = option("auto", f"auto, {', '.join(ENGINES)}.")
+    engine: str = option("auto", f"auto, {', '.join(ENGINES)}, or a file of your own pairs; docs/own_engine.md.")
+    engine_unchecked: bool = option(
+        False, "With your own pairs: train even if one of them is wrong on the first batch. It is still reported."
+    )
     # What was changed when the run was resumed: the step, and the values before.
     changes: list[dict[str, Any]] = field(default_factory=list)
 
@@ -125,12 +132,14 @@ class TrainingOptions:
             ("schedule", SCHEDULES),
             ("optimizer", OPTIMIZERS),
             ("dtype", self.dtypes),
-            ("engine", ("auto", *ENGINES)),
+            ("engine", (*((self.engine,) if is_own(self.engine) else ()), "auto", *ENGINES)),
             ("recompute", RECOMPUTE),
             ("log", TRACKERS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {shown(getattr(self, name))}; choose from {', '.join(known)}")
+        if self.dp_clip is not None and is_own(self.engine):
+            raise ValueError("--dp-clip needs the gradient of each example, which pairs of your own do not return")
         if self.optimizer == "muon" and self.shard:
             raise ValueError("--optimizer muon cannot be used with --shard: a matrix is orthogonalized as a whole")
         self.check_privacy()
@@ -234,6 +243,7 @@ class TrainingOptions:
     def not_replayed(self) -> list[str]:
         """The options in use that `onfoot blame` cannot replay."""
         muon = ["--optimizer muon"] if self.optimizer == "muon" else []
+        muon += [f"--engine {self.engine}"] if is_own(self.engine) else []
         return [*(["--ema"] if self.ema else []), *(["--layer-decay"] if self.layer_decay != 1 else []), *muon]
 
     @property

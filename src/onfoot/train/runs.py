@@ -17,6 +17,7 @@ from filelock import FileLock
 from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import read_state
 from onfoot.formats.write import write_json
+from onfoot.own_engine import is_own
 from onfoot.train.checkpoint import checkpoint_to_resume
 from onfoot.train.fingerprint import FOLDER, made_with
 from onfoot.train.lock import LOCK, take_lock
@@ -46,6 +47,7 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
         )
         try:
             trainer = ranks.run_all_or_raise(lambda: build(run, options, None))
+            ranks.run_all_or_raise(trainer.check_engine)
             trainer.lock = lock
             if ranks.writes:
                 _record(run, trainer.options, made_with(trainer.model))  # again: `build` may have completed the options
@@ -120,6 +122,7 @@ def resume(
         lock = ranks.run_all_or_raise(lambda: _lock(run) if ranks.writes else None)
         try:
             options, versions_before = ranks.run_all_or_raise(lambda: read_options(run, kind))
+            options, changes = ranks.run_all_or_raise(lambda: with_named_engine(options, changes or {}))
             found = ranks.run_all_or_raise(
                 lambda: _newest(run) if ranks.writes else None
             )  # only rank 0 reads and hashes the checkpoints
@@ -139,6 +142,22 @@ def resume(
             raise
         others = [] if checkpoint is None else _changes(versions_before, versions_now)
         return trainer, [*warnings, *trainer.warnings, *others]
+
+
+def with_named_engine(options: Options, values: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """The options of a run on a user's own pairs, with the file that the user names now; and the other changes.
+
+    A run folder may come from someone else: Python code that run.json names is not run unless the user names it, too.
+    """
+    if not is_own(options.engine):
+        return options, dict(values)
+    named: Any = values.get("engine")
+    if not is_own(named):
+        raise ValueError(
+            f"this run trains on pairs of your own, {options.engine}: Python code, which runs only if you name it; add "
+            f"--engine {options.engine}"
+        )
+    return replace(options, engine=named), {name: x for name, x in values.items() if name != "engine"}
 
 
 def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
@@ -215,8 +234,20 @@ def _newest(run: Path) -> tuple[str | None, list[str]]:
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A warning if software versions differ from those that the run started with."""
-    changed = [name for name in now if name != FOLDER and name in before and before[name] != now[name]]
+    files, files_now = before.get("engine_files"), now.get("engine_files")
+    own = _changed_files(files, files_now) if isinstance(files, dict) and isinstance(files_now, dict) else []
+    apart = (FOLDER, "engine_files")
+    changed = [name for name in now if name in before and before[name] != now[name] and name not in apart]
+    if not changed:
+        return own
+    old, new = (", ".join(f"{name} {values[name]}" for name in changed) for values in (before, now))
+    return [*own, f"this run started with {old} and continues with {new}: results may differ by rounding"]
+
+
+def _changed_files(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A warning if the files of a user's own pairs differ from those that the run started with, by name and hash."""
+    old, new = ({(Path(path).name, sha256) for path, sha256 in files.items()} for files in (before, now))
+    changed = sorted({name for name, _ in old ^ new})
     if not changed:
         return []
-    old, new = (", ".join(f"{name} {values[name]}" for name in changed) for values in (before, now))
-    return [f"this run started with {old} and continues with {new}: results may differ by rounding"]
+    return [f"{', '.join(changed)} has changed since this run started: from here on it trains on the new functions"]

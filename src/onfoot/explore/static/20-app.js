@@ -17,7 +17,7 @@ const state = {
 
 const numbersOf = (id) => JSON.parse(document.getElementById(id).textContent);
 const store = document.getElementById("data") ? new EmbeddedStore(numbersOf("data")) : new ServedStore(numbersOf("opening"));
-const VIEWS = { attention: drawAttention, training: drawTraining, step: drawOneStep, mistakes: drawMistakes };
+const VIEWS = { attention: drawAttention, training: drawTraining, step: drawOneStep, mistakes: drawMistakes, own: drawOwn };
 
 function setDocument(doc) {
   Object.assign(state, { doc, steps: new Map(), owner: new Map(), proofs: {}, autograds: {}, proving: {}, openBlocks: new Set(), openHeads: new Set(), optimizer: null });
@@ -238,6 +238,11 @@ async function proveAll(key) {
 
 function start() {
   refreshColours();
+  if (store.opening.own) state.view = "own";
+  else {
+    document.getElementById("tab-own").remove();
+    delete VIEWS.own;
+  }
   readHash(location.hash);
   const form = document.getElementById("ask");
   const kind = document.getElementById("kind");

@@ -1,0 +1,63 @@
+"""`onfoot learn train`: trains a small GPT-2 with the learner's own gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onfoot.cli.options import Threads
+
+FOLDERS = (Path("."), Path("onfoot-learn"))
+
+
+def train(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Folder of exercises, if it is not the current one.", show_default=False),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps.")] = 300,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also train with the pairs that are wrong, and draw both curves.")
+    ] = False,
+    wrong: Annotated[
+        Path | None,
+        typer.Option(
+            "--wrong", help="With --compare: a file with the wrong pairs, instead of the folder's.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the weights and of the data order.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the runs; by default train/ in that of the exercises.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    threads: Threads = None,
+) -> None:
+    """Train a small GPT-2 on the gradients that you have written, and on onfoot's for the rest.
+
+    It shows which gradients are yours. With --compare it trains twice from the same initial values, with right pairs
+    and with your wrong ones, and draws both curves.
+    """
+    from onfoot.cli.console import show_text
+    from onfoot.learn import train as runs
+
+    options = runs.options_for(steps, seed, quiet=quiet)
+    where = find(folder)
+    if compare or wrong is not None:
+        runs.compare(where, options, show_text, wrong, out)
+    else:
+        runs.train(where, options, show_text, out)
+
+
+def find(folder: Path | None) -> Path:
+    """The folder of exercises: the given one, the current one, or onfoot-learn in it."""
+    if folder is not None:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder; make one with: onfoot learn {folder}")
+        return folder
+    for one in FOLDERS:
+        if any(one.glob("e[0-9][0-9]_*.py")):
+            return one
+    raise ValueError("there are no exercises here; make them with: onfoot learn, or give their folder with --folder")
