@@ -12,7 +12,7 @@ PACKAGE = Path(onfoot.__file__).parent
 ORDER = [
     "arrays", "ops", "quantized", "threads", "terminal", "recording", "kernels", "engine", "config", "models",
     "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check", "torch", "train",
-    "blame", "evaluation", "lm_eval",
+    "blame", "evaluation", "lm_eval", "learn",
     "__init__", "bench", "explore", "serve", "cli", "__main__",
 ]  # fmt: skip
 ALLOWED = {

@@ -1,0 +1,106 @@
+"""The exercises in their order: what each asks for, which layer of the checker judges it, what it builds on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onfoot.check.layer import Layer
+from onfoot.check.layers import LAYERS
+from onfoot.learn.layers import OWN_LAYERS
+
+COURSE = Path(__file__).parent / "course"
+SOLUTIONS = COURSE / "solutions"
+LEVELS = 3  # of hints
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One function to write, and how it is judged."""
+
+    function: str  # "linear_backward"
+    adapter: str  # the entry of `adapters.ADAPTERS` that calls it
+    layer_name: str  # of the checker, or of `learn.layers`
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the layer
+    strict: bool = False  # whether the cases beyond the layer's contract count
+
+    @property
+    def layer(self) -> Layer:
+        return OWN_LAYERS[self.layer_name] if self.layer_name in OWN_LAYERS else LAYERS[self.layer_name]
+
+
+@dataclass(frozen=True, eq=False)
+class Exercise:
+    """One exercise: a file to complete, a page to read, three hints, and a solution."""
+
+    number: int
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    page: str  # the page of docs/equations with the derivation
+    pairs: tuple[str, ...] = ()  # the pairs of an engine that the solved file provides
+    needs: tuple[int, ...] = ()  # the exercises whose files it imports
+
+    @property
+    def stem(self) -> str:
+        return f"e{self.number:02}_{self.name}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.stem}.py"
+
+    @property
+    def derivation(self) -> str:
+        return f"docs/equations/{self.page}"
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """What a learner gets: the file to complete, and the page."""
+        return self.file, f"{self.stem}.md"
+
+    def hint(self, level: int) -> str:
+        """The hint of that level, 1 to 3."""
+        text = (COURSE / f"{self.stem}.hints.md").read_text(encoding="utf-8")
+        _, *hints = text.split("\n## ")
+        return hints[level - 1].partition("\n")[2].strip()
+
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        1,
+        "linear",
+        "a product and a bias",
+        (Part("linear_backward", "linear", "linear"),),
+        "linear.md",
+        ("linear",),
+    ),
+    Exercise(
+        2,
+        "activation",
+        "ReLU and GELU",
+        (Part("relu_backward", "relu", "relu"), Part("gelu_tanh_backward", "gelu_tanh", "gelu")),
+        "activation.md",
+        ("relu", "gelu_tanh"),
+    ),
+    Exercise(
+        3,
+        "cross_entropy",
+        "softmax and cross-entropy",
+        (
+            Part("softmax_gradient", "softmax", "softmax"),
+            Part("cross_entropy_backward", "cross_entropy", "softmax_cross_entropy", strict=True),
+        ),
+        "cross_entropy.md",
+        ("cross_entropy",),
+    ),
+)
+
+
+def get_exercise(number: int) -> Exercise:
+    """The exercise of that number; raises a ValueError that says which there are."""
+    for exercise in EXERCISES:
+        if exercise.number == number:
+            return exercise
+    raise ValueError(f"there is no exercise {number}; they are numbered 1 to {EXERCISES[-1].number}")
