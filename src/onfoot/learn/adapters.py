@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from onfoot import ops
 from onfoot.check.load import load_file
-from onfoot.learn import references
+from onfoot.learn.layers import gpt2, self_attention
+from onfoot.ops.attention import softmax
 from onfoot.ops.cross_entropy import IGNORE
 
 Function = Callable[..., Any]
+HEADS = gpt2.HEADS
 
 
 class Adapter(NamedTuple):
@@ -55,6 +57,41 @@ def _loss_backward(module: Any, logits: Any, targets: Any, dout: Any) -> Any:
     return module.cross_entropy_backward(dout, module.cross_entropy_forward(logits, targets, _count(targets))[1])
 
 
+def _one_head(module: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
+    return module.one_head_forward(q, k, v)[0]
+
+
+def _one_head_backward(module: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
+    return module.one_head_backward(dout, module.one_head_forward(q, k, v)[1])
+
+
+def _self_attention(module: Any, x: Any, weight: Any, bias: Any, dout: Any) -> Any:
+    return module.self_attention_forward(x, weight, bias, HEADS)[0]
+
+
+def _self_attention_backward(module: Any, x: Any, weight: Any, bias: Any, dout: Any) -> Any:
+    return module.self_attention_backward(dout, module.self_attention_forward(x, weight, bias, HEADS)[1])
+
+
+def _block(module: Any, x: Any, *rest: Any) -> Any:
+    return module.block_forward(x, dict(zip(gpt2.OF_BLOCK, rest[:-1], strict=True)), HEADS)[0]
+
+
+def _block_backward(module: Any, x: Any, *rest: Any) -> Any:
+    *values, dout = rest
+    _, saved = module.block_forward(x, dict(zip(gpt2.OF_BLOCK, values, strict=True)), HEADS)
+    found = module.block_backward(dout, saved)
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
+        return {"dx": found[0], **found[1]}
+    return found
+
+
+def _gpt2(module: Any, *inputs: Any) -> tuple[Any, Any]:
+    *values, tokens, targets = inputs
+    config = SimpleNamespace(n_layer=gpt2.BLOCKS, n_head=HEADS, layer_norm_epsilon=gpt2.EPS)
+    return module.gpt2_forward(dict(zip(gpt2.NAMES, values, strict=True)), tokens, targets, config)
+
+
 ADAPTERS: dict[str, Adapter] = {
     "linear": pair("linear"),
     "relu": pair("relu"),
@@ -63,10 +100,38 @@ ADAPTERS: dict[str, Adapter] = {
         "softmax_gradient",
         lambda module, scores, dout: module.softmax(scores),
         lambda module, scores, dout: module.softmax_gradient(dout, module.softmax(scores)),
-        lambda scores, dout: references.softmax(scores),
+        lambda scores, dout: softmax(scores),
     ),
     "cross_entropy": Adapter(
         "cross_entropy_backward", _loss, _loss_backward, lambda *arguments: _loss(ops, *arguments)
+    ),
+    "embedding": pair("embedding"),
+    "layer_norm": pair("layer_norm"),
+    "one_head": Adapter(
+        "one_head_backward",
+        _one_head,
+        _one_head_backward,
+        lambda q, k, v, dout: ops.attention_forward(q, k, v, causal=False)[0],
+    ),
+    "attention": pair("attention"),
+    "self_attention": Adapter(
+        "self_attention_backward",
+        _self_attention,
+        _self_attention_backward,
+        lambda *arguments: self_attention.forward(*arguments[:-1], n_head=HEADS),
+    ),
+    "block": Adapter("block_backward", _block, _block_backward, lambda *arguments: gpt2.block_output(*arguments[:-1])),
+    "tied": Adapter(
+        "tied_backward",
+        lambda module, ids, weight, dout: module.tied_forward(ids, weight)[0],
+        lambda module, ids, weight, dout: module.tied_backward(dout, module.tied_forward(ids, weight)[1]),
+        lambda ids, weight, dout: weight[ids] @ weight.T,
+    ),
+    "gpt2": Adapter(
+        "gpt2_backward",
+        lambda module, *inputs: _gpt2(module, *inputs)[0],
+        lambda module, *inputs: module.gpt2_backward(_gpt2(module, *inputs)[1]),
+        gpt2.loss,
     ),
 }
 

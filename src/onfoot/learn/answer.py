@@ -14,7 +14,6 @@ MARKS = {
     "None": "· not written yet (None)",
     "not judged": "? not judged",
 }
-SHOWN = 3  # problems of one function
 
 
 def answer_text(verdict: Verdict, hints_seen: int = 0) -> str:
@@ -32,7 +31,8 @@ def answer_text(verdict: Verdict, hints_seen: int = 0) -> str:
 def first_sentence(verdict: Verdict) -> str:
     """What matters most, in one or two sentences."""
     if verdict.passed:
-        return f"Solved: {listed([part.part.function for part in verdict.parts])} right in every case."
+        functions = [part.part.function for part in verdict.parts]
+        return f"Solved: {listed(functions)} {'is' if len(functions) == 1 else 'are'} right in every case."
     order = ("changed", "failed", "wrong", "partial", "unsolved")
     part = min((p for p in verdict.parts if p.status in order), key=lambda p: order.index(p.status))
     function, solved = part.part.function, [p.part.function for p in verdict.parts if p.status == "passed"]
@@ -65,7 +65,7 @@ def part_lines(part: PartVerdict) -> Iterator[str]:
         yield f"    {name:<{width}}{MARKS[mark]}"
     if part.status == "changed":
         return
-    for problem in part.problems[:SHOWN]:
+    for problem in part.problems:
         yield from wrapped(capital(problem), "    ")
     for name, explained in zip(part.mistakes, part.explained, strict=True):
         yield from wrapped(f"Mistake: {name}. {explained}".strip(), "    ")

@@ -11,7 +11,7 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.check.case_sizes import ANY, first_case
-from onfoot.check.isolated import TIMEOUT, DiedError, RaisedError
+from onfoot.check.isolated import TIMEOUT, DiedError, IsolatedFunction, RaisedError
 from onfoot.check.known import check_layer
 from onfoot.check.layer import Case
 from onfoot.check.report import LayerReport
@@ -128,7 +128,7 @@ def judge_part(path: Path, part: Part, timeout: float = TIMEOUT) -> PartVerdict:
     return from_report(part, report)
 
 
-def changed_forward(function: IsolatedExercise, part: Part, case: Case) -> str:
+def changed_forward(function: IsolatedFunction, part: Part, case: Case) -> str:
     """What is wrong with the given forward pass, or ""."""
     expected = ADAPTERS[part.adapter].expected
     if expected is None:
@@ -149,7 +149,7 @@ def changed_forward(function: IsolatedExercise, part: Part, case: Case) -> str:
     return ""
 
 
-def returns_nothing(function: IsolatedExercise, case: Case) -> bool:
+def returns_nothing(function: IsolatedFunction, case: Case) -> bool:
     """Whether every gradient is None: nothing has been written yet."""
     try:
         found = function.run(case.inputs, {}, "numpy")
@@ -162,7 +162,8 @@ def returns_nothing(function: IsolatedExercise, case: Case) -> bool:
 def from_report(part: Part, report: LayerReport) -> PartVerdict:
     """The verdict that a report of the checker means."""
     marks = {name: mark(report, name) for name in part.layer.gradients}
-    problems = list(dict.fromkeys(described(p.kind, p.message) for o in report.failed for p in o.problems))
+    found = {p.kind: described(p.kind, p.message) for o in reversed(report.failed) for p in reversed(o.problems)}
+    problems = list(reversed(found.values()))  # the first of each kind: later cases differ only in their sizes
     verdict = PartVerdict(part, "passed", marks, problems, report=report)
     if not report.passed:
         verdict.status = "wrong" if report.wrong or "wrong" in marks.values() else "failed"

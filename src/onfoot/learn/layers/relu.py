@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from onfoot.check.case_sizes import ANY, Sizes, kept
-from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces, distinct
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.learn.layers.own import mistake
 from onfoot.ops import relu_backward, relu_forward
 
 PIECES = Pieces(
@@ -41,31 +42,34 @@ def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
     return kept(found)
 
 
-def _mistake(name: str, explains: str, fix: str, **pieces: object) -> Mistake:
-    replaces = frozenset(pieces)
-    return Mistake(name, "relu", explains, "", fix, lambda p: dict(pieces), replaces=replaces)  # type: ignore[arg-type]
-
-
 MISTAKES = (
-    _mistake(
+    mistake(
+        "relu",
+        "",
         "ReLU applied to the gradient",
         "dout is cut off where dout is negative; what counts is where x is negative.",
         "choose by the sign of x, not by that of dout",
         relu_dx=lambda dy, slope, x: np.maximum(dy, 0),
     ),
-    _mistake(
+    mistake(
+        "relu",
+        "",
         "the output in place of the slope",
         "dout is multiplied by max(x, 0), the value of ReLU, where its derivative belongs.",
         "multiply by the derivative, which is 1 or 0",
         relu_dx=lambda dy, slope, x: dy * np.maximum(x, 0),
     ),
-    _mistake(
+    mistake(
+        "relu",
+        "",
         "the gradient passes where x is negative",
         "The gradient is kept where x is negative and dropped where it is positive.",
         "keep dout where x > 0",
         relu_slope=lambda x: np.where(x > 0, 0.0, 1.0),
     ),
-    _mistake(
+    mistake(
+        "relu",
+        "",
         "dx is dout unchanged",
         "The gradient passes everywhere, as if the layer were y = x.",
         "drop dout where x is negative",

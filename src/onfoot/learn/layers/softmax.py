@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from onfoot.check.case_sizes import ANY, Sizes, kept
-from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces, distinct
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.learn.layers.own import mistake
 from onfoot.ops.attention import softmax, softmax_backward
 
 PIECES = Pieces(
@@ -45,49 +46,58 @@ def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
     return kept(found)
 
 
-def _mistake(name: str, explains: str, fix: str, **pieces: object) -> Mistake:
-    replaces = frozenset(pieces)
-    return Mistake(name, "softmax", explains, "25", fix, lambda p: dict(pieces), replaces=replaces)  # type: ignore[arg-type]
-
-
 MISTAKES = (
-    _mistake(
+    mistake(
+        "softmax",
+        "25",
         "the other weights of the row forgotten",
         "Only each weight's own derivative ρ (1 − ρ) is used; a score also changes all other weights of its row.",
         "subtract the row's sum of dρ ρ, not ρ dρ of the entry alone",
         dscores=lambda drho, rho, dots: drho * rho * (1 - rho),
     ),
-    _mistake(
+    mistake(
+        "softmax",
+        "25",
         "the row sum missing",
         "The gradient is dρ ρ: the denominator of softmax is treated as a constant.",
         "the denominator depends on every score of the row",
         dscores=lambda drho, rho, dots: drho * rho,
     ),
-    _mistake(
+    mistake(
+        "softmax",
+        "25",
         "the row sum not multiplied by ρ",
         "The row sum is subtracted after dρ was multiplied by ρ, so it lacks the factor ρ.",
         "multiply the whole difference by ρ",
         dscores=lambda drho, rho, dots: drho * rho - dots,
     ),
-    _mistake(
+    mistake(
+        "softmax",
+        "25",
         "the sum over the wrong axis",
         "The sum runs over the rows, but softmax normalises each row by itself.",
         "sum over the last axis",
         row_dots=lambda drho, rho: (drho * rho).sum(axis=-2, keepdims=True),
     ),
-    _mistake(
+    mistake(
+        "softmax",
+        "25",
         "the mean in place of the row sum",
         "The row's products dρ ρ are averaged; the weights already sum to 1, so they are summed.",
         "use the sum",
         row_dots=lambda drho, rho: (drho * rho).mean(axis=-1, keepdims=True),
     ),
-    _mistake(
+    mistake(
+        "softmax",
+        "25",
         "the sum over the whole array",
         "The sum runs over all rows together, but softmax normalises each row by itself.",
         "sum over the last axis only, with keepdims=True",
         row_dots=lambda drho, rho: (drho * rho).sum(),
     ),
-    _mistake(
+    mistake(
+        "softmax",
+        "25",
         "the row sum of dρ without ρ",
         "The plain sum of dρ over the row is subtracted; its entries must be weighted by ρ.",
         "sum the products of dρ and ρ",

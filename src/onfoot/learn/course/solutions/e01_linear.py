@@ -9,7 +9,7 @@ def rows(x):
 
 
 def linear_forward(x, weight, bias=None):
-    """y = x weight + bias. Given: x (..., in), weight (in, out), bias (out,). Returns y (..., out) and what is saved."""
+    """y = x weight + bias. Given: x (..., in), weight (in, out), bias (out,); y is (..., out)."""
     y = (rows(x) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
     if bias is not None:
         y += bias
