@@ -12,11 +12,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from onfoot import ops
+from onfoot.check.layers import adamw
 from onfoot.check.load import load_file
 from onfoot.learn.layers import gpt2, self_attention
 from onfoot.ops.attention import softmax
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.ops.rope import angles, frequencies
 
 Function = Callable[..., Any]
 HEADS = gpt2.HEADS
@@ -92,6 +96,63 @@ def _gpt2(module: Any, *inputs: Any) -> tuple[Any, Any]:
     return module.gpt2_forward(dict(zip(gpt2.NAMES, values, strict=True)), tokens, targets, config)
 
 
+def _lora(module: Any, x: Any, weight: Any, down: Any, up: Any, alpha: float, dout: Any) -> tuple[Any, Any]:
+    return module.lora_forward(x, down, up, alpha / down.shape[1])
+
+
+def _lora_backward(module: Any, *arguments: Any) -> Any:
+    """The gradients of the adapter alone, with the frozen layer's part of dx added: the layer has both."""
+    weight, dout = arguments[1], arguments[-1]
+    found = module.lora_backward(dout, _lora(module, *arguments)[1])
+    if not (isinstance(found, tuple) and len(found) == 3):
+        return found
+    dx, ddown, dup = found
+    frozen = dout @ weight.T
+    return dx + frozen if getattr(dx, "shape", None) == frozen.shape else dx, ddown, dup
+
+
+def _lora_linear(module: Any, x: Any, weight: Any, down: Any, up: Any, alpha: float, dout: Any) -> tuple[Any, Any]:
+    return module.lora_linear_forward(x, weight, None, down, up, alpha / down.shape[1])
+
+
+def _cached(module: Any, x: Any, weight: Any, bias: Any, cuts: Any) -> Any:
+    """The outputs of all chunks, one behind the other; None if the first is None."""
+    found, cache, begin = [], None, 0
+    for length in cuts.tolist():
+        part = x[:, begin : begin + length]
+        returned = module.cached_attention(part, weight, bias, HEADS, cache)
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise ValueError("cached_attention must return two values: y and the new cache")
+        y, cache = returned
+        if y is None:
+            return None
+        if y.shape != part.shape:
+            raise ValueError(f"y of {length} new tokens has shape {y.shape}; expected {part.shape}")
+        found.append(y)
+        begin += length
+    return np.concatenate(found, axis=1)
+
+
+def _rotation(module: Any, x: Any, positions: Any, dout: Any) -> tuple[Any, Any]:
+    cos, sin = module.angles(positions, x.shape[-1])
+    return module.rope_forward(x, cos.astype(x.dtype), sin.astype(x.dtype))
+
+
+def _adamw(module: Any, param: Any, grad: Any, m: Any, v: Any, step: int) -> Any:
+    given = adamw.DEFAULTS
+    betas = given["beta1"], given["beta2"]
+    return module.adamw_update(param, m, v, grad, given["lr"], betas, given["eps"], given["weight_decay"], step)
+
+
+def _norm_tangent(module: Any, x: Any, weight: Any, bias: Any, *dots: Any) -> Any:
+    return module.layer_norm_tangent(*dots, tuple(ops.layer_norm_forward(x, weight, bias)[1]))
+
+
+def alone(function: str, call: Function) -> Adapter:
+    """A function that has no given forward pass."""
+    return Adapter(function, call, call, None)
+
+
 ADAPTERS: dict[str, Adapter] = {
     "linear": pair("linear"),
     "relu": pair("relu"),
@@ -133,6 +194,37 @@ ADAPTERS: dict[str, Adapter] = {
         lambda module, *inputs: module.gpt2_backward(_gpt2(module, *inputs)[1]),
         gpt2.loss,
     ),
+    "lora": Adapter(
+        "lora_backward",
+        lambda module, *arguments: _lora(module, *arguments)[0],
+        _lora_backward,
+        lambda *arguments: _lora(ops, *arguments)[0],
+    ),
+    "lora_linear": Adapter(
+        "lora_linear_backward",
+        lambda module, *arguments: _lora_linear(module, *arguments)[0],
+        lambda module, *arguments: module.lora_linear_backward(arguments[-1], _lora_linear(module, *arguments)[1]),
+        lambda *arguments: _lora_linear(ops, *arguments)[0],
+    ),
+    "kv_cache": alone("cached_attention", _cached),
+    "rms_norm": pair("rms_norm"),
+    "rope": Adapter(
+        "rope_backward",
+        lambda module, *arguments: _rotation(module, *arguments)[0],
+        lambda module, *arguments: module.rope_backward(arguments[-1], _rotation(module, *arguments)[1]),
+        lambda x, positions, dout: ops.rope_forward(x, *angles(positions, frequencies(10000.0, x.shape[-1])))[0],
+    ),
+    "swiglu": pair("swiglu"),
+    "grouped_query": pair("grouped_query"),
+    "adamw": alone("adamw_update", _adamw),
+    "linear_tangent": alone(
+        "linear_tangent",
+        lambda module, x, weight, bias, *dots: module.linear_tangent(*dots, (x, weight, True)),
+    ),
+    "softmax_tangent": alone(
+        "softmax_tangent", lambda module, scores, dot: module.softmax_tangent(dot, softmax(scores))
+    ),
+    "layer_norm_tangent": alone("layer_norm_tangent", _norm_tangent),
 }
 
 

@@ -160,7 +160,88 @@ EXERCISES: tuple[Exercise, ...] = (
         "network.md",
         needs=(1, 3, 4, 5, 9),
     ),
+    Exercise(
+        12,
+        "lora",
+        "LoRA",
+        (Part("lora_backward", "lora", "lora"), Part("lora_linear_backward", "lora_linear", "lora")),
+        "lora.md",
+        ("lora", "lora_linear"),
+        needs=(1,),
+    ),
+    Exercise(
+        13,
+        "kv_cache",
+        "the KV cache",
+        (Part("cached_attention", "kv_cache", "kv_cache"),),
+        "attention.md",
+        needs=(1, 7, 8),
+    ),
+    Exercise(
+        14,
+        "rms_norm",
+        "RMS norm",
+        (Part("rms_norm_backward", "rms_norm", "rms_norm"),),
+        "rms_norm.md",
+        ("rms_norm",),
+    ),
+    Exercise(
+        15,
+        "rope",
+        "rotary positions",
+        (Part("rope_backward", "rope", "rope"),),
+        "rope.md",
+        ("rope",),
+    ),
+    Exercise(
+        16,
+        "swiglu",
+        "SwiGLU",
+        (Part("swiglu_backward", "swiglu", "swiglu"),),
+        "swiglu.md",
+        ("swiglu",),
+    ),
+    Exercise(
+        17,
+        "grouped_query",
+        "grouped queries",
+        (Part("grouped_query_backward", "grouped_query", "grouped_query"),),
+        "grouped_query.md",
+        ("grouped_query",),
+        needs=(7,),
+    ),
+    Exercise(
+        18,
+        "adamw",
+        "AdamW",
+        (Part("adamw_update", "adamw", "adamw"),),
+        "optimizer.md",
+    ),
+    Exercise(
+        19,
+        "tangents",
+        "tangents, the derivative forwards",
+        (
+            Part("linear_tangent", "linear_tangent", "linear_tangent"),
+            Part("softmax_tangent", "softmax_tangent", "softmax_tangent"),
+            Part("layer_norm_tangent", "layer_norm_tangent", "layer_norm_tangent"),
+        ),
+        "README.md#second-order",
+        needs=(1,),
+    ),
 )
+
+
+def foundations(exercise: Exercise) -> list[Exercise]:
+    """The exercises that it is built from, directly or through others, in the order of the course."""
+    found: set[int] = set()
+    open_ones = [*exercise.needs]
+    while open_ones:
+        number = open_ones.pop()
+        if number not in found:
+            found.add(number)
+            open_ones += get_exercise(number).needs
+    return [get_exercise(number) for number in sorted(found)]
 
 
 def get_exercise(number: int) -> Exercise:

@@ -72,10 +72,15 @@ class Progress:
     def solved(self, exercise: Exercise) -> bool:
         return "solved" in self.exercises.get(exercise.name, {})
 
+    def status(self, exercise: Exercise) -> str | None:
+        """What was found about the file as it is now; None if it has not been judged since it was changed."""
+        kept = self.exercises.get(exercise.name, {})
+        same = kept.get("sha256") == digest(self.folder / exercise.file)
+        return str(kept["status"]) if same and kept.get("status") not in (None, "blocked", "missing") else None
+
     def right_now(self, exercise: Exercise) -> bool:
         """Whether the file as it is now has been judged right."""
-        kept = self.exercises.get(exercise.name, {})
-        return kept.get("status") == "passed" and kept.get("sha256") == digest(self.folder / exercise.file)
+        return self.status(exercise) == "passed"
 
     def current(self) -> Exercise:
         """The first exercise that is not solved, or the last one."""

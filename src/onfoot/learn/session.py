@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from onfoot.check.isolated import TIMEOUT
-from onfoot.learn.course import EXERCISES, LEVELS, Exercise, get_exercise
+from onfoot.learn.course import EXERCISES, LEVELS, Exercise, foundations
 from onfoot.learn.judge import Verdict, judge
 from onfoot.learn.progress import Progress
 
@@ -17,13 +17,13 @@ SECONDS = 0.5  # between two looks at the files
 def check_exercise(folder: Path, exercise: Exercise, timeout: float = TIMEOUT) -> Verdict:
     """Judges an exercise and records the verdict. The exercises that it imports must be right first."""
     progress = Progress(folder)
-    for number in exercise.needs:
-        needed = get_exercise(number)
-        if progress.right_now(needed):
-            continue
-        verdict = judge(folder, needed, timeout)
-        progress.record(verdict)
-        if not verdict.passed:
+    for needed in foundations(exercise):
+        status = progress.status(needed)
+        if status is None:  # not judged since the file was saved
+            found = judge(folder, needed, timeout)
+            progress.record(found)
+            status = found.status
+        if status != "passed":
             verdict = Verdict(exercise, "blocked", blocked(exercise, needed))
             progress.record(verdict)
             return verdict

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def layer_norm_forward(x, weight, bias, eps=1e-5):
-    """y = normed * weight + bias, each row of normed with mean 0 and variance 1. Given: x (..., C), weight, bias (C,)."""
+    """y = normed * weight + bias, normed with mean 0 and variance 1 per row. Given: x (..., C), weight, bias (C,)."""
     centred = x - x.mean(axis=-1, keepdims=True)  # (..., C)
     variance = (centred * centred).mean(axis=-1, keepdims=True)  # (..., 1): divided by C, not by C − 1
     rstd = 1 / np.sqrt(variance + eps)  # 1/σ, (..., 1)

@@ -6,7 +6,7 @@ from e04_embedding import embedding_backward, embedding_forward
 
 
 def tied_forward(ids, weight):
-    """logits = weight[ids] weightᵗ: one table for the embedding and for the logits. Given: ids (B, T), weight (V, C)."""
+    """logits = weight[ids] weightᵗ: one table for embedding and logits. Given: ids (B, T), weight (V, C)."""
     features, s_embedding = embedding_forward(ids, weight)  # (B, T, C)
     logits, s_head = linear_forward(features, weight.T)  # (B, T, V); the weight of the head is (C, V)
     return logits, (s_embedding, s_head)

@@ -23,12 +23,12 @@ FINAL = ("transformer.ln_f.weight", "transformer.ln_f.bias")
 def config_of(table: Array, positions: Array) -> GPT2Config:
     """The configuration of a network with these tables."""
     (vocabulary, width), n_positions = table.shape, positions.shape[0]
-    return GPT2Config(
-        n_layer=BLOCKS, n_head=HEADS, n_embd=width, n_positions=n_positions, vocab_size=vocabulary
-    )
+    return GPT2Config(n_layer=BLOCKS, n_head=HEADS, n_embd=width, n_positions=n_positions, vocab_size=vocabulary)
 
 
-NAMES = tuple(shapes(config_of(np.empty((3, 4)), np.empty((5, 4)))))  # every parameter, in the order of the forward pass
+NAMES = tuple(
+    shapes(config_of(np.empty((3, 4)), np.empty((5, 4))))
+)  # every parameter, in the order of the forward pass
 OF_BLOCK = tuple(block_shapes(config_of(np.empty((3, 4)), np.empty((5, 4)))))
 
 

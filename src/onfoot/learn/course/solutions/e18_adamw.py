@@ -13,8 +13,8 @@ def correction(beta, steps):
 def adamw_update(p, m, v, g, lr, betas, eps, decay, steps):
     """One update of a parameter p with its gradient g, as new arrays: p, m and v.
 
-    m and v are the running means of g and g², of p's shape; steps counts from 1; betas is (beta1, beta2). The arrays that
-    you get must not be changed.
+    m and v are the running means of g and g², of p's shape; steps counts from 1; betas is (beta1, beta2). The arrays
+    that you get must not be changed.
     """
     beta1, beta2 = betas
     new_m = m * beta1 + (1 - beta1) * g
