@@ -179,7 +179,7 @@ ADAPTERS: dict[str, Adapter] = {
         "self_attention_backward",
         _self_attention,
         _self_attention_backward,
-        lambda *arguments: self_attention.forward(*arguments[:-1], n_head=HEADS),
+        lambda x, weight, bias, dout: self_attention.forward(x, weight, bias, HEADS),
     ),
     "block": Adapter("block_backward", _block, _block_backward, lambda *arguments: gpt2.block_output(*arguments[:-1])),
     "tied": Adapter(

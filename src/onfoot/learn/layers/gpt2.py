@@ -74,7 +74,8 @@ def steps(p: Pieces, *inputs: Array) -> Gradients:
 
     grads: dict[str, Array] = {}
     d11 = p.through_head(d12, table)
-    dx, *final = layer_norm.steps(p, xs[-1], *(w[name] for name in FINAL), d11, EPS)
+    scale, shift = (w[name] for name in FINAL)
+    dx, *final = layer_norm.steps(p, xs[-1], scale, shift, d11, EPS)
     grads |= dict(zip(FINAL, final, strict=True))
     d = p.below_final_norm(dx, d11)
     for b in p.order(BLOCKS):

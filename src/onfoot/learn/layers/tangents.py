@@ -26,11 +26,13 @@ def linear_steps(p: Pieces, x: Array, weight: Array, bias: Array, *dots: Array) 
 
 
 def linear_reference(x: Array, weight: Array, bias: Array, *dots: Array) -> Gradients:
-    return (linear_tangent(*dots, linear_forward(x, weight, bias)[1])[0],)
+    x_dot, weight_dot, bias_dot = dots
+    return (linear_tangent(x_dot, weight_dot, bias_dot, linear_forward(x, weight, bias)[1])[0],)
 
 
 def linear_cases(rng: np.random.Generator) -> list[Case]:
-    def case(name: str, b: int, n: int, n_in: int, n_out: int) -> Case:
+    def case(name: str, *sizes: int) -> Case:
+        b, n, n_in, n_out = sizes
         inputs = tuple(rng.standard_normal(shape) for shape in 2 * ((b, n, n_in), (n_in, n_out), (n_out,)))
         return Case(name, inputs, {"n": n, "B": b, "B·n": b * n, "in": n_in, "out": n_out})
 
@@ -98,7 +100,8 @@ def softmax_reference(scores: Array, scores_dot: Array) -> Gradients:
 
 
 def softmax_cases(rng: np.random.Generator) -> list[Case]:
-    def case(name: str, b: int, n: int, d: int, spread: float = 1.0) -> Case:
+    def case(name: str, *sizes: int, spread: float = 1.0) -> Case:
+        b, n, d = sizes
         scores, dot = spread * rng.standard_normal((b, n, d)), rng.standard_normal((b, n, d))
         return Case(name, (scores, dot), {"n": n, "B": b, "d": d})
 
@@ -107,7 +110,7 @@ def softmax_cases(rng: np.random.Generator) -> list[Case]:
         case("odd sizes", *distinct(rng, 3)),
         case("other sizes", *distinct(rng, 3, 3, 11)),
         case("as many rows as columns", 2, square, square),
-        case("large scores", *distinct(rng, 3, 3), 20.0),
+        case("large scores", *distinct(rng, 3, 3), spread=20.0),
     ]
 
 
@@ -158,7 +161,8 @@ def norm_steps(p: Pieces, x: Array, weight: Array, bias: Array, *dots: Array) ->
 
 
 def norm_reference(x: Array, weight: Array, bias: Array, *dots: Array) -> Gradients:
-    return (layer_norm_tangent(*dots, layer_norm_forward(x, weight, bias)[1])[0],)
+    x_dot, weight_dot, bias_dot = dots
+    return (layer_norm_tangent(x_dot, weight_dot, bias_dot, layer_norm_forward(x, weight, bias)[1])[0],)
 
 
 def tangent_norm_cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
