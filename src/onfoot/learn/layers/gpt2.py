@@ -119,7 +119,7 @@ def cases(rng: np.random.Generator) -> list[Case]:
         tokens, targets = rng.integers(0, v - 1, (b, n)), rng.integers(0, v, (b, n))  # the last token never occurs
         if ignored:
             targets[:, -ignored:] = -100
-        found = {"n": n, "B": b, "B·n": b * n, "H": HEADS, "d": width, "V": v, "d_k": d_k}
+        found = {"n": n, "B": b, "B·n": b * n, "d": width, "V": v, "d_k": d_k}
         return Case(name, (*values, tokens, targets), found)
 
     b, n, d_k = distinct(rng, 3, 2, 6)
@@ -181,6 +181,14 @@ MISTAKES = (
     ),
     mistake(
         "gpt2",
+        "CE.2",
+        "the sum of the losses in place of their mean",
+        "The gradient of the logits is not divided by the number of targets; the loss is the mean.",
+        "start from cross_entropy_backward(1.0, …), which divides",
+        divided=lambda delta, divisor, dloss: delta * dloss,
+    ),
+    mistake(
+        "gpt2",
         "40",
         "the final norm left out",
         "The gradient of the logits' features goes to the last block without passing through ln_f.",
@@ -203,4 +211,5 @@ GPT2 = Layer(
     pieces=PIECES,
     assumes={"causal": True, "form": "tanh", "n_head": HEADS, "reduction": "mean"},
     mistakes=MISTAKES,
+    probed=False,
 )
