@@ -69,16 +69,23 @@ def part_lines(part: PartVerdict) -> Iterator[str]:
         yield from wrapped(capital(problem), "    ")
     for name, explained in zip(part.mistakes, part.explained, strict=True):
         yield from wrapped(f"Mistake: {name}. {explained}".strip(), "    ")
-    unexplained = part.report.diagnosis.unexplained if part.report and part.report.diagnosis else []
+    found = None if part.report is None else part.report.diagnosis
+    unexplained = [] if found is None else found.unexplained
     if unexplained and part.status == "wrong":
         yield from wrapped(f"No known mistake explains {listed(unexplained)}: {where(part, unexplained[0])}.", "    ")
 
 
 def where(part: PartVerdict, name: str) -> str:
-    """Which entries of a wrong gradient are wrong."""
+    """Which entries of a wrong gradient are wrong, in the first case where it is wrong."""
     assert part.report is not None
-    found = [m.where for o in part.report.failed for m in o.measured if m.gradient == name and not m.ok and m.where]
-    return found[0] if found else "its values are not finite"
+    outcomes = [o for o in part.report.outcomes if part.report.counts(o)]
+    for o in part.report.failed:
+        for m in o.measured:
+            if m.gradient == name and not m.ok:
+                right = {one.case.name for one in outcomes if one.ok}
+                some = " (it is right in other cases)" if right else ""
+                return f"in the case “{o.case.name}”{some} {m.where or 'some entries are not finite'}"
+    return "it could not be compared"
 
 
 def what_next(verdict: Verdict, hints_seen: int) -> Iterator[str]:

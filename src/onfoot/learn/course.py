@@ -90,7 +90,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "softmax and cross-entropy",
         (
             Part("softmax_gradient", "softmax", "softmax"),
-            Part("cross_entropy_backward", "cross_entropy", "softmax_cross_entropy", strict=True),
+            Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True),
         ),
         "cross_entropy.md",
         ("cross_entropy",),

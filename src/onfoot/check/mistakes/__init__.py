@@ -89,5 +89,5 @@ def has_effect(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bo
 def mistakes_of(layer: Layer, options: Mapping[str, Any]) -> tuple[Mistake, ...]:
     """Every catalogued mistake that can occur in a layer with these options."""
     given = {**layer.assumes, **options}
-    known = _applicable(layer.name) if layer.name in LAYERS else _of_layer(layer)
+    known = (*layer.mistakes, *_applicable(layer.name)) if layer.name in LAYERS else _of_layer(layer)
     return tuple(m for m in known if all(given[name] == value for name, value in m.needs.items()))
