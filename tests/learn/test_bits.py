@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from learners import solution_modules
+
 from onfoot import GPT2Config, create, ops
 from onfoot.check.examples import examples
 from onfoot.learn import EXERCISES

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from learners import edit
+
 from onfoot.learn import EXERCISES, get_exercise, make_folder, write_solutions
 from onfoot.learn import folder as folders
 from onfoot.learn.course import COURSE, SOLUTIONS

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import pytest
-
 from learners import solved_folder
+
 from onfoot.check import LAYERS
 from onfoot.learn import EXERCISES, Exercise, judge
 from onfoot.learn.answer import answer_text, first_sentence
@@ -90,7 +90,9 @@ def test_page_hints_and_derivation_are_there(exercise: Exercise) -> None:
 def code_lines(node: ast.FunctionDef) -> set[str]:
     """The statements of a solution that say something: not unpacking, not a return of names."""
     values = [one.value for one in ast.walk(node) if isinstance(one, (ast.Assign, ast.Return)) and one.value]
-    return {ast.unparse(value) for value in values if any(isinstance(x, (ast.BinOp, ast.Call)) for x in ast.walk(value))}
+    return {
+        ast.unparse(value) for value in values if any(isinstance(x, (ast.BinOp, ast.Call)) for x in ast.walk(value))
+    }
 
 
 @EACH

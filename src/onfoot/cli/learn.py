@@ -40,7 +40,13 @@ app = typer.Typer(
 
 @app.command(MAKE)
 def make(
-    folder: Annotated[Path, typer.Argument(help="Folder to make or to update.")] = Path("onfoot-learn"),
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder to make or to update; by default onfoot-learn, or the current folder if it has exercises.",
+            show_default=False,
+        ),
+    ] = None,
     with_solutions: Annotated[
         bool,
         typer.Option("--with-solutions", help="For teachers: write the solutions to FOLDER instead of the exercises."),
@@ -48,8 +54,11 @@ def make(
 ) -> None:
     """Make a folder of exercises, or update it. Your own files are never overwritten."""
     from onfoot.cli import console
-    from onfoot.learn.folder import make_folder, write_solutions
+    from onfoot.learn.folder import default_folder, make_folder, write_solutions
 
+    if with_solutions and folder is None:
+        raise ValueError("--with-solutions needs a folder of its own; add its name to the command")
+    folder = default_folder() if folder is None else folder
     if with_solutions:
         names = write_solutions(folder)
         console.show_text(f"wrote {len(names)} solutions to {folder}")
@@ -66,7 +75,7 @@ def make(
     for name in changes.kept:
         console.show_text(f"kept: {name} is yours; the course's new text is in {name}.new")
     if not (changes.added or changes.updated or changes.kept):
-        console.show_text(f"{folder} is up to date")
+        console.show_text(f"{'this folder' if folder == Path('.') else folder} is up to date")
 
 
 @app.command("check")

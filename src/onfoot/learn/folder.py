@@ -81,6 +81,11 @@ def write_solutions(folder: Path) -> list[str]:
     return [exercise.file for exercise in EXERCISES]
 
 
+def default_folder() -> Path:
+    """The current folder if it has exercises, else `onfoot-learn` in it."""
+    return Path(".") if (Path(".") / FILE).is_file() else Path(DEFAULT)
+
+
 def find_folder(given: Path | None) -> Path:
     """The folder of exercises: the given one, the current one, or `onfoot-learn` in it; else a ValueError."""
     if given is not None:

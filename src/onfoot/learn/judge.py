@@ -76,6 +76,8 @@ class Verdict:
 
 def judge(folder: Path, exercise: Exercise, timeout: float = TIMEOUT) -> Verdict:
     """Judges the file of an exercise in a folder. Each function runs in a process of its own."""
+    if not timeout > 0:
+        raise ValueError(f"timeout must be > 0 seconds, got {timeout:g}")
     path = folder / exercise.file
     problem = unreadable(path)
     if problem is not None:
