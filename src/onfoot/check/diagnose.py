@@ -77,7 +77,7 @@ class _Search:
         for g in self.wrong:
             self.try_changes([Candidate()], g)
         found = self.cover()
-        if self.is_open(found) and not self.common():
+        if self.evidence.layer.probed and self.is_open(found) and not self.common():
             self.try_each(map(_alone, constants(self.evidence.layer, self.evidence.options)), self.wrong)
             found = self.cover()
         if pairs and self.is_open(found) and not self.common():

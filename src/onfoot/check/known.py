@@ -284,7 +284,7 @@ def _diagnosis(
     cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
     evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype)
     only_large = all(o.case.large for o in outcomes)
-    return diagnose(evidence, wrong, pairs=not (only_large or _like_float32(report)))
+    return diagnose(evidence, wrong, pairs=report.layer.probed and not (only_large or _like_float32(report)))
 
 
 def _is_wrong(outcome: Outcome) -> bool:

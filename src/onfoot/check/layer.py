@@ -84,6 +84,8 @@ class Layer:
     # (*inputs) -> the relative error of correct implementations beyond that of the steps, in roundings
     sensitivity: Callable[..., float] | None = None
     sizes: tuple[str, ...] = ()  # the sizes that can be chosen, which `cases` then takes as sizes=Sizes(...)
+    mistakes: tuple[Mistake, ...] = ()  # known mistakes, of a layer that is not in the catalogue
+    probed: bool = True  # whether unknown mistakes are searched for; in a whole network that takes minutes
 
     @property
     def signature(self) -> str:

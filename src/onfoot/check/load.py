@@ -20,7 +20,7 @@ def load_function(target: str, layer: str = "") -> Callable[..., Any]:
     `<layer>_backward` or `backward` is used, else the only public function of the module.
     """
     where, name = _split(target)
-    module = _from_file(Path(where)) if where.endswith(".py") else _from_name(where)
+    module = load_file(Path(where)) if where.endswith(".py") else _from_name(where)
     if name:
         found: Any = module
         for part in name.split("."):
@@ -43,7 +43,8 @@ def _split(target: str) -> tuple[str, str]:
     return where, name
 
 
-def _from_file(path: Path) -> ModuleType:
+def load_file(path: Path) -> ModuleType:
+    """Imports a file, which may import files beside it; raises a ValueError if that fails."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -11,6 +11,7 @@ import faulthandler
 import inspect
 import os
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from onfoot.check.load import load_function
 from onfoot.check.wire import as_array, decode, encode, receive, send
 
 
-def main(target: str, layer: str, import_seconds: str) -> None:
+def main(target: str, layer: str, import_seconds: str, load: Callable[[str, str], Any] = load_function) -> None:
     """Loads the function, describes it, and answers calls until the standard input ends."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -31,7 +32,7 @@ def main(target: str, layer: str, import_seconds: str) -> None:
     faulthandler.enable(reports)
     watch(float(import_seconds), reports)
     try:
-        function = load_function(target, layer)
+        function = load(target, layer)
     except ValueError as error:
         send(answers, {"invalid": str(error)}, [])
         return

@@ -22,6 +22,7 @@ from onfoot.cli import (
     finetune,
     generate,
     info,
+    learn,
     merge,
     serve,
     table,
@@ -59,6 +60,7 @@ app.command("table")(table.table)
 app.command("walk")(walk.walk)
 app.command("attribute")(attribute.attribute)
 app.command("check")(check.check)
+app.add_typer(learn.app, name="learn")
 app.command("curvature")(curvature.curvature)
 app.command("eval")(evaluate.evaluate)
 app.command("explore")(explore.explore)

@@ -59,9 +59,13 @@ def replaced_pieces(mistake: Mistake) -> frozenset[str]:
 
 @cache
 def _applicable(name: str) -> tuple[Mistake, ...]:
+    """The mistakes of a layer of the checker, by its name."""
+    return _of_layer(LAYERS[name])
+
+
+def _of_layer(layer: Layer) -> tuple[Mistake, ...]:
     """The layer's own mistakes, then those of its parts that replace only its pieces and change its gradients."""
-    layer = LAYERS[name]
-    own = [m for m in CATALOGUE if m.layer == name]
+    own = [*layer.mistakes, *(m for m in CATALOGUE if m.layer == layer.name)]
     parts = [
         m for part in layer.parts for m in CATALOGUE if m.layer == part and replaced_pieces(m) <= layer.pieces.names()
     ]
@@ -85,4 +89,5 @@ def has_effect(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bo
 def mistakes_of(layer: Layer, options: Mapping[str, Any]) -> tuple[Mistake, ...]:
     """Every catalogued mistake that can occur in a layer with these options."""
     given = {**layer.assumes, **options}
-    return tuple(m for m in _applicable(layer.name) if all(given[name] == value for name, value in m.needs.items()))
+    known = (*layer.mistakes, *_applicable(layer.name)) if layer.name in LAYERS else _of_layer(layer)
+    return tuple(m for m in known if all(given[name] == value for name, value in m.needs.items()))

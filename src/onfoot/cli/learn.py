@@ -1,0 +1,213 @@
+"""`onfoot learn`: makes a folder of exercises, checks them, gives hints, and shows what is solved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from onfoot.learn.course import Exercise
+    from onfoot.learn.judge import Verdict
+
+Folder = Annotated[
+    Path | None, typer.Option("--folder", help="Folder of exercises, if it is not the current one.", show_default=False)
+]
+Number = Annotated[
+    int | None, typer.Argument(metavar="N", help="Number of the exercise; by default the next.", show_default=False)
+]
+MAKE = "make"
+
+
+class _Learn(TyperGroup):
+    """`onfoot learn FOLDER` is `onfoot learn make FOLDER`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = (*self.commands, *ctx.help_option_names)
+        return super().parse_args(ctx, args if args and args[0] in known else [MAKE, *args])
+
+
+app = typer.Typer(
+    cls=_Learn,
+    help="Learn backpropagation by writing it: exercises from one product to a whole GPT. "
+    "`onfoot learn [FOLDER]` makes a folder of exercises, or updates it.",
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command(MAKE)
+def make(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder to make or to update; by default onfoot-learn, or the current folder if it has exercises.",
+            show_default=False,
+        ),
+    ] = None,
+    with_solutions: Annotated[
+        bool,
+        typer.Option("--with-solutions", help="For teachers: write the solutions to FOLDER instead of the exercises."),
+    ] = False,
+) -> None:
+    """Make a folder of exercises, or update it. Your own files are never overwritten."""
+    from onfoot.cli import console
+    from onfoot.learn.folder import default_folder, make_folder, write_solutions
+
+    if with_solutions and folder is None:
+        raise ValueError("--with-solutions needs a folder of its own; add its name to the command")
+    folder = default_folder() if folder is None else folder
+    if with_solutions:
+        names = write_solutions(folder)
+        console.show_text(f"wrote {len(names)} solutions to {folder}")
+        return
+    existed = folder.is_dir() and any(folder.iterdir())
+    changes = make_folder(folder)
+    if not existed:
+        console.show_text(f"wrote the exercises to {folder}. Begin with {folder / 'README.md'}, then:")
+        console.show_text(f"  cd {folder}\n  onfoot learn check 1")
+        return
+    for words, names in (("new", changes.added), ("updated", changes.updated)):
+        for name in names:
+            console.show_text(f"{words}: {name}")
+    for name in changes.kept:
+        console.show_text(f"kept: {name} is yours; the course's new text is in {name}.new")
+    if not (changes.added or changes.updated or changes.kept):
+        console.show_text(f"{'this folder' if folder == Path('.') else folder} is up to date")
+
+
+@app.command("check")
+def check(
+    number: Number = None,
+    folder: Folder = None,
+    everything: Annotated[bool, typer.Option("--all", help="Check every exercise.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Check again whenever a file is saved, until Ctrl-C.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Show the whole report of the checker as well.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that a call of your function may take.")] = 30.0,
+) -> None:
+    """Check an exercise: which gradients are right, and what is wrong with the others.
+
+    Exit status: 0 if everything checked is solved, 1 if not, 2 if the arguments are invalid.
+    """
+    from onfoot.cli import console
+    from onfoot.learn.course import EXERCISES
+    from onfoot.learn.folder import find_folder
+    from onfoot.learn.session import check_exercise
+
+    if everything and (number is not None or watch):
+        raise ValueError("--all checks every exercise once; leave out the number and --watch")
+    if as_json and (watch or report):
+        raise ValueError("--json prints the verdicts alone; leave out --watch and --report")
+    where = find_folder(folder)
+    if watch:
+        _watch(where, number, timeout, report)
+        return
+    chosen = EXERCISES if everything else (_chosen(where, number),)
+    verdicts = [check_exercise(where, exercise, timeout) for exercise in chosen]
+    if as_json:
+        console.show_json([verdict.to_dict() for verdict in verdicts])
+    elif everything:
+        _show_map(where)
+    else:
+        _show(where, verdicts[0], report)
+    raise typer.Exit(0 if all(verdict.passed for verdict in verdicts) else 1)
+
+
+@app.command("hint")
+def hint(
+    number: Number = None,
+    folder: Folder = None,
+    level: Annotated[
+        int | None, typer.Option("--level", help="1, 2 or 3; by default the next.", show_default=False)
+    ] = None,
+) -> None:
+    """Show the next hint of an exercise. There are three; each says more."""
+    from onfoot.cli import console
+    from onfoot.learn.folder import find_folder
+    from onfoot.learn.session import hint_text
+
+    where = find_folder(folder)
+    console.show_text(hint_text(where, _chosen(where, number), level))
+
+
+@app.command("map")
+def show_map(folder: Folder = None) -> None:
+    """Show all exercises, and which are solved."""
+    from onfoot.learn.folder import find_folder
+
+    _show_map(find_folder(folder))
+
+
+@app.command("show")
+def show_given(number: Number = None, folder: Folder = None) -> None:
+    """Print the file of an exercise as it was given."""
+    from onfoot.learn.course import COURSE, get_exercise
+    from onfoot.learn.folder import find_folder
+
+    exercise = _chosen(find_folder(folder), None) if number is None else get_exercise(number)
+    print((COURSE / exercise.file).read_text(encoding="utf-8"), end="")
+
+
+def _chosen(folder: Path, number: int | None) -> Exercise:
+    from onfoot.learn.course import get_exercise
+    from onfoot.learn.progress import Progress
+
+    return Progress(folder).current() if number is None else get_exercise(number)
+
+
+def _watch(folder: Path, number: int | None, timeout: float, report: bool) -> None:
+    """Checks one exercise now, then each that is saved (only that one, if its number is given)."""
+    from onfoot.cli import console
+    from onfoot.learn.session import changed_files, check_exercise
+
+    first = _chosen(folder, number)
+    changed = changed_files(folder)
+    try:
+        _show(folder, check_exercise(folder, first, timeout), report)
+        console.show_text("\nwaiting for a file to be saved; Ctrl-C ends")
+        for exercise in changed:
+            if number is None or exercise == first:
+                console.show_text("")
+                _show(folder, check_exercise(folder, exercise, timeout), report)
+    except KeyboardInterrupt:
+        console.show_text("")
+
+
+def _show(folder: Path, verdict: Verdict, report: bool) -> None:
+    from onfoot.cli import console
+    from onfoot.learn.answer import answer_text
+    from onfoot.learn.progress import Progress
+
+    progress = Progress(folder)
+    console.show_text(_coloured(answer_text(verdict, progress.hints(verdict.exercise))))
+    for part in verdict.parts if report else ():
+        if part.report is not None:
+            console.show_text(f"\n{part.report}")
+    if verdict.passed:
+        following = progress.current()
+        after = f"Next: {following.stem}.md, then onfoot learn check {following.number}"
+        console.show_text(after if not progress.solved(following) else "Every exercise is solved.")
+
+
+def _show_map(folder: Path) -> None:
+    from onfoot.cli import console
+    from onfoot.learn.progress import Progress, map_text
+
+    console.show_text(_coloured(map_text(Progress(folder))))
+
+
+def _coloured(text: str) -> Any:
+    from rich.text import Text
+
+    from onfoot.terminal import for_terminal
+
+    out = Text(for_terminal(text))
+    out.highlight_regex(r"(?m)^\s+✓.*$|✓ right|\ASolved.*", "green")
+    out.highlight_regex(r"✗ wrong", "bold red")
+    out.highlight_regex(r"(?m)^\s+Mistake: [^.]*", "bold yellow")
+    out.highlight_regex(r"(?m)^\s+▸.*$", "bold")
+    out.highlight_regex(r"\A.*", "bold cyan")
+    return out

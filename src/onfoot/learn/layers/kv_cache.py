@@ -1,0 +1,120 @@
+"""Causal self-attention of tokens that come in chunks, with a KV cache: a forward pass, in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.check.layers import attention
+from onfoot.learn.layers.own import mistake
+from onfoot.learn.layers.self_attention import forward
+from onfoot.models.gpt2 import merge_heads, split_heads
+
+HEADS = 2
+
+PIECES = Pieces(
+    mask=attention.PIECES.mask,
+    scores=attention.PIECES.scores,
+    weights=attention.PIECES.weights,
+    affine=lambda x, weight, bias: x @ weight + bias,
+    split=split_heads,
+    merge=merge_heads,
+    with_past=lambda past, new: np.concatenate([past, new], axis=2),
+    kept=lambda joined, new: joined,
+    averaged=lambda rho, v: rho @ v,
+)
+
+
+def steps(p: Pieces, x: Array, weight: Array, bias: Array, cuts: Array) -> Gradients:
+    found, begin = [], 0
+    past = [np.zeros((len(x), HEADS, 0, x.shape[-1] // HEADS)) for _ in range(2)]
+    for length in cuts:
+        part = x[:, begin : begin + length]
+        q, *new = (p.split(one, HEADS) for one in np.split(p.affine(part, weight, bias), 3, axis=-1))
+        k, v = (p.with_past(old, one) for old, one in zip(past, new, strict=True))
+        rho = p.weights(p.scores(q, k), p.mask(q.shape[-2], k.shape[-2], True))
+        found.append(p.merge(p.averaged(rho, v)))
+        past = [p.kept(joined, one) for joined, one in zip((k, v), new, strict=True)]
+        begin += length
+    return (np.concatenate(found, axis=1),)
+
+
+def reference(x: Array, weight: Array, bias: Array, cuts: Array) -> Gradients:
+    return (forward(x, weight, bias, HEADS),)
+
+
+def cases(rng: np.random.Generator) -> list[Case]:
+    def case(name: str, b: int, d_k: int, cuts: Sequence[int]) -> Case:
+        n, width = sum(cuts), HEADS * d_k
+        draw = rng.standard_normal
+        x, weight, bias = draw((b, n, width)), draw((width, 3 * width)) / np.sqrt(width), draw(3 * width)
+        return Case(name, (x, weight, bias, np.array(cuts)), {"n": n, "B": b, "d": width, "d_k": d_k, "H": HEADS})
+
+    b, d_k, first, second = distinct(rng, 4, 2, 7)
+    return [
+        case("a prompt, then single tokens", b, d_k, (first, 1, 1, 1)),
+        case("chunks of several tokens", d_k, b, (first, second, 3)),
+        case("one token after the other", 1, 3, (1, 1, 1, 1, 1)),
+        case("everything at once", 2, d_k, (first + 3,)),
+    ]
+
+
+MISTAKES = (
+    mistake(
+        "kv_cache",
+        "ATT.1",
+        "the cache not used",
+        "The new tokens attend only to themselves; the keys and values of earlier tokens are not put before them.",
+        "join the old keys and values with the new ones",
+        with_past=lambda past, new: new,
+    ),
+    mistake(
+        "kv_cache",
+        "ATT.1",
+        "only the newest chunk kept",
+        "What is returned as the cache has the new keys and values alone, so all but the last chunk is forgotten.",
+        "return the joined keys and values",
+        kept=lambda joined, new: new,
+    ),
+    mistake(
+        "kv_cache",
+        "13",
+        "the new keys before the old ones",
+        "The new keys and values are put before the cached ones, but the mask takes the last keys for the newest.",
+        "put the old ones first",
+        with_past=lambda past, new: np.concatenate([new, past], axis=2),
+    ),
+    mistake(
+        "kv_cache",
+        "13",
+        "the mask aligned with the first key",
+        "New token i attends to keys up to i, as if it stood at the beginning; it stands behind the cached tokens.",
+        "align the last query with the last key",
+        mask=lambda n_q, n_k, causal: np.arange(n_k) <= np.arange(n_q)[:, None],
+    ),
+    mistake(
+        "kv_cache",
+        "13",
+        "no mask among the new tokens",
+        "The new tokens of a chunk attend to all keys, also to those of later tokens of the same chunk.",
+        "use the causal mask for every chunk",
+        mask=lambda n_q, n_k, causal: np.ones((n_q, n_k), dtype=bool),
+    ),
+)
+
+KV_CACHE = Layer(
+    name="kv_cache",
+    arguments=("x", "weight", "bias", "cuts"),
+    gradients=("y",),
+    contract=(
+        "y = causal self-attention of all tokens, computed chunk by chunk; q | k | v = x weight + bias",
+        "x (batch, tokens, features); weight (features, 3 features); cuts: the lengths of the chunks; n_head = 2",
+    ),
+    cases=cases,
+    reference=reference,
+    steps=steps,
+    pieces=PIECES,
+    mistakes=MISTAKES,
+)

@@ -1,0 +1,78 @@
+"""What the commands do in a folder: check an exercise and those it builds on, give hints, watch for changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from onfoot.check.isolated import TIMEOUT
+from onfoot.learn.course import EXERCISES, LEVELS, Exercise, foundations
+from onfoot.learn.judge import Verdict, judge
+from onfoot.learn.progress import Progress
+
+SECONDS = 0.5  # between two looks at the files
+
+
+def check_exercise(folder: Path, exercise: Exercise, timeout: float = TIMEOUT) -> Verdict:
+    """Judges an exercise and records the verdict. The exercises that it imports must be right first."""
+    progress = Progress(folder)
+    for needed in foundations(exercise):
+        status = progress.status(needed)
+        if status is None:  # not judged since the file was saved
+            found = judge(folder, needed, timeout)
+            progress.record(found)
+            status = found.status
+        if status != "passed":
+            verdict = Verdict(exercise, "blocked", blocked(exercise, needed))
+            progress.record(verdict)
+            return verdict
+    verdict = judge(folder, exercise, timeout)
+    progress.record(verdict)
+    return verdict
+
+
+def blocked(exercise: Exercise, needed: Exercise) -> str:
+    return (
+        f"{exercise.file} is built from {needed.file}, which is not right yet. Solve exercise {needed.number} first: "
+        f"onfoot learn check {needed.number}"
+    )
+
+
+def hint_text(folder: Path, exercise: Exercise, level: int | None = None) -> str:
+    """The next hint of an exercise, or the one of a given level; all levels have been seen after the third."""
+    progress = Progress(folder)
+    if level is not None and not 1 <= level <= LEVELS:
+        raise ValueError(f"level must be 1 to {LEVELS}, got {level}")
+    level = level or min(progress.hints(exercise) + 1, LEVELS)
+    progress.saw_hint(exercise, level)
+    after = (
+        f"The next hint says more: onfoot learn hint {exercise.number}"
+        if level < LEVELS
+        else f"That was the last hint. The whole derivation: {exercise.derivation}"
+    )
+    return f"Exercise {exercise.number} · hint {level} of {LEVELS}\n\n{exercise.hint(level)}\n\n{after}"
+
+
+def changed_files(folder: Path, pause: Callable[[float], None] = time.sleep) -> Iterator[Exercise]:
+    """The exercise of each file that is saved, forever; the files are looked at twice per second."""
+
+    def seen() -> dict[Exercise, tuple[int, int] | None]:
+        return {exercise: _stamp(folder / exercise.file) for exercise in EXERCISES}
+
+    before = seen()
+    while True:
+        pause(SECONDS)
+        now = seen()
+        for exercise, stamp in now.items():
+            if stamp != before[exercise] and stamp is not None:
+                yield exercise
+        before = now
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:  # an editor replaces the file
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,287 @@
+"""`onfoot learn`: its commands, its answers to wrong and broken files, and its exit status."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learners import edit, solved_folder
+from typer.testing import CliRunner
+
+from onfoot.cli import app
+from onfoot.learn import EXERCISES, get_exercise, judge, make_folder
+from onfoot.learn.course import SOLUTIONS
+from onfoot.learn.progress import FILE, Progress
+from onfoot.learn.session import SECONDS, changed_files, check_exercise
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["learn", *arguments])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of exercises, which is the current one."""
+    folder = tmp_path / "course"
+    make_folder(folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_the_folder_is_made_and_says_how_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = run()
+    assert first.exit_code == 0, first.output
+    assert "wrote the exercises to onfoot-learn" in first.stdout and "onfoot learn check 1" in first.stdout
+    assert (tmp_path / "onfoot-learn" / "e01_linear.py").is_file()
+    assert run().stdout == "onfoot-learn is up to date\n"
+    assert run("make", "other").exit_code == 0 and (tmp_path / "other" / FILE).is_file()
+    (tmp_path / "other" / "e03_cross_entropy.py").unlink()
+    assert run("other").stdout == "new: e03_cross_entropy.py\n"
+    monkeypatch.chdir("other")
+    assert run().stdout == "this folder is up to date\n"
+    assert not (tmp_path / "other" / "onfoot-learn").exists()
+
+
+def test_solutions_are_written_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("--with-solutions", "answers").stdout == f"wrote {len(EXERCISES)} solutions to answers\n"
+    assert (tmp_path / "answers" / "e11_gpt2.py").read_bytes() == (SOLUTIONS / "e11_gpt2.py").read_bytes()
+    missing = run("--with-solutions")
+    assert missing.exit_code == 2 and "needs a folder of its own" in missing.stderr
+
+
+def test_one_gradient_after_the_other(here: Path) -> None:
+    unsolved = run("check")
+    assert unsolved.exit_code == 1
+    assert "Nothing to judge yet: linear_backward returns None for dx, dweight and dbias. Start with dx." in (
+        unsolved.stdout
+    )
+    assert "onfoot learn hint 1 (three levels)" in unsolved.stdout
+    edit(here / "e01_linear.py", "dx = None", "dx = (rows(dy) @ weight.T).reshape(x.shape)")
+    some = run("check")
+    assert some.exit_code == 1
+    assert "Right so far: dx. Go on with dweight." in some.stdout
+    assert "(1 of 3 right)" in run("map").stdout
+    edit(here / "e01_linear.py", "dweight = None", "dweight = rows(dy).T @ rows(x)")
+    wrong = run("check", "1")
+    assert wrong.exit_code == 1
+    for words in (
+        "dweight is wrong. dx is right.",
+        "dweight  ✗ wrong",
+        "dbias    · not written yet (None)",
+        "Mistake: dweight transposed.",
+        "The whole derivation:      docs/equations/linear.md",
+    ):
+        assert words in wrong.stdout
+    shutil.copyfile(SOLUTIONS / "e01_linear.py", here / "e01_linear.py")
+    right = run("check", "1")
+    assert right.exit_code == 0
+    assert "Solved: linear_backward is right in every case." in right.stdout
+    assert "Next: e02_activation.md, then onfoot learn check 2" in right.stdout
+    shown = run("map").stdout
+    assert "1 of 19 exercises solved" in shown and "✓ e01_linear" in shown and "▸ e02_activation" in shown
+
+
+def test_the_whole_report_and_the_verdict_for_programs(here: Path) -> None:
+    text = (SOLUTIONS / "e05_layer_norm.py").read_text(encoding="utf-8")
+    (here / "e05_layer_norm.py").write_text(text.replace("dnormed = dy * weight", "dnormed = dy"), encoding="utf-8")
+    report = run("check", "5", "--report")
+    assert "layer_norm · e05_layer_norm.py:layer_norm_backward" in report.stdout and "Example" in report.stdout
+    (verdict,) = json.loads(run("check", "5", "--json").stdout)
+    assert verdict["status"] == "wrong" and not verdict["passed"] and verdict["exercise"] == 5
+    (part,) = verdict["parts"]
+    assert part["gradients"] == {"dx": "wrong", "dweight": "right", "dbias": "right"}
+    assert part["mistakes"] == ["γ missing from dx"]
+
+
+BROKEN: dict[str, tuple[Callable[[str], str], str, str]] = {
+    "syntax": (
+        lambda text: text.replace("def linear_backward(dy, saved):", "def linear_backward(dy, saved"),
+        "e01_linear.py is not valid Python: '(' was never closed (line 19)",
+        "def linear_backward(dy, saved",
+    ),
+    "import": (
+        lambda text: f"import nothing_of_this_name\n{text}",
+        "cannot import",
+        "No module named 'nothing_of_this_name'",
+    ),
+    "renamed": (
+        lambda text: text.replace("def linear_backward", "def my_backward"),
+        "e01_linear.py has no function linear_backward",
+        "write it again",
+    ),
+    "forward": (
+        lambda text: text.replace("y += bias", "y -= bias"),
+        "Not judged: the forward pass returns other values than the one that was given.",
+        "onfoot learn show 1",
+    ),
+    "forward shape": (
+        lambda text: text.replace("return y, (x", "return y.sum(), (x"),
+        "Not judged: the forward pass returns the shape ()",
+        "onfoot learn show 1",
+    ),
+    "raises": (
+        lambda text: text.replace("dx = None", "dx = undefined"),
+        "linear_backward cannot be judged: it raises NameError: name 'undefined' is not defined",
+        "(e01_linear.py, line 22)",
+    ),
+    "exits": (
+        lambda text: text.replace("dx = None", "import os; dx = os._exit(3)"),
+        "linear_backward cannot be judged: it ended the process with status 3",
+        "dx       ? not judged",
+    ),
+    "list": (
+        lambda text: text.replace("dx = None", "dx = 'soon'"),
+        "linear_backward cannot be judged: dx is a value of type str; expected a floating-point array",
+        "onfoot learn hint 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_file_is_answered_kindly(here: Path, kind: str) -> None:
+    change, *words = BROKEN[kind]
+    path = here / "e01_linear.py"
+    before = path.read_text(encoding="utf-8")
+    path.write_text(change(before), encoding="utf-8")
+    assert path.read_text(encoding="utf-8") != before
+    result = run("check", "1")
+    assert result.exit_code == 1, result.output
+    flat = " ".join(result.stdout.split())
+    for expected in words:
+        assert " ".join(expected.split()) in flat
+    assert "Traceback" not in result.output
+
+
+def test_an_endless_function_is_ended(here: Path) -> None:
+    edit(here / "e01_linear.py", "    dx = None", "    while True: pass\n    dx = None")
+    result = run("check", "1", "--timeout", "1")
+    assert result.exit_code == 1
+    assert "it did not return within 1 seconds" in " ".join(result.stdout.split())
+
+
+def test_a_deleted_file_is_named_with_the_way_to_get_it_back(here: Path) -> None:
+    (here / "e02_activation.py").unlink()
+    result = run("check", "2")
+    assert result.exit_code == 1
+    assert "e02_activation.py is missing; this writes it again, unsolved: onfoot learn ." in result.stdout
+    assert run(".").stdout == "new: e02_activation.py\n"
+
+
+def test_an_exercise_waits_for_those_that_it_is_built_from(tmp_path: Path) -> None:
+    make_folder(tmp_path / "mine")
+    folder = solved_folder(tmp_path / "mine", get_exercise(2))
+    verdict = check_exercise(folder, get_exercise(9))
+    assert verdict.status == "blocked"
+    assert verdict.message.startswith("e09_block.py is built from e02_activation.py, which is not right yet.")
+    assert Progress(folder).status(get_exercise(1)) == "passed"
+    shutil.copyfile(SOLUTIONS / "e02_activation.py", folder / "e02_activation.py")
+    assert check_exercise(folder, get_exercise(9)).passed
+
+
+def test_hints_come_one_after_the_other(here: Path) -> None:
+    exercise = get_exercise(1)
+    for level in (1, 2, 3, 3):
+        shown = run("hint").stdout
+        assert f"Exercise 1 · hint {level} of 3" in shown
+        assert exercise.hint(level).splitlines()[0] in shown
+    assert "That was the last hint. The whole derivation: docs/equations/linear.md" in shown
+    assert "onfoot learn hint 1 (3 of 3 seen)" in run("check").stdout
+    assert "hint 2 of 3" in run("hint", "4", "--level", "2").stdout
+    assert Progress(here).hints(get_exercise(4)) == 2
+
+
+def test_the_given_file_can_be_seen_again(here: Path) -> None:
+    given = (here / "e01_linear.py").read_text(encoding="utf-8")
+    (here / "e01_linear.py").write_text("gone\n", encoding="utf-8")
+    assert run("show").stdout == given
+    assert run("show", "2").stdout == (here / "e02_activation.py").read_text(encoding="utf-8")
+
+
+BAD = {
+    "check 20": "there is no exercise 20; they are numbered 1 to 19",
+    "check 0": "there is no exercise 0; they are numbered 1 to 19",
+    "hint 99": "there is no exercise 99",
+    "hint 1 --level 4": "level must be 1 to 3, got 4",
+    "check 1 --all": "--all checks every exercise once",
+    "check --json --report": "--json prints the verdicts alone",
+    "check --folder nowhere": "nowhere has no exercises; make them with: onfoot learn nowhere",
+    "map --folder nowhere": "nowhere has no exercises",
+    "check 1 --timeout 0": "timeout must be > 0 seconds, got 0",
+}
+
+
+@pytest.mark.parametrize("command", BAD)
+def test_wrong_arguments_end_with_status_2_and_one_line(here: Path, command: str) -> None:
+    result = run(*command.split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and BAD[command] in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_commands_outside_of_a_folder_say_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in ("check", "hint", "map", "show"):
+        result = run(command)
+        assert result.exit_code == 2
+        assert "there are no exercises here; make them with: onfoot learn" in result.stderr
+
+
+def test_help_lists_the_commands() -> None:
+    shown = run("--help").stdout
+    assert all(command in shown for command in ("make", "check", "hint", "map", "show"))
+
+
+def test_a_saved_file_is_noticed_and_others_are_not(here: Path) -> None:
+    pauses = itertools.count()
+    texts = {2: ("e03_cross_entropy.py", "x = 1\n"), 4: ("e01_linear.py", "y = 2\n"), 5: ("notes.txt", "mine")}
+
+    def pause(seconds: float) -> None:
+        assert seconds == SECONDS
+        now = next(pauses)
+        if now > 9:
+            raise KeyboardInterrupt
+        if now in texts:
+            name, text = texts[now]
+            (here / name).write_text(text, encoding="utf-8")
+        if now == 6:
+            (here / "e04_embedding.py").unlink()  # an editor that replaces a file removes it first
+
+    seen = []
+    with pytest.raises(KeyboardInterrupt):
+        for exercise in changed_files(here, pause):
+            seen.append(exercise.number)
+    assert seen == [3, 1]
+
+
+def test_watching_checks_at_once_and_after_each_save(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(folder: Path) -> Any:
+        shutil.copyfile(SOLUTIONS / "e01_linear.py", folder / "e01_linear.py")
+        yield get_exercise(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onfoot.learn.session.changed_files", once)
+    result = run("check", "--watch")
+    assert result.exit_code == 0
+    before, after = result.stdout.split("waiting for a file to be saved; Ctrl-C ends")
+    assert "Nothing to judge yet" in before
+    assert "Solved: linear_backward is right in every case." in after
+
+
+def test_a_file_changed_twice_within_a_second_is_judged_as_it_is_now(tmp_path: Path) -> None:
+    folder = solved_folder(tmp_path)
+    right = (folder / "e03_cross_entropy.py").read_text(encoding="utf-8")
+    wrong = right.replace("(drho - (drho", "(drho + (drho")
+    assert len(wrong) == len(right)
+    verdicts = []
+    for text in (right, wrong, right):
+        (folder / "e03_cross_entropy.py").write_text(text, encoding="utf-8")
+        verdicts.append(judge(folder, get_exercise(6)).passed)
+    assert verdicts == [True, False, True]
+    assert not (folder / "__pycache__").exists()
