@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from onfoot.cli import learn_grade
+
 if TYPE_CHECKING:
     from onfoot.learn.course import Exercise
     from onfoot.learn.judge import Verdict
@@ -38,6 +40,9 @@ app = typer.Typer(
 )
 
 
+learn_grade.register(app)
+
+
 @app.command(MAKE)
 def make(
     folder: Annotated[Path, typer.Argument(help="Folder to make or to update.")] = Path("onfoot-learn"),
@@ -45,11 +50,23 @@ def make(
         bool,
         typer.Option("--with-solutions", help="For teachers: write the solutions to FOLDER instead of the exercises."),
     ] = False,
+    notebooks: Annotated[
+        bool, typer.Option("--notebooks", help="Write the exercises as notebooks; with --with-solutions, solved.")
+    ] = False,
+    nbgrader: Annotated[
+        bool, typer.Option("--nbgrader", help="For teachers: notebooks whose check is a cell that nbgrader grades.")
+    ] = False,
 ) -> None:
     """Make a folder of exercises, or update it. Your own files are never overwritten."""
     from onfoot.cli import console
     from onfoot.learn.folder import make_folder, write_solutions
 
+    if notebooks or nbgrader:
+        from onfoot.learn.notebooks import write_notebooks
+
+        names = write_notebooks(folder, with_solutions, nbgrader)
+        console.show_text(f"wrote {len(names)} notebooks to {folder}")
+        return
     if with_solutions:
         names = write_solutions(folder)
         console.show_text(f"wrote {len(names)} solutions to {folder}")

@@ -33,7 +33,7 @@ JUDGE = (
     "import sys; sys.dont_write_bytecode = True; sys.path[:] = [p for p in sys.path if p]; "
     "sys.path.append(sys.argv[1]); from onfoot.learn.grade_judge import main; main()"
 )
-EXTRA_SECONDS = 180.0  # that the judge itself may take, beside the submission
+EXTRA_SECONDS = 240.0  # per function, beside the time of its calls: starts of processes, and the judge itself
 LONGEST = 2**22  # characters of a verdict
 JOBS = 2
 
@@ -273,8 +273,8 @@ def run_judge(
         )
         running[process.pid] = process
         try:
-            # Two functions per exercise at most, and each may use its whole time.
-            out, _ = process.communicate(json.dumps(question), len(exercise.parts) * limits.seconds + EXTRA_SECONDS)
+            seconds = len(exercise.parts) * (limits.seconds + EXTRA_SECONDS)
+            out, _ = process.communicate(json.dumps(question), seconds)
         except (subprocess.TimeoutExpired, OSError):
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

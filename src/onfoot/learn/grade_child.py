@@ -10,7 +10,7 @@ from typing import Any
 import onfoot
 import onfoot.check.call  # the worker needs it when the function raises
 from onfoot.learn.adapters import load
-from onfoot.learn.grade_limits import VARIABLE, apply_limits, from_text
+from onfoot.learn.grade_limits import VARIABLE, apply_limits, from_text, limit_processes
 from onfoot.learn.grade_sandbox import die_with_parent, forbid_calls, forbid_files, python_paths
 
 KEPT = ("onfoot.check.call", "onfoot.check.isolated")
@@ -24,7 +24,9 @@ def load_limited(target: str, adapter: str) -> Any:
         readable = python_paths(hidden=Path(onfoot.__file__).parent)
         hide_onfoot()
         forbid_files(Path(target).parent, readable)
-    apply_limits(limits, processes=not (limits.filtered and forbid_calls()))
+    apply_limits(limits)
+    if not (limits.filtered and forbid_calls()):  # afterwards no limit can be changed
+        limit_processes()
     return load(target, adapter)
 
 

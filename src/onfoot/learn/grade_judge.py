@@ -6,7 +6,6 @@ submission is a child of this one, with limits; it only ever receives arrays and
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onfoot.learn.course import Exercise, get_exercise
-from onfoot.learn.grade_limits import MIB, Limits
+from onfoot.learn.grade_limits import MIB, Limits, set_limits
 from onfoot.learn.grade_runner import LimitedExercise
 from onfoot.learn.grade_sandbox import adopt_orphans, die_with_parent
 from onfoot.learn.judge import Verdict, judge
@@ -58,11 +57,7 @@ def main() -> None:
     die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the submission's process as well
     LimitedExercise.adopts = adopt_orphans()
-    with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    set_limits(RLIMIT_AS=MEMORY, RLIMIT_CORE=0)
     verdict = judge_limited(Path(question["folder"]), get_exercise(question["exercise"]), Limits(**question["limits"]))
     # The secret proves that the answer is from here: a process of the same user could write to this pipe.
     answers.write(json.dumps({"secret": question["secret"], "verdict": verdict}))

@@ -53,31 +53,40 @@ def clean_environment(folder: Path, limits: Limits) -> dict[str, str]:
     return {**found, **home, **dict.fromkeys(THREADS, "1"), "PYTHONIOENCODING": "utf-8", VARIABLE: to_text(limits)}
 
 
-def apply_limits(limits: Limits, processes: bool) -> None:
+def apply_limits(limits: Limits) -> None:
     """Limits this process and those it starts. Windows has no such limits: there only time and output are limited."""
+    set_limits(
+        RLIMIT_CORE=0,
+        RLIMIT_CPU=int(limits.seconds) + 1,
+        RLIMIT_FSIZE=limits.file_bytes,
+        RLIMIT_NOFILE=limits.open_files,
+        RLIMIT_AS=limits.memory,
+    )
+
+
+def limit_processes() -> None:
+    """Allows a few more processes than the user has now. It does not hold for root."""
+    if sys.platform != "win32":
+        set_limits(RLIMIT_NPROC=processes_of_user() + SPARE_PROCESSES)
+
+
+def set_limits(**values: int) -> None:
+    """Sets limits of this process, where the system has them; a lower limit that it has already stays."""
     if sys.platform == "win32":
         return
     import resource
 
-    seconds = int(limits.seconds) + 1
-    wanted = [
-        ("RLIMIT_CORE", 0),
-        ("RLIMIT_CPU", seconds),
-        ("RLIMIT_FSIZE", limits.file_bytes),
-        ("RLIMIT_NOFILE", limits.open_files),
-        ("RLIMIT_AS", limits.memory),
-    ]
-    if processes:
-        wanted.append(("RLIMIT_NPROC", processes_of_user() + SPARE_PROCESSES))
-    for name, value in wanted:
+    for name, value in values.items():
         kind = getattr(resource, name, None)
         if kind is None:
             continue
         _, hard = resource.getrlimit(kind)
-        if hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        with contextlib.suppress(OSError, ValueError):  # macOS refuses a limit of the address space
-            resource.setrlimit(kind, (value, value))
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(kind, (limit, limit))
+        except (OSError, ValueError):
+            if sys.platform.startswith("linux"):  # macOS cannot limit the address space
+                raise
 
 
 def processes_of_user() -> int:

@@ -28,6 +28,7 @@ START = (
 )
 KEPT_OUTPUT = 2000  # characters of what a submission prints
 DUMP_LINES = 200
+STARTUP_SECONDS = 30.0  # until Python and NumPy are there
 LOOK = 0.2  # seconds between two looks at the size of its folder
 
 
@@ -39,8 +40,9 @@ class LimitedExercise(IsolatedExercise):
 
     def __init__(self, path: Path, adapter: str, limits: Limits) -> None:
         self.folder, self.limits = path.parent, limits
-        self.deadline = time.monotonic() + limits.seconds
+        self.seconds_left = limits.seconds  # of waiting for the answers to all calls
         self.printed, self.n_printed, self.excess = "", 0, ""
+        self.final: DiedError | None = None  # a limit was reached: it is not called again
         super().__init__(path, adapter, limits.call_seconds)
 
     def _start(self) -> None:
@@ -71,8 +73,11 @@ class LimitedExercise(IsolatedExercise):
         while True:
             try:
                 answer = receive(stream, self.limits.answer_bytes)
-            except Exception:  # the end, or what is not an answer
+            except Exception as error:  # the end, or what is not an answer
                 answer = None
+                if "not a message" in str(error):
+                    largest = self.limits.answer_bytes
+                    self._end(process, f"what it returns is not an answer, or more than {largest:,} bytes")
             while True:
                 try:
                     answers.put(answer, timeout=LOOK)
@@ -114,7 +119,7 @@ class LimitedExercise(IsolatedExercise):
         if self.loaded:
             return
         try:
-            header, _ = self._answer(self.timeout)
+            header, _ = self._answer(self.timeout, STARTUP_SECONDS)  # the import itself is timed in its process
         except DiedError as death:
             raise ValueError(f"cannot import {Path(self.target).name}: {death}") from None
         if not isinstance(header, dict) or "invalid" in header:
@@ -125,6 +130,8 @@ class LimitedExercise(IsolatedExercise):
 
     def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str, frozen: bool = False) -> Any:
         """Calls the function; what is not an answer of ours counts as a crash."""
+        if self.final is not None:
+            raise self.final
         try:
             returned = super().run(arguments, options, arrays, frozen)
             check_sizes(returned, self.limits.answer_bytes // 8)
@@ -139,19 +146,27 @@ class LimitedExercise(IsolatedExercise):
             raise DiedError("crash", "what came back from its process is not an answer") from None
         return returned
 
-    def _answer(self, seconds: float) -> tuple[dict[str, Any], list[np.ndarray]]:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            self.close()
-            raise DiedError("timeout", f"it takes longer than {self.limits.seconds:g} seconds in all")
+    def _answer(self, seconds: float, spare: float = 0.0) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """The next answer, if there is time left; the reason that the process died, if it was a limit."""
+        begun = time.monotonic()
         try:
-            return super()._answer(min(seconds, left))
+            if self.seconds_left <= 0:
+                self.close()
+                raise DiedError("timeout", f"it takes longer than {self.limits.seconds:g} seconds in all")
+            return super()._answer(seconds + spare)
         except DiedError as death:
+            kind, why = death.kind, str(death).replace(f"{seconds + spare:g} seconds", f"{seconds:g} seconds")
             if self.excess:
-                raise DiedError("crash", self.excess) from None
-            if "SIGXCPU" in str(death):
-                raise DiedError("timeout", f"it needs more than {self.limits.seconds:g} seconds of CPU time") from None
-            raise
+                kind, why = "crash", self.excess
+            elif "SIGXCPU" in why:
+                kind, why = "timeout", f"it needs more than {self.limits.seconds:g} seconds of CPU time"
+            found = DiedError(kind, why)
+            if self.excess or kind == "timeout":
+                self.final = found
+            raise found from None
+        finally:
+            if self.loaded:  # starting Python is not the submission's time
+                self.seconds_left -= time.monotonic() - begun
 
     def close(self) -> None:
         """Ends the process and all that it has started."""
