@@ -64,8 +64,8 @@ IN_CALL = [
     ("kills the judge", "import os; os.kill(os.getppid(), 9)", "Operation not permitted"),
     ("kills everyone", "import os; os.kill(-1, 9)", "Operation not permitted"),
     ("lifts the limits", "import resource as r; r.setrlimit(r.RLIMIT_AS, (2**60, 2**60))", "limit"),
-    ("huge array", "return np.zeros(5 * 10**7)", "not an answer"),
-    ("three huge arrays", "return (np.ones((3000, 3000)),) * 3", "not an answer"),
+    ("huge array", "return np.zeros(5 * 10**7)", "it returns 400,000,000 bytes"),
+    ("three huge arrays", "return (np.ones((3000, 3000)),) * 3", "it returns 216,000,000 bytes"),
     ("empty array of a huge shape", "return np.zeros((0, 10**15)), None, None", ""),
     ("a text", "return 'right'", ""),
     (

@@ -40,9 +40,6 @@ app = typer.Typer(
 )
 
 
-learn_grade.register(app)
-
-
 @app.command(MAKE)
 def make(
     folder: Annotated[Path, typer.Argument(help="Folder to make or to update.")] = Path("onfoot-learn"),
@@ -219,3 +216,6 @@ def _coloured(text: str) -> Any:
     out.highlight_regex(r"(?m)^\s+▸.*$", "bold")
     out.highlight_regex(r"\A.*", "bold cyan")
     return out
+
+
+learn_grade.register(app)

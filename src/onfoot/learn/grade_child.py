@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,28 @@ def load_limited(target: str, adapter: str) -> Any:
     apply_limits(limits)
     if not (limits.filtered and forbid_calls()):  # afterwards no limit can be changed
         limit_processes()
-    return load(target, adapter)
+    return bounded(load(target, adapter), limits.answer_bytes)
+
+
+def bounded(function: Callable[..., Any], most: int) -> Callable[..., Any]:
+    """The function, which raises instead of returning more bytes than the judge reads."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        returned = function(*arguments, **options)
+        size = size_of(returned)
+        if size > most:
+            raise ValueError(f"it returns {size:,} bytes; at most {most:,} are read")
+        return returned
+
+    return call
+
+
+def size_of(value: Any) -> int:
+    """The bytes of all arrays in a returned value."""
+    if isinstance(value, (tuple, list, dict)):
+        return sum(map(size_of, value.values() if isinstance(value, dict) else value))
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 def hide_onfoot() -> None:

@@ -10,6 +10,7 @@ from onfoot.formats.write import write_text
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS, Exercise
 from onfoot.learn.notebook_code import CHECK
 
+NOTE = "**In this notebook** the next cell takes the place of the file, and the last cell checks it."
 IMPORTS = (
     "# So that this notebook can import from the notebooks before it.\n"
     "import onfoot.learn\n\n"
@@ -35,7 +36,7 @@ def notebook(exercise: Exercise, solved: bool = False, nbgrader_points: float | 
             "task": False,
             "cell_type": "code",
         }
-    cells = [_cell("page", "markdown", page)]
+    cells = [_cell("page", "markdown", f"{page}\n\n{NOTE}")]
     if exercise.needs:
         cells.append(_cell("imports", "code", IMPORTS, {"tags": [CHECK]}))
     cells += [_cell("exercise", "code", code), _cell("check", "code", check, {"tags": [CHECK], **graded})]

@@ -13,7 +13,7 @@ from onfoot.learn.course import EXERCISES, Exercise, Part
 from onfoot.learn.judge import PartVerdict, Verdict, from_report, overall
 
 
-def assert_solved(name: str, *functions: Callable[..., Any]) -> None:
+def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False) -> None:
     """Raises an AssertionError that says what is wrong, unless these functions solve the exercise of that name.
 
     The functions to write are passed; the given forward passes are found where these were defined.
@@ -28,7 +28,8 @@ def assert_solved(name: str, *functions: Callable[..., Any]) -> None:
     parts = [judge_here(module, part) for part in exercise.parts]
     verdict = Verdict(exercise, overall([part.status for part in parts]), parts=parts)
     if verdict.passed:
-        print(first_sentence(verdict))
+        if not quiet:
+            print(first_sentence(verdict))
         return
     lines = [first_sentence(verdict), *(line for part in parts for line in ("", *part_lines(part)))]
     raise AssertionError("\n".join(lines))
