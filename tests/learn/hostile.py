@@ -90,7 +90,11 @@ AT_IMPORT = [
     ("memory at import", "x = bytearray(10**11)", "MemoryError"),
     ("prints at import", "while True: print('y' * 100_000)", "prints more than"),
     ("uses the judge", "from onfoot.ops import linear_backward", "onfoot"),
-    ("reads the solution", "open(__import__('onfoot').__path__[0] + '/learn/course/solutions/e01_linear.py')", "onfoot"),
+    (
+        "reads the solution",
+        "open(__import__('onfoot').__path__[0] + '/learn/course/solutions/e01_linear.py')",
+        "onfoot",
+    ),
     ("imports nothing there is", "import a_module_that_is_not_there", "ModuleNotFoundError"),
     ("kills the judge at import", "import os; os.kill(os.getppid(), 15)", "Operation not permitted"),
 ]
@@ -144,7 +148,8 @@ def mistaken(number: int, right: str, wrong: str) -> str:
 
 def in_call(number: int, code: str) -> str:
     name = TARGETS[number][1]
-    return f"{solution(number)}\n\nthe_right_one = {name}\n\n\ndef {name}(dy, saved):\n    {code}\n    return the_right_one(dy, saved)\n"
+    wrapped = f"def {name}(dy, saved):\n    {code}\n    return the_right_one(dy, saved)\n"
+    return f"{solution(number)}\n\nthe_right_one = {name}\n\n\n{wrapped}"
 
 
 def submissions() -> list[Handed]:
@@ -173,7 +178,7 @@ def _all() -> Iterator[Handed]:
         yield Handed(f"mistake {line}", number, mistaken(number, right, line), WRONG, says)
     deletes = "import os, shutil; shutil.rmtree(os.path.dirname(os.path.abspath(__file__)), ignore_errors=True)"
     yield Handed("right, deletes its folder", 1, f"{solution(1)}\n{deletes}\n", PASSED)
-    yield Handed("deletes its folder and dies", 1, in_call(1, f"{deletes}; os._exit(3)"), FAILED, "status 3")
+    yield Handed("deletes its folder and dies", 1, in_call(1, f"{deletes}; os._exit(3)"), FAILED)
 
 
 def write(handed: list[Handed], folder: Path) -> dict[str, Handed]:

@@ -86,7 +86,9 @@ def test_notebooks_are_never_overwritten_and_nbgrader_grades_their_check(tmp_pat
     assert write_notebooks(tmp_path) == []
     cells = json.loads((tmp_path / "e02_activation.ipynb").read_text(encoding="utf-8"))["cells"]
     graded = [cell["metadata"]["nbgrader"] for cell in cells if "nbgrader" in cell["metadata"]]
-    assert [(one["grade"], one["locked"], one["solution"], one["points"]) for one in graded] == [(True, True, False, 1.0)]
+    assert [(one["grade"], one["locked"], one["solution"], one["points"]) for one in graded] == [
+        (True, True, False, 1.0)
+    ]
 
 
 def functions(code: str) -> dict[str, Any]:

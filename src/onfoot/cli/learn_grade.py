@@ -160,11 +160,15 @@ def _show(book: Gradebook) -> None:
     from onfoot.cli.console import Sheet, show_sheet
     from onfoot.learn.grade_report import explain_signs, sheet_rows, what
 
+    def label(result: Result) -> str:
+        return f"{result.number} {result.exercise}"
+
+    lines: list[tuple[str, ...]]
     columns, rows = sheet_rows(book)
     show_sheet(Sheet("Grades", columns, rows, [explain_signs(book.results)]))
     wrong = [result for result in book.results if result.status not in ("passed", "missing", "unsolved")]
     if wrong:
-        lines = [(result.student, f"{result.number} {result.exercise}", what(result)) for result in wrong[:SHOWN]]
+        lines = [(result.student, label(result), what(result)) for result in wrong[:SHOWN]]
         more = [f"{len(wrong) - SHOWN} more; --html writes them all"] if len(wrong) > SHOWN else []
         show_sheet(Sheet("What was found", ["student", "exercise", "verdict"], lines, more))
     frequent = [one for one in book.frequent() if len(one[2]) > 1]
@@ -173,7 +177,7 @@ def _show(book: Gradebook) -> None:
         show_sheet(Sheet("The most frequent mistakes", [">students", "exercise", "mistake"], lines))
     noted = [result for result in book.results if result.notes]
     if noted:
-        lines = [(result.student, f"{result.number} {result.exercise}", "; ".join(result.notes)) for result in noted]
+        lines = [(result.student, label(result), "; ".join(result.notes)) for result in noted]
         show_sheet(Sheet("Notes", ["student", "exercise", "note"], lines[:SHOWN]))
 
 

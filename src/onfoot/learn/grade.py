@@ -61,7 +61,9 @@ class Result:
     def gradients(self) -> dict[str, str]:
         """The mark of each gradient, of all functions."""
         return {
-            f"{part['function']}.{name}": mark for part in self.parts for name, mark in part.get("gradients", {}).items()
+            f"{part['function']}.{name}": mark
+            for part in self.parts
+            for name, mark in part.get("gradients", {}).items()
         }
 
     @property

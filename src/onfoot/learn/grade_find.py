@@ -133,7 +133,8 @@ def _zip_files(archive: zipfile.ZipFile, submission: Submission) -> Iterator[tup
 
 
 def _visible(parts: tuple[str, ...]) -> bool:
-    return not any(part.startswith((".", "__MACOSX", "__pycache__")) for part in parts)
+    hidden = (".", "__MACOSX", "__pycache__")
+    return not any(part.startswith(hidden) and part != ".." for part in parts)
 
 
 def _add(submission: Submission, files: Iterator[tuple[str, int, bytes]]) -> None:

@@ -47,7 +47,9 @@ def feedback(result: Result) -> str:
 def otter_test(exercise: Exercise, points: float = 1.0) -> str:
     """A test file of Otter, in the format of doctests, for a notebook of the exercise."""
     functions = ", ".join(part.function for part in exercise.parts)
-    call = f"onfoot.learn.assert_solved({exercise.name!r}, {functions}, quiet=True)"  # a doctest compares what is printed
+    call = (
+        f"onfoot.learn.assert_solved({exercise.name!r}, {functions}, quiet=True)"  # a doctest compares what is printed
+    )
     case = {"code": f">>> import onfoot.learn\n>>> {call}\n", "hidden": False, "locked": False}
     suite = {"cases": [case], "scored": True, "setup": "", "teardown": "", "type": "doctest"}
     test = {"name": exercise.stem, "points": points, "suites": [suite]}

@@ -50,9 +50,8 @@ def _table(book: Gradebook) -> str:
         rows.append(f'<tr><td><a href="#s{i}">{_text(student)}</a></td>{cells}<td class="n">{total}</td></tr>\n')
     solved = "".join(f"<td>{_solved(book, one)}</td>" for one in book.exercises)
     foot = f"<tr><th>solved</th>{solved}<td></td></tr>"
-    return (
-        f'<div class="scroll"><table><tr><th>student</th>{head}<th>points</th></tr>\n{"".join(rows)}{foot}</table></div>\n'
-    )
+    first = f"<tr><th>student</th>{head}<th>points</th></tr>"
+    return f'<div class="scroll"><table>{first}\n{"".join(rows)}{foot}</table></div>\n'
 
 
 def _cell(result: Result) -> str:
@@ -70,8 +69,8 @@ def _solved(book: Gradebook, exercise: Exercise) -> str:
 
 def _frequent(book: Gradebook) -> str:
     rows = "".join(
-        f'<tr><td class="n">{len(students)}</td><td>{exercise.number} {_text(exercise.name)}</td><td>{_text(mistake)}</td>'
-        f'<td class="note">{_text(", ".join(students))}</td></tr>\n'
+        f'<tr><td class="n">{len(students)}</td><td>{exercise.number} {_text(exercise.name)}</td>'
+        f'<td>{_text(mistake)}</td><td class="note">{_text(", ".join(students))}</td></tr>\n'
         for exercise, mistake, students in book.frequent()
     )
     if not rows:
@@ -93,8 +92,8 @@ def _result(book: Gradebook, result: Result) -> str:
     points = f"{book.points.of(result):g} of {book.points.most(result.exercise):g}"
     word = WORDS.get(result.status, result.status)
     lines = [
-        f'<h3>{result.number} {_text(result.exercise)} · <span class="{_class(result)}">{sign(result)} {_text(word)}</span>'
-        f' <span class="note">{points}</span></h3>\n'
+        f"<h3>{result.number} {_text(result.exercise)} · "
+        f'<span class="{_class(result)}">{sign(result)} {_text(word)}</span> <span class="note">{points}</span></h3>\n'
     ]
     if result.message:
         lines.append(f"<p>{_text(result.message)}</p>\n")

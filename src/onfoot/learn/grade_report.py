@@ -129,7 +129,12 @@ class Gradebook:
         """Everything, for programs."""
         return {
             "exercises": [
-                {"number": one.number, "name": one.name, "points": self.points.most(one.name), "status": self.counts(one)}
+                {
+                    "number": one.number,
+                    "name": one.name,
+                    "points": self.points.most(one.name),
+                    "status": self.counts(one),
+                }
                 for one in self.exercises
             ],
             "students": [

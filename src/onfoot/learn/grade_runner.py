@@ -238,5 +238,3 @@ def parents() -> list[tuple[int, str]]:
         with contextlib.suppress(OSError, IndexError):
             found.append((int(stat.parent.name), stat.read_text(errors="replace").rpartition(")")[2].split()[1]))
     return found
-
-

@@ -1,8 +1,8 @@
-"""Filters of the Linux kernel that a process puts on itself before it runs a submission; they cannot be taken off again.
+"""Filters of the Linux kernel that a process puts on itself before it runs a submission, and cannot take off again.
 
-`forbid_calls` (seccomp) refuses new processes, signals to others, sockets and changes of limits. `forbid_files` (Landlock)
-allows writing in one folder and reading in a few. Both return whether they hold: a kernel may be too old for them, and
-other systems have neither. No privileges are needed.
+`forbid_calls` (seccomp) refuses new processes, signals to others, sockets and changes of limits. `forbid_files`
+(Landlock) allows writing in one folder and reading in a few. Both return whether they hold: a kernel may be too old for
+them, and other systems have neither. No privileges are needed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 
 from onfoot.arrays import to_numpy
 from onfoot.check.case_sizes import ANY, first_case
-from onfoot.check.isolated import TIMEOUT, DiedError, RaisedError
+from onfoot.check.isolated import TIMEOUT, DiedError, IsolatedFunction, RaisedError
 from onfoot.check.known import check_layer
 from onfoot.check.layer import Case
 from onfoot.check.report import LayerReport
@@ -131,7 +131,7 @@ def judge_part(path: Path, part: Part, timeout: float = TIMEOUT, start: Start | 
     return from_report(part, report)
 
 
-def changed_forward(function: IsolatedExercise, part: Part, case: Case) -> str:
+def changed_forward(function: IsolatedFunction, part: Part, case: Case) -> str:
     """What is wrong with the given forward pass, or ""."""
     expected = ADAPTERS[part.adapter].expected
     if expected is None:
@@ -152,7 +152,7 @@ def changed_forward(function: IsolatedExercise, part: Part, case: Case) -> str:
     return ""
 
 
-def returns_nothing(function: IsolatedExercise, case: Case) -> bool:
+def returns_nothing(function: IsolatedFunction, case: Case) -> bool:
     """Whether every gradient is None: nothing has been written yet."""
     try:
         found = function.run(case.inputs, {}, "numpy")

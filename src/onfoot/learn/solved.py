@@ -55,7 +55,9 @@ def judge_here(module: Any, part: Part) -> PartVerdict:
         return adapter.backward(module, *arguments)
 
     try:
-        report = check_layer(part.layer, function, arrays="numpy", strict=part.strict, name=part.function, **part.options)
+        report = check_layer(
+            part.layer, function, arrays="numpy", strict=part.strict, name=part.function, **part.options
+        )
     except AttributeError as error:
         raise ValueError(f"{error}; run the cell with the whole exercise first") from None
     verdict = from_report(part, report)

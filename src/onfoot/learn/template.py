@@ -137,5 +137,5 @@ def next_steps(name: str, number: int | None = None) -> str:
     stem = stem_of(name, number)
     return (
         f"Change the forward pass, then the solution, until this passes: python check_{stem}.py solutions/{stem}.py\n"
-        f"Students get {stem}.py, {stem}.md and check_{stem}.py. docs/teaching.md says how it becomes part of the course."
+        f"Students get {stem}.py, {stem}.md and check_{stem}.py. How it becomes part of the course: docs/teaching.md"
     )
