@@ -55,15 +55,12 @@ def make(
     ] = False,
 ) -> None:
     """Make a folder of exercises, or update it. Your own files are never overwritten."""
+    if notebooks or nbgrader:
+        learn_grade.write_notebooks(folder, with_solutions, nbgrader)
+        return
     from onfoot.cli import console
     from onfoot.learn.folder import make_folder, write_solutions
 
-    if notebooks or nbgrader:
-        from onfoot.learn.notebooks import write_notebooks
-
-        names = write_notebooks(folder, with_solutions, nbgrader)
-        console.show_text(f"wrote {len(names)} notebooks to {folder}")
-        return
     if with_solutions:
         names = write_solutions(folder)
         console.show_text(f"wrote {len(names)} solutions to {folder}")

@@ -128,6 +128,16 @@ def new(
     console.show_text(next_steps(name, number))
 
 
+def write_notebooks(folder: Path | None, solved: bool, nbgrader: bool) -> None:
+    """`onfoot learn --notebooks`."""
+    from onfoot.cli import console
+    from onfoot.learn import notebooks
+
+    folder = folder or Path("onfoot-notebooks")
+    names = notebooks.write_notebooks(folder, solved, nbgrader)
+    console.show_text(f"wrote {len(names)} notebooks to {folder}")
+
+
 def otter(
     folder: Annotated[Path, typer.Argument(help="Folder that the tests are written to.")] = Path("tests"),
     points: Annotated[Path | None, typer.Option("--points", help="JSON file with points, as for grade.")] = None,

@@ -19,6 +19,7 @@ from onfoot.learn.adapters import ADAPTERS
 from onfoot.learn.course import Exercise, Part
 from onfoot.learn.isolated import IsolatedExercise
 
+Start = Callable[[Path, str], IsolatedExercise]  # (file, adapter) -> the function in its process
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -74,11 +75,8 @@ class Verdict:
         }
 
 
-Start = Callable[[Path, str], IsolatedExercise]  # (file, adapter) -> the function in its process
-
-
 def judge(folder: Path, exercise: Exercise, timeout: float = TIMEOUT, start: Start | None = None) -> Verdict:
-    """Judges the file of an exercise in a folder. Each function runs in a process of its own, made by `start`."""
+    """Judges the file of an exercise in a folder. Each function runs in a process of its own."""
     path = folder / exercise.file
     problem = unreadable(path)
     if problem is not None:
