@@ -29,10 +29,10 @@ def send(stream: IO[bytes], header: dict[str, Any], arrays: Arrays) -> None:
     stream.flush()
 
 
-def receive(stream: IO[bytes]) -> tuple[dict[str, Any], Arrays]:
+def receive(stream: IO[bytes], longest: int = LONGEST) -> tuple[dict[str, Any], Arrays]:
     """Reads one message; raises EOFError at the end of the stream, or if what arrives is not a message."""
     n_text, n_blob = struct.unpack(">QQ", _exactly(stream, 16))
-    if n_text > LONGEST or n_blob > LONGEST:
+    if n_text > longest or n_blob > longest:
         raise EOFError("not a message")
     text, blob = _exactly(stream, n_text), io.BytesIO(_exactly(stream, n_blob))
     arrays = []

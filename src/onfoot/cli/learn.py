@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from onfoot.cli import learn_grade
+
 if TYPE_CHECKING:
     from onfoot.learn.course import Exercise
     from onfoot.learn.judge import Verdict
@@ -51,8 +53,17 @@ def make(
         bool,
         typer.Option("--with-solutions", help="For teachers: write the solutions to FOLDER instead of the exercises."),
     ] = False,
+    notebooks: Annotated[
+        bool, typer.Option("--notebooks", help="Write the exercises as notebooks; with --with-solutions, solved.")
+    ] = False,
+    nbgrader: Annotated[
+        bool, typer.Option("--nbgrader", help="For teachers: notebooks whose check is a cell that nbgrader grades.")
+    ] = False,
 ) -> None:
     """Make a folder of exercises, or update it. Your own files are never overwritten."""
+    if notebooks or nbgrader:
+        learn_grade.write_notebooks(folder, with_solutions, nbgrader)
+        return
     from onfoot.cli import console
     from onfoot.learn.folder import default_folder, make_folder, write_solutions
 
@@ -211,3 +222,6 @@ def _coloured(text: str) -> Any:
     out.highlight_regex(r"(?m)^\s+▸.*$", "bold")
     out.highlight_regex(r"\A.*", "bold cyan")
     return out
+
+
+learn_grade.register(app)

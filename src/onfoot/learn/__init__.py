@@ -10,5 +10,18 @@ them, `adapters.py` says how a learner's function is called, `judge.py` judges i
 from onfoot.learn.course import EXERCISES, Exercise, Part, get_exercise
 from onfoot.learn.folder import make_folder, write_solutions
 from onfoot.learn.judge import Verdict, judge
+from onfoot.learn.notebook_import import import_notebooks
+from onfoot.learn.solved import assert_solved
 
-__all__ = ["EXERCISES", "Exercise", "Part", "Verdict", "get_exercise", "judge", "make_folder", "write_solutions"]
+__all__ = [
+    "EXERCISES",
+    "Exercise",
+    "Part",
+    "Verdict",
+    "assert_solved",
+    "get_exercise",
+    "import_notebooks",
+    "judge",
+    "make_folder",
+    "write_solutions",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from onfoot.learn.adapters import ADAPTERS
 from onfoot.learn.course import Exercise, Part
 from onfoot.learn.isolated import IsolatedExercise
 
+Start = Callable[[Path, str], IsolatedExercise]  # (file, adapter) -> the function in its process
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -74,7 +75,7 @@ class Verdict:
         }
 
 
-def judge(folder: Path, exercise: Exercise, timeout: float = TIMEOUT) -> Verdict:
+def judge(folder: Path, exercise: Exercise, timeout: float = TIMEOUT, start: Start | None = None) -> Verdict:
     """Judges the file of an exercise in a folder. Each function runs in a process of its own."""
     if not timeout > 0:
         raise ValueError(f"timeout must be > 0 seconds, got {timeout:g}")
@@ -85,7 +86,7 @@ def judge(folder: Path, exercise: Exercise, timeout: float = TIMEOUT) -> Verdict
     parts = []
     for part in exercise.parts:
         try:
-            parts.append(judge_part(path, part, timeout))
+            parts.append(judge_part(path, part, timeout, start))
         except ValueError as error:  # the file cannot be imported
             return Verdict(exercise, "import", str(error))
     return Verdict(exercise, overall([part.status for part in parts]), parts=parts)
@@ -115,11 +116,11 @@ def unreadable(path: Path) -> tuple[str, str] | None:
     return None
 
 
-def judge_part(path: Path, part: Part, timeout: float = TIMEOUT) -> PartVerdict:
+def judge_part(path: Path, part: Part, timeout: float = TIMEOUT, start: Start | None = None) -> PartVerdict:
     """Judges one function; raises a ValueError if its file cannot be imported."""
     layer, options = part.layer, part.layer.with_options(part.options)
     case = first_case(layer, 0, options, ANY)
-    with IsolatedExercise(path, part.adapter, timeout) as function:
+    with start(path, part.adapter) if start else IsolatedExercise(path, part.adapter, timeout) as function:
         changed = changed_forward(function, part, case)
         if changed:
             return PartVerdict(part, "changed", dict.fromkeys(layer.gradients, "not judged"), [changed])
