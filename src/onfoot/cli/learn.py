@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onfoot.cli import learn_grade
+from onfoot.cli import learn_grade, learn_train
 
 if TYPE_CHECKING:
     from onfoot.learn.course import Exercise
@@ -224,4 +224,5 @@ def _coloured(text: str) -> Any:
     return out
 
 
+app.command("train")(learn_train.train)
 learn_grade.register(app)

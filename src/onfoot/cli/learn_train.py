@@ -9,8 +9,6 @@ import typer
 
 from onfoot.cli.options import Threads
 
-FOLDERS = (Path("."), Path("onfoot-learn"))
-
 
 def train(
     folder: Annotated[
@@ -42,22 +40,11 @@ def train(
     """
     from onfoot.cli.console import show_text
     from onfoot.learn import train as runs
+    from onfoot.learn.folder import find_folder
 
     options = runs.options_for(steps, seed, quiet=quiet)
-    where = find(folder)
+    where = find_folder(folder)
     if compare or wrong is not None:
         runs.compare(where, options, show_text, wrong, out)
     else:
         runs.train(where, options, show_text, out)
-
-
-def find(folder: Path | None) -> Path:
-    """The folder of exercises: the given one, the current one, or onfoot-learn in it."""
-    if folder is not None:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder; make one with: onfoot learn {folder}")
-        return folder
-    for one in FOLDERS:
-        if any(one.glob("e[0-9][0-9]_*.py")):
-            return one
-    raise ValueError("there are no exercises here; make them with: onfoot learn, or give their folder with --folder")

@@ -23,8 +23,8 @@ from onfoot.data.preference_source import PreferenceSource
 from onfoot.formats.run_folder import checkpoint_folder, read_state
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.automatic import settle
 from onfoot.own_engine import OwnEngine
+from onfoot.train.automatic import settle
 from onfoot.train.averaging import WeightAverage
 from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
 from onfoot.train.callbacks import (
