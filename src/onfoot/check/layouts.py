@@ -40,7 +40,7 @@ def axes_of(layer: Layer, options: Mapping[str, Any]) -> Axes:
         return [tuple(np.shape(x)) for x in case.inputs]
 
     if not layer.sizes:
-        return {name: () for name in layer.arguments}
+        return dict.fromkeys(layer.arguments, ())
     base = shapes(BASE)
     found = [[""] * len(shape) for shape in base]
     for size in layer.sizes:

@@ -1,7 +1,7 @@
 """float16 and bfloat16: what they round to, and how far a correct implementation in them may be off.
 
-In so few bits, an estimate from small perturbations is too coarse alone. So the formula is also run with the inputs of every
-step rounded to the dtype, which shows what rounding, overflow and underflow do in this very case.
+In so few bits, an estimate from small perturbations is too coarse alone. So the formula is also run with the inputs of
+every step rounded to the dtype, which shows what rounding, overflow and underflow do in this very case.
 """
 
 from __future__ import annotations

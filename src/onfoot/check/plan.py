@@ -1,8 +1,8 @@
 """Chooses how an object is called: its form, the kind of arrays, their layout and the order of what it returns.
 
-One small case with distinct sizes decides. What the contract says comes first. Another layout is taken only if the call in
-the contract's raises, or returns no right gradient and wrong shapes. The one exception is tokens before heads, which has the
-same shapes: it is taken if nothing is right in the contract's layout and more is right in this one.
+One small case with distinct sizes decides. What the contract says comes first. Another layout is taken only if the call
+in the contract's raises, or returns no right gradient and wrong shapes. The one exception is tokens before heads, which
+has the same shapes: it is taken if nothing is right in the contract's layout and more is right in this one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Trial:
 
     @property
     def failure(self) -> int:
-        """How little its failure tells: an error in the user's code first, then a wrong form, then a wrong kind of array."""
+        """How little its failure tells: 0 for an error in the user's code, 1 for a wrong form, 2 for a wrong array."""
         first = next((p for p in self.answer.problems if p.kind in ("raises", "form")), None)
         if first is None or self.answer.died:
             return 0
@@ -130,9 +130,9 @@ class Chooser:
             return best
         others: list[Trial] = []
         try:
-            for other in layouts(self.layer, self.case, self.options):
-                if not best.shaped or other.name == "bthd" or self._may_hint(best):
-                    others += self._others(forms, arrays, other, natural)
+            for lying in layouts(self.layer, self.case, self.options):
+                if not best.shaped or lying.name == "bthd":
+                    others += self._others(forms, arrays, lying, natural)
                 if any(trial.answer.died or trial.all_right for trial in others):
                     break
         except (KeyError, ValueError):  # a layer whose axes cannot be found
@@ -146,9 +146,6 @@ class Chooser:
         if other.all_right:
             self.hint = other.plan.layout.option
         return best
-
-    def _may_hint(self, best: Trial) -> bool:
-        return best.runs and not best.shaped
 
     def _better(self, other: Trial, natural: Trial) -> bool:
         if not natural.runs:

@@ -36,7 +36,7 @@ def _forms(held: Any, expected: Expected) -> list[Form]:
     if isinstance(held, (tuple, list)):
         if len(held) != 2 or not all(callable(one) for one in held):
             raise FormError(f"a pair must be (forward, backward), two functions, got {held!r}")
-        return [pair(*held, expected)]
+        return [pair(held[0], held[1], expected)]
     if isinstance(held, ModuleType):
         return _in_file(held, expected)
     if is_autograd_function(held):
@@ -57,8 +57,8 @@ def _forms(held: Any, expected: Expected) -> list[Form]:
 def _of_function(function: Any, expected: Expected) -> list[Form]:
     names = required(parameters_of(function) or {})
     if is_custom_vjp(function):
-        found = differentiable(function, expected)
-        return [] if found is None else [found]
+        alone = differentiable(function, expected)
+        return [] if alone is None else [alone]
     if needs_saved(names):
         forward = forward_beside(function)
         if forward is None:
@@ -88,7 +88,7 @@ def _in_file(module: ModuleType, expected: Expected) -> list[Form]:
             return _forms(getattr(module, name), expected)
     defined = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
     raise FormError(
-        f"{module.__name__} has neither {expected.layer}_forward and {expected.layer}_backward nor one of them; it defines "
+        f"{module.__name__} has no {expected.layer}_backward, with or without {expected.layer}_forward; it defines "
         + (", ".join(defined) or "no function")
     )
 

@@ -27,7 +27,7 @@ class AutogradFunction(Differentiable):
         if form is None:
             names = ", ".join(parameters_of(forward) or ())
             raise FormError(
-                f"{held.__name__}.forward takes ({names}); which of them are the layer's ({', '.join(expected.inputs)})?"
+                f"{held.__name__}.forward takes ({names}); which of them are the layer's {', '.join(expected.inputs)}?"
             )
         super().__init__(forward, expected, form.call, "a torch.autograd.Function")
         self.kinds = ("torch",)

@@ -90,6 +90,6 @@ def _only_size(needed: list[str], kind: type, name: str, inputs: Mapping[str, An
         if first is not None:
             return first.shape[-1]
     raise FormError(
-        f"{kind.__name__}({', '.join(needed)}): what is {name}? Its name says neither an input nor a size of the layer; "
+        f"{kind.__name__}({', '.join(needed)}): {name} is neither an input nor a size of the layer by its name; "
         "construct an instance yourself"
     )

@@ -37,8 +37,8 @@ class Differentiable(Form):
         y = self.output(inputs, options)
         if not has_vjp(y):
             raise FormError(
-                "it takes no upstream gradient, and its result on NumPy arrays cannot be differentiated; tried PyTorch's "
-                "autograd, jax.vjp and (y, vjp_fn)"
+                "it takes no upstream gradient, and its result on NumPy arrays cannot be differentiated; tried "
+                "PyTorch's autograd, jax.vjp and (y, vjp_fn)"
             )
         self._say("a function that returns (y, vjp_fn)")
         return self._named(y[1](upstream))

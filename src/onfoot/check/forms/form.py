@@ -118,7 +118,7 @@ def precision(dtype: str, arrays: str) -> contextlib.AbstractContextManager[Any]
 
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
-    from jax.experimental import enable_x64
+    from jax.experimental import enable_x64  # type: ignore[attr-defined]
 
     return enable_x64()
 

@@ -54,7 +54,7 @@ class LayerClass(Form):
             self.own_sizes = {"width": widths} if widths else None
 
     def gradients(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any], arrays: str) -> Any:
-        how, taken = self.name, []
+        how, taken = self.name, list[str]()
         if self.is_class:
             layer, how, taken = construct(self.held, self.expected, inputs, options)
         else:
@@ -181,7 +181,7 @@ def _holds_array(value: Any) -> bool:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    held = value if is_array(value) else getattr(value, "data", None)
+    held: Any = value if is_array(value) else getattr(value, "data", None)
     return tuple((held if is_array(held) else value.value).shape)
 
 

@@ -1,4 +1,4 @@
-"""An nn.Module, as a class or an instance: its parameters are set from the layer's inputs, by name and then by shape."""
+"""An nn.Module, as a class or an instance: its parameters are the layer's inputs, by name and then by shape."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _places(module: Any, inputs: Mapping[str, Any], name: str) -> Places:
 
 
 def _transposed(module: Any, name: str, parameter: Any, x: Any) -> bool | None:
-    """Whether the parameter is the transpose of the input: always in nn.Linear; else as the shapes say; None if neither."""
+    """Whether the parameter is the transpose of the input: always in nn.Linear, else as the shapes say; or None."""
     import torch
 
     owner = module.get_submodule(name.rpartition(".")[0])

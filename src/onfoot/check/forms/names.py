@@ -1,7 +1,7 @@
 """What the names in people's code mean: arguments, gradients, sizes and options of a layer.
 
-Names are compared without case and underscores: `dY`, `grad_output` and `g` may all be the upstream gradient, `W`, `gamma`
-and `ln.weight` a weight. A name that may mean several arguments gets the one that no other name claims.
+Names are compared without case and underscores: `dY`, `grad_output` and `g` may all be the upstream gradient, `W` and
+`gamma` a weight. A name that may mean several arguments gets the one that no other name claims.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 UPSTREAM = "dout"
-UPSTREAM_NAMES = frozenset(
-    "dout gradoutput gradout gradoutputs dy grady gy dl dldy dldout dlossdy dlossdout upstream upstreamgrad dupstream "
-    "gradupstream do doutput outputgrad outgrad goutput gout dloss cotangent ct ybar outbar topgrad topdiff dnext "
-    "gradient grad grads gradin g delta error err dz dh dlout dlogits douts dvalues dres dresult dvalue".split()
-)
-WEAK_UPSTREAM = frozenset("g delta error err dlogits dvalue dvalues grad grads gradient".split())
-SAVED_NAMES = frozenset(
-    "saved cache ctx context residuals residual res state saves store stored tape memory intermediates activations acts "
-    "savedtensors forwardcache fwdcache tocache aux".split()
-)
-OUTPUT_NAMES = frozenset("out o y output outputs yhat result attnout".split())
+_UPSTREAM = """dout gradoutput gradout gradoutputs dy grady gy dl dldy dldout dlossdy dlossdout upstream upstreamgrad
+    dupstream gradupstream do doutput outputgrad outgrad goutput gout dloss cotangent ct ybar outbar topgrad topdiff
+    dnext gradient grad grads gradin g delta error err dz dh dlout dlogits douts dvalues dres dresult dvalue"""
+_WEAK = "g delta error err dlogits dvalue dvalues grad grads gradient"
+_SAVED = """saved cache ctx context residuals residual res state saves store stored tape memory intermediates
+    activations acts savedtensors forwardcache fwdcache tocache aux"""
+_OUTPUT = "out o y output outputs yhat result attnout"
+UPSTREAM_NAMES, WEAK_UPSTREAM = frozenset(_UPSTREAM.split()), frozenset(_WEAK.split())
+SAVED_NAMES, OUTPUT_NAMES = frozenset(_SAVED.split()), frozenset(_OUTPUT.split())
 
 _INPUT = "x input inputs inp hiddenstates hidden h data src features tensor xs"
 SYNONYMS: dict[str, str] = {
     "x": f"{_INPUT} a q",
     "a": f"{_INPUT} a",
-    "weight": "weight weights w gamma scale kernel table emb embedding embeddings embed e wte wt g matrix w0 lnweight theta",
+    "weight": "weight weights w gamma scale kernel table emb embedding embeddings embed e wte wt g matrix w0",
     "bias": "bias b beta shift offset biases",
     "q": "q query queries",
     "k": "k key keys",

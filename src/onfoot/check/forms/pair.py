@@ -53,7 +53,7 @@ class Pair(Form):
         return self._named(self.backward(*self._arguments(inputs, upstream, returned)))
 
     def _arguments(self, inputs: Mapping[str, Any], upstream: Any, returned: Any) -> list[Any]:
-        """The arguments of the backward pass: the upstream gradient, inputs by name, and what the forward pass saved."""
+        """The arguments of the backward pass: upstream gradient, inputs by name, and what the forward pass saved."""
         y, *saved = returned
         if len(self.names) == 2:
             first = means_upstream(self.names[0]) or not means_upstream(self.names[1])

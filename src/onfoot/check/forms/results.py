@@ -81,7 +81,7 @@ def from_object(layer: Any, expected: Expected, wanted: Iterable[str], arrays: M
         gradient = expected.gradient_of(argument)
         held = getattr(layer, name, None)
         if gradient in wanted and gradient not in found and is_array(getattr(held, "grad", None)):
-            found[gradient] = held.grad  # type: ignore[union-attr, index]
+            found[gradient] = held.grad  # type: ignore[union-attr]
     return found
 
 
