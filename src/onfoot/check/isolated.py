@@ -230,6 +230,7 @@ class RemoteForm:
         self.takes_upstream: bool = described["takes_upstream"]
         self.own_sizes: dict[str, Any] | None = described["own_sizes"]
         self.kinds: tuple[str, ...] = tuple(described["kinds"])
+        self.loaded: tuple[str, ...] = tuple(described["loaded"])
 
     def run(
         self, given: Sequence[Any], options: Mapping[str, Any], arrays: str, dtype: str = "", frozen: bool = False

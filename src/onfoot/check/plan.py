@@ -117,16 +117,26 @@ class Chooser:
         self.layer, self.options, self.case, self.dtype = layer, options, case, dtype
         self.right = layer.reference(*case.inputs, **options)
         self.given = rounded_case(case, dtype)
+        self.late = False  # whether packages that are not imported yet are tried
         self.hint = ""  # the layout in which everything would be right
 
     def choose(self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str) -> Trial:
-        """The trial of the best plan."""
+        """The trial of the best plan; packages that the object's file has not imported are tried last."""
+        found = self._choose(forms, arrays, layout)
+        if found is not None and (found.runs or found.answer.died):
+            return found
+        self.late = True
+        again = self._choose(forms, arrays, layout)
+        assert again is not None
+        return again
+
+    def _choose(self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str) -> Trial | None:
         if layout != "auto":
             wanted = named_layout(layout, self.layer, self.case, self.options)
             return _best(list(self._trials(forms, arrays, wanted)))
         natural = list(self._trials(forms, arrays, contract(self.layer)))
         best = _best(natural)
-        if best.answer.died or best.all_right:
+        if best is None or best.answer.died or best.all_right:
             return best
         others: list[Trial] = []
         try:
@@ -140,7 +150,7 @@ class Chooser:
         usable = [trial for trial in others if trial.shaped]
         if not usable:
             return best
-        other = max(usable, key=lambda trial: (trial.n_right, trial.likeness))
+        other = max(usable, key=lambda trial: (trial.n_right, round(trial.likeness, 2)))  # of equal ones, the first
         if self._better(other, best):
             return other
         if other.all_right:
@@ -169,6 +179,8 @@ class Chooser:
         """Every form with the first kind of arrays with which it does not raise, else with all of them."""
         for form in forms:
             for kind in kinds_of(form, arrays, self.dtype):
+                if arrays == "auto" and kind not in form.loaded and not self.late:
+                    continue
                 trial = self.trial(Plan(form, kind, layout))
                 yield trial
                 if trial.answer.died or trial.all_right:
@@ -209,8 +221,10 @@ class Chooser:
         return [shapes.get(argument_of(layer, name), ()) for name in layer.gradients]
 
 
-def _best(trials: Sequence[Trial]) -> Trial:
+def _best(trials: Sequence[Trial]) -> Trial | None:
     """The first trial that is right, else in the right shapes, else one that runs, else the most telling failure."""
+    if not trials:
+        return None
     for good in (lambda t: t.answer.died, lambda t: t.all_right, lambda t: t.shaped and t.n_right, lambda t: t.shaped):
         found = next((trial for trial in trials if good(trial)), None)
         if found is not None:

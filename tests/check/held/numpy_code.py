@@ -268,7 +268,11 @@ def attention_bthd(q, k, v, dout, causal=True, factor=1.0):
     p /= p.sum(-1, keepdims=True)
     dp = np.einsum("bihd,bjhd->bhij", dout, v)
     ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1]) * factor
-    return np.einsum("bhij,bjhd->bihd", ds, k), np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout)
+    return (
+        np.einsum("bhij,bjhd->bihd", ds, k),
+        np.einsum("bhij,bihd->bjhd", ds, q),
+        np.einsum("bhij,bihd->bjhd", p, dout),
+    )
 
 
 def attention_bthd_wrong(q, k, v, dout, causal=True):

@@ -58,10 +58,10 @@ def construct(
                 given[name], said = inputs[array], [*said, name]
                 taken.append(array)
             elif size is not None and (name in needed or size_fits(p)):
-                given[name], said = size, [*said, f"{name}={size}"]
+                given[name], said = size, [*said, name]
             elif name in needed:
                 given[name] = _only_size(needed, kind, name, inputs)
-                said.append(f"{name}={given[name]}")
+                said.append(name)
         elif (array := _array_named(name, expected, taken)) is not None and p.default is None:
             given[name], said = inputs[array], [*said, name]
             taken.append(array)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onfoot.arrays import is_torch
+from onfoot.check.forms.compiled import Compiled, uses_jax
 from onfoot.check.forms.form import Expected, Form, FormError
 from onfoot.check.forms.function import Call, parameters_of, required, takes_any
 from onfoot.check.forms.results import named
@@ -17,6 +18,10 @@ class Differentiable(Form):
     def __init__(self, function: Callable[..., Any], expected: Expected, call: Call | None, what: str = "") -> None:
         super().__init__(expected)
         self.function, self.call, self.what = function, call, what
+        self.compiled: Compiled | None = None
+        self.own_vjp = False
+        if uses_jax(function):
+            self.kinds = ("jax", "numpy")
         self._say("a forward pass")
 
     def _say(self, how: str) -> None:
@@ -62,6 +67,14 @@ class Differentiable(Form):
         return found
 
     def _by_vjp(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any]) -> Any:
+        if self.compiled is None:
+            self.compiled = Compiled(lambda inputs, upstream: self._pulled(dict(inputs), upstream, options))
+        found = self.compiled(inputs, upstream)
+        custom = "a JAX custom_vjp function" if is_custom_vjp(self.function) else "a forward pass"
+        self._say("a function that returns (y, vjp_fn)" if self.own_vjp else f"{custom}, differentiated by jax.vjp")
+        return found
+
+    def _pulled(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any]) -> Any:
         import jax
         import jax.numpy as jnp
 
@@ -72,16 +85,16 @@ class Differentiable(Form):
 
         def forward(*values: Any) -> Any:
             y = self.output({**inputs, **dict(zip(names, values, strict=True))}, options)
-            if has_vjp(y):
-                return y[0]
             return chosen_output(y, jnp.shape(upstream))
 
+        own = self.output(inputs, options)
+        self.own_vjp = has_vjp(own)
+        if self.own_vjp:
+            return self._named(own[1](upstream))
         y, pull = jax.vjp(forward, *(inputs[n] for n in names))
         _same_shape(y.shape, jnp.shape(upstream))
         found = pull(jnp.asarray(upstream, dtype=y.dtype).reshape(y.shape))
-        custom = "a JAX custom_vjp function" if is_custom_vjp(self.function) else "a forward pass"
-        self._say(f"{custom}, differentiated by jax.vjp")
-        return {self.expected.gradient_of(n): g for n, g in zip(names, found, strict=True)}
+        return {str(self.expected.gradient_of(n)): g for n, g in zip(names, found, strict=True)}
 
 
 def is_custom_vjp(function: Any) -> bool:

@@ -79,6 +79,11 @@ class Form:
             upstream = inputs.pop(UPSTREAM, None)
             return self.gradients(inputs, upstream, options, arrays)
 
+    @property
+    def loaded(self) -> list[str]:
+        """The kinds of arrays whose package is imported."""
+        return [kind for kind in self.kinds if kind in sys.modules]
+
     def usable_kinds(self) -> list[str]:
         """The kinds of arrays that can be tried in this process."""
         return [kind for kind in self.kinds if available(kind)]
@@ -89,7 +94,8 @@ class Form:
             "sentence": self.sentence,
             "takes_upstream": self.takes_upstream,
             "own_sizes": self.own_sizes,
-            "kinds": self.usable_kinds(),
+            "kinds": list(self.kinds),
+            "loaded": self.loaded,
         }
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from onfoot.check.forms.compiled import Compiled, uses_jax
 from onfoot.check.forms.form import Expected, Form
 from onfoot.check.forms.names import UPSTREAM, Matching, match, option_named
 from onfoot.check.forms.results import named
@@ -85,12 +86,22 @@ class BackwardFunction(Form):
         self.function, self.call = function, call
         names = call.matching.arguments.values() if call else ()
         self.takes_upstream = UPSTREAM not in expected.arguments or not call or UPSTREAM in names
-        if call and not (call.in_order and all(n == a for n, a in call.matching.arguments.items())):
+        if call and not call.in_order:
             self.sentence = f"arguments by name: {call.matching.sentence}"
         parameters = parameters_of(function) or {}
+        self.compiled: Compiled | None = None
+        if uses_jax(function):
+            self.kinds = ("jax", "numpy")
         self.options = {n: o for n in parameters if (o := option_named(n, expected.options)) is not None}
 
     def gradients(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any], arrays: str) -> Any:
+        if arrays == "jax":
+            if self.compiled is None:
+                self.compiled = Compiled(lambda inputs, upstream: self._called(dict(inputs), upstream, options))
+            return self.compiled(inputs, upstream)
+        return self._called(inputs, upstream, options)
+
+    def _called(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any]) -> Any:
         values = {**inputs, UPSTREAM: upstream} if UPSTREAM in self.expected.arguments else inputs
         if self.call is not None:
             returned = self.call(values, options)

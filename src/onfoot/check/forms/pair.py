@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from onfoot.check.forms.compiled import Compiled, uses_jax
 from onfoot.check.forms.differentiable import has_vjp
 from onfoot.check.forms.form import Expected, Form, FormError
 from onfoot.check.forms.function import Call, backward_function, parameters_of, required
@@ -32,6 +33,9 @@ class Pair(Form):
                 f"the forward pass takes {', '.join(parameters_of(forward) or ())}; which of them are the layer's "
                 f"({', '.join(expected.inputs)})?"
             )
+        self.compiled: Compiled | None = None
+        if uses_jax(backward) or uses_jax(forward):
+            self.kinds = ("jax", "numpy")
         self.names = required(parameters_of(backward) or {})
         listed = ", ".join(self.call.matching.arguments.values())
         by_name = (
@@ -42,6 +46,13 @@ class Pair(Form):
         )
 
     def gradients(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any], arrays: str) -> Any:
+        if arrays == "jax":
+            if self.compiled is None:
+                self.compiled = Compiled(lambda inputs, upstream: self._called(dict(inputs), upstream, options))
+            return self.compiled(inputs, upstream)
+        return self._called(inputs, upstream, options)
+
+    def _called(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any]) -> Any:
         settings = {name: dict(options) for name in self.call.matching.options.values() if name not in options}
         returned = self.call(inputs, {**options, **settings})
         if has_vjp(returned):
