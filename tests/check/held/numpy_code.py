@@ -195,7 +195,7 @@ class LinearOfTheBook:
         return x @ W + b
 
     def backward(self, dout):
-        W, b = self.params  # noqa: N806
+        W, _b = self.params  # noqa: N806
         self.grads[0][...] = np.tensordot(self.x, dout, ([0, 1], [0, 1]))
         self.grads[1][...] = dout.sum((0, 1))
         return dout @ W.T
@@ -284,32 +284,32 @@ def attention_bthd_without_mask(q, k, v, dout):
 
 
 def attention_sequence(q, k, v, dout):
-    heads, tokens, d = q.shape
+    _heads, _tokens, _d = q.shape
     return tuple(g[0].swapaxes(0, 1) for g in attention_bthd(*(x.swapaxes(0, 1)[None] for x in (q, k, v, dout))))
 
 
 def attention_sequence_wrong(q, k, v, dout):
-    heads, tokens, d = q.shape
+    _heads, _tokens, _d = q.shape
     return tuple(g[0].swapaxes(0, 1) for g in attention_bthd_wrong(*(x.swapaxes(0, 1)[None] for x in (q, k, v, dout))))
 
 
 def attention_single_head(q, k, v, dout):
-    tokens, d = q.shape
+    _tokens, _d = q.shape
     return tuple(g[0, :, 0] for g in attention_bthd(*(x[None, :, None] for x in (q, k, v, dout))))
 
 
 def attention_single_head_wrong(q, k, v, dout):
-    tokens, d = q.shape
+    _tokens, _d = q.shape
     return tuple(g[0, :, 0] for g in attention_bthd_wrong(*(x[None, :, None] for x in (q, k, v, dout))))
 
 
 def norm_rows(x, weight, bias, dout):
-    n, d = x.shape
+    _n, _d = x.shape
     return norm_backward(dout, norm_forward(x, weight, bias)[1])
 
 
 def norm_rows_wrong(x, weight, bias, dout):
-    n, d = x.shape
+    _n, _d = x.shape
     return bad_norm_backward(dout, norm_forward(x, weight, bias)[1])
 
 
@@ -331,7 +331,7 @@ def linear_out_in_wrong(x, weight, bias, dout):
 
 
 def loss_rows(logits, targets):
-    n, v = logits.shape
+    n, _v = logits.shape
     p = np.exp(logits - logits.max(1, keepdims=True))
     p /= p.sum(1, keepdims=True)
     p[np.arange(n), targets] -= 1
@@ -339,7 +339,7 @@ def loss_rows(logits, targets):
 
 
 def loss_rows_wrong(logits, targets):
-    n, v = logits.shape
+    n, _v = logits.shape
     return loss_rows(logits, targets) * n
 
 

@@ -125,7 +125,7 @@ class Head(nn.Module):
         self.dropout = nn.Dropout(0.2)
 
     def forward(self, x):
-        _, t, d = x.shape
+        _, t, _d = x.shape
         k, q, v = self.key(x), self.query(x), self.value(x)
         scores = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
         scores = scores.masked_fill(self.tril[:t, :t] == 0, float("-inf"))
@@ -174,7 +174,7 @@ def loss_of_sums(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-def linear_out_in(input, weight, bias):  # noqa: A002
+def linear_out_in(input, weight, bias):
     return F.linear(input, weight, bias)
 
 
