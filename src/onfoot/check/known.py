@@ -58,6 +58,8 @@ def check_layer(
         checker.choose(forms, arrays, layout, dtypes[0], seed)
         cases = checker.cases(seed)
         outcomes = checker.outcomes(cases, dtypes)
+        if not outcomes:
+            raise ValueError(f"no case of {layer.name} can be computed in {' or '.join(dtypes)}; add float32")
         report = LayerReport(
             checker.layer, name or _name(backward), dict(checker.options), checker.plan.arrays, seed, strict, outcomes
         )

@@ -130,16 +130,19 @@ def contract(layer: Layer) -> Layout:
     return Layout("contract", dict.fromkeys(layer.arguments, ()), layer.arguments)
 
 
-def layouts(layer: Layer, case: Case, options: Mapping[str, Any]) -> Iterator[Layout]:
-    """The layouts in which this layer can be computed, other than the contract's."""
+def layouts(
+    layer: Layer, case: Case, options: Mapping[str, Any], wanted: Sequence[str] = NAMES
+) -> Iterator[Layout]:
+    """The wanted layouts in which this layer can be computed, other than the contract's."""
     axes = axes_of(layer, options)
     weights = tuple(
         n
         for n, x in zip(layer.arguments, case.inputs, strict=True)
         if _is_matrix(layer, n, x, axes) and np.ndim(x) == 2
     )
-    names = ["contract", *(name for name in NAMES[1:] if _possible(name, layer, case, axes, options))]
-    for name in names:
+    for name in wanted:
+        if name != "contract" and not _possible(name, layer, case, axes, options):
+            continue
         for turned in ((), weights) if weights else ((),):
             if name != "contract" or turned:
                 yield Layout(name, axes, layer.arguments, turned)

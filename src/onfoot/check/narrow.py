@@ -56,7 +56,7 @@ def narrow_budgets(
     if not all(np.isfinite(g).all() for g in found):
         return None
     off = [distance(g, r) for g, r in zip(found, right, strict=True)]
-    if any(error > TOO_FAR * norm(r) for error, r in zip(off, right, strict=True) if norm(r)):
+    explained = [ALLOWED * UNIT[dtype] * m for m in magnitudes]  # also where a gradient is 0 in theory
+    if any(error > max(TOO_FAR * norm(r), e) for error, r, e in zip(off, right, explained, strict=True)):
         return None
-    sizes = zip(magnitudes, off, right, strict=True)
-    return [max(ALLOWED * UNIT[dtype] * min(m, 4 * norm(r)), OF_FORMULA * error) for m, error, r in sizes]
+    return [max(e, OF_FORMULA * error) for e, error in zip(explained, off, strict=True)]

@@ -18,7 +18,7 @@ from onfoot.check.call import ARRAYS, Answer, call, is_installed
 from onfoot.check.forms import Form
 from onfoot.check.isolated import RemoteForm
 from onfoot.check.layer import Case, Gradients, Layer
-from onfoot.check.layouts import Layout, argument_of, contract, layouts, named_layout
+from onfoot.check.layouts import NAMES, Layout, argument_of, contract, layouts, named_layout
 from onfoot.check.narrow import NARROW, rounded
 
 SAME = 1e-3  # relative error below which a gradient counts as right here; float32 inside a function is well below
@@ -140,9 +140,9 @@ class Chooser:
             return best
         others: list[Trial] = []
         try:
-            for lying in layouts(self.layer, self.case, self.options):
-                if not best.shaped or lying.name == "bthd":
-                    others += self._others(forms, arrays, lying, natural)
+            wanted = ("bthd",) if best.shaped else NAMES  # the only one with the same shapes
+            for other_layout in layouts(self.layer, self.case, self.options, wanted):
+                others += self._others(forms, arrays, other_layout, natural)
                 if any(trial.answer.died or trial.all_right for trial in others):
                     break
         except (KeyError, ValueError):  # a layer whose axes cannot be found

@@ -24,7 +24,7 @@ SAVED_NAMES, OUTPUT_NAMES = frozenset(_SAVED.split()), frozenset(_OUTPUT.split()
 
 _INPUT = "x input inputs inp hiddenstates hidden h data src features tensor xs"
 SYNONYMS: dict[str, str] = {
-    "x": f"{_INPUT} a q",
+    "x": _INPUT,
     "a": f"{_INPUT} a",
     "weight": "weight weights w gamma scale kernel table emb embedding embeddings embed e wte wt g matrix w0",
     "bias": "bias b beta shift offset biases",
