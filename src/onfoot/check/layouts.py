@@ -130,9 +130,7 @@ def contract(layer: Layer) -> Layout:
     return Layout("contract", dict.fromkeys(layer.arguments, ()), layer.arguments)
 
 
-def layouts(
-    layer: Layer, case: Case, options: Mapping[str, Any], wanted: Sequence[str] = NAMES
-) -> Iterator[Layout]:
+def layouts(layer: Layer, case: Case, options: Mapping[str, Any], wanted: Sequence[str] = NAMES) -> Iterator[Layout]:
     """The wanted layouts in which this layer can be computed, other than the contract's."""
     axes = axes_of(layer, options)
     weights = tuple(

@@ -16,7 +16,7 @@ from onfoot.check.layer import Array, Case, Layer, Pieces
 
 NARROW = ("float16", "bfloat16")
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative error of one rounding
-ALLOWED = 8  # rounding errors of the magnitude; implementations in 16 bits accumulate in 32
+ALLOWED = 16  # rounding errors of the magnitude; sums that accumulate in 16 bits need about half of it
 OF_FORMULA = 4  # times the error of the formula when every step rounds
 TOO_FAR = 0.5  # relative error of the formula itself, beyond which a case says nothing in this dtype
 
