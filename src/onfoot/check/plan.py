@@ -140,8 +140,8 @@ class Chooser:
             return best
         others: list[Trial] = []
         try:
-            wanted = ("bthd",) if best.shaped else NAMES  # the only one with the same shapes
-            for other_layout in layouts(self.layer, self.case, self.options, wanted):
+            names = ("bthd",) if best.shaped else NAMES  # the only one with the same shapes
+            for other_layout in layouts(self.layer, self.case, self.options, names):
                 others += self._others(forms, arrays, other_layout, natural)
                 if any(trial.answer.died or trial.all_right for trial in others):
                     break
