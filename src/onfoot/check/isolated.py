@@ -73,6 +73,7 @@ class IsolatedFunction:
         for thread in self.threads:
             thread.start()
         self.loaded = self.held = False
+        self.imported = {"numpy"}  # the kinds of arrays that the process has made
 
     def _read_answers(self) -> None:
         stream, answers = self.process.stdout, self.answers
@@ -116,7 +117,10 @@ class IsolatedFunction:
         """The forms that the object may have as this layer; raises a ValueError if there is none."""
         self.load()
         self.expected = expected
-        return [RemoteForm(self, i, found) for i, found in enumerate(self._hold())]
+        try:
+            return [RemoteForm(self, i, found) for i, found in enumerate(self._hold())]
+        except DiedError as death:
+            raise ValueError(f"cannot inspect {self.target}: {death}") from None
 
     def _hold(self) -> list[dict[str, Any]]:
         assert self.expected is not None
@@ -164,7 +168,8 @@ class IsolatedFunction:
             "dtype": dtype,
         }
         threading.Thread(target=self._send, args=(header, found), daemon=True).start()  # it may not be reading
-        answer, received = self._answer(self.timeout)
+        answer, received = self._answer(self.timeout, 0.0 if arrays in self.imported else IMPORT_SECONDS)
+        self.imported.add(arrays)
         if form is not None and answer.get("sentence"):
             form.sentence = answer["sentence"]
         if "form" in answer:
@@ -180,10 +185,10 @@ class IsolatedFunction:
         with contextlib.suppress(OSError, ValueError):  # the process is gone; the answer says how
             send(self.process.stdin, header, arrays)
 
-    def _answer(self, seconds: float) -> tuple[dict[str, Any], list[np.ndarray]]:
+    def _answer(self, seconds: float, importing: float = 0.0) -> tuple[dict[str, Any], list[np.ndarray]]:
         """The next message of the process; raises DiedError if it ends or hangs."""
         try:
-            answer = self.answers.get(timeout=seconds + GRACE)
+            answer = self.answers.get(timeout=seconds + importing + GRACE)
         except queue.Empty:
             self.close()
             raise DiedError("timeout", f"it did not return within {seconds:g} seconds") from None

@@ -89,6 +89,11 @@ class Trial:
         return not self.answer.died and not any(p.kind in ("raises", "form") for p in self.answer.problems)
 
     @property
+    def has_wrong_form(self) -> bool:
+        """Whether it fails for a reason that other arrays do not change."""
+        return any(p.kind == "form" and "NumPy arrays" not in p.message for p in self.answer.problems)
+
+    @property
     def shaped(self) -> bool:
         """Whether it returned gradients, all in the right shapes."""
         return self.runs and self.answer.gradients is not None and len(self.errors) == len(self.layer.gradients)
@@ -123,7 +128,7 @@ class Chooser:
     def choose(self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str) -> Trial:
         """The trial of the best plan; packages that the object's file has not imported are tried last."""
         found = self._choose(forms, arrays, layout)
-        if found is not None and (found.runs or found.answer.died):
+        if found is not None and (found.runs or found.answer.died or found.has_wrong_form):
             return found
         self.late = True
         again = self._choose(forms, arrays, layout)

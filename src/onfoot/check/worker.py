@@ -11,6 +11,7 @@ import faulthandler
 import inspect
 import os
 import sys
+from importlib import import_module
 from typing import IO, Any
 
 import numpy as np
@@ -106,6 +107,8 @@ def answer(
             x.flags.writeable = False
     before = [as_array(x) for x in given]
     before = [None if x is None else x.copy() for x in before]
+    if header["arrays"] != "numpy":
+        import_module(header["arrays"])  # its time is not the function's
     watch(header["timeout"], reports)
     try:
         with np.errstate(all="ignore"):
