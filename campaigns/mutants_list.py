@@ -1355,7 +1355,7 @@ CHECK = [
         ("scale = 1.0 if absolute else size", "scale = 1.0"),
         ("        if gap > budget:", "        if gap > 1e9 * budget:"),
         ("if seed < 0:", "if seed < -9:"),
-        ("return sorted(set(dtypes), key=DTYPES.index)", "return list(dtypes)"),
+        ("return sorted(set(dtypes), key=known.index)", "return list(dtypes)"),
         ("return all(m.error <= FLOAT32_FACTOR * m.allowed for m in measured)", "return True"),
     ),
     *of(
@@ -1427,9 +1427,35 @@ CHECK = [
     ),
     *of(
         "check/load.py", "check/test_command.py check/test_bad_input.py",
-        ("if inspect.isclass(found):", "if False:"),
-        ('for name in (f"{layer}_backward", "backward"):', 'for name in ("backward",):'),
+        ("if not callable(found) and not isinstance(found, (tuple, list))", "if False and not isinstance(found, (tuple, list))"),
+        ('for name in (f"{layer}_backward", "backward", ', 'for name in ("backward", '),
         ("if len(names) != 1:", "if len(names) < 1:"),
+    ),
+    *of(
+        "check/plan.py", "check/test_forms.py",
+        ("if natural.n_right:", "if False:"),
+        ('if natural.shaped and other.plan.layout.name != "bthd":', "if False:"),
+        ("if natural.shaped and other", "if other"),
+        ("left.remove(i)", "pass"),
+    ),
+    *of(
+        "check/layouts.py", "check/test_forms.py",
+        ("return np.sum(gradients, axis=0)", "return first"),
+        ("gradients = [g.T for g in gradients]", "pass"),
+        ("x = np.swapaxes(x, 1, 2)", "pass"),
+    ),
+    *of(
+        "check/narrow.py", "check/test_forms.py",
+        ('((bits >> np.uint32(16)) & np.uint32(1))', "np.uint32(0)"),
+        ("OF_FORMULA = 4", "OF_FORMULA = 4000"),
+    ),
+    *of(
+        "check/forms/differentiable.py", "check/test_forms.py",
+        ("return self._named(own[1](upstream))", "pass"),
+    ),
+    *of(
+        "check/forms/module.py", "check/test_forms.py",
+        ("values[argument].T if transposed else values[argument]", "values[argument]"),
     ),
     *of(
         "check/engines.py", "check/test_numeric.py check/test_command.py",

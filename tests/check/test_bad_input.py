@@ -38,7 +38,7 @@ def only_none(q, k, v, dout):
 
 
 def unknown_names(q, k, v, dout):
-    return {"dq": right(q, k, v, dout)[0], "grad_k": k}
+    return {"dq": right(q, k, v, dout)[0], "hidden": k}
 
 
 def not_always(q, k, v, dout):
@@ -136,7 +136,7 @@ REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
     one_of_an_unknown_shape: ("count", "it returns an array of float64; expected 3: dq, dk, dv"),
     nothing: ("count", "it returns None; expected 3"),
     only_none: ("count", "it returns None; expected 3: dq, dk, dv"),
-    unknown_names: ("count", "it returns grad_k; expected dq, dk, dv"),
+    unknown_names: ("count", "it returns hidden; expected dq, dk, dv"),
     not_always: ("count", "it does not return dv"),
     with_text: ("type", "dv is a value of type str"),
     integers: ("type", "dq is an array of int64"),
@@ -150,7 +150,10 @@ REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
     a_generator: ("count", "it returns a value of type generator; expected 3"),
     one_stack: ("count", "it returns a value of type list; expected 3"),
     objects: ("type", "dv is an array of object"),
-    too_few_arguments: ("raises", "takes 3 positional arguments but 4 were given"),
+    too_few_arguments: (
+        "form",
+        "it takes no upstream gradient, and its result on NumPy arrays cannot be differentiated",
+    ),
 }
 
 
@@ -270,8 +273,10 @@ BAD_CALLS = {
     "no option nonsense": lambda: attention(right, nonsense=1),
     "unknown dtype 'float8'": lambda: attention(right, dtypes=["float8"]),
     "dtypes is empty": lambda: attention(right, dtypes=[]),
-    "arrays must be one of auto, numpy, torch, got 'jax'": lambda: attention(right, arrays="jax"),
-    "backward must be a function": lambda: attention("right"),
+    "arrays must be one of auto, numpy, torch, jax, got 'mlx'": lambda: attention(right, arrays="mlx"),
+    "'right' of type str cannot be checked as attention; tried a backward function": lambda: attention("right"),
+    "layer attention has no layout 'rows'; choose from auto, bthd, sequence": lambda: attention(right, layout="rows"),
+    "NumPy has no bfloat16": lambda: attention(right, dtypes="bfloat16", arrays="numpy"),
     "there is nothing to check": lambda: gradients(np.sum, np.sum, [3, "x"]),
     "argument 1 is not a floating-point array": lambda: gradients(np.sum, np.sum, [np.ones(2), 3], wrt=[1]),
     "2 names for 1 gradients": lambda: gradients(np.sum, np.sum, [np.ones(2)], names=["a", "b"]),

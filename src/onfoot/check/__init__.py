@@ -6,8 +6,9 @@
     print(onfoot.check.gradients(f, f_backward, [x]))  # anything else: against finite differences
 
 The checked function takes the inputs of the layer's forward pass, then the upstream gradient, and returns the gradients
-in the order of the inputs. `onfoot.check.LAYERS` holds every layer's contract. Each check returns a report: truthy if
-all gradients are correct, readable when printed, and a dict for programs with `to_dict()`.
+in the order of the inputs. A torch.autograd.Function, an nn.Module, a class with forward and backward, a JAX function
+and a forward/backward pair are taken as they are. `onfoot.check.LAYERS` holds every layer's contract. Each check
+returns a report: truthy if all gradients are correct, readable when printed, and a dict for programs with `to_dict()`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from onfoot.check import session
 from onfoot.check.case_sizes import sizes
 from onfoot.check.engines import installation
 from onfoot.check.general import gradients
@@ -33,15 +35,18 @@ def _layer_check(layer: Layer) -> Check:
     """Returns the check function of one known layer."""
 
     def check(
-        backward: Callable[..., Any],
+        backward: Any,
         *,
         dtypes: Sequence[str] = DTYPES,
         arrays: str = "auto",
+        layout: str = "auto",
         seed: int = 0,
         strict: bool = False,
         **options: Any,
     ) -> LayerReport:
-        return check_layer(layer, backward, dtypes=dtypes, arrays=arrays, seed=seed, strict=strict, **options)
+        return check_layer(
+            layer, backward, dtypes=dtypes, arrays=arrays, layout=layout, seed=seed, strict=strict, **options
+        )
 
     check.__name__ = check.__qualname__ = layer.name
     options = f"Options: {', '.join(f'{k}={v!r}' for k, v in layer.options.items())}." if layer.options else ""
@@ -71,14 +76,14 @@ adamw = _layer_check(LAYERS["adamw"])
 
 
 def assert_gradients(
-    function: Callable[..., Any],
+    function: Any,
     backward: Callable[..., Any] | None = None,
     inputs: Sequence[Any] | None = None,
     *,
     layer: str | None = None,
     **options: Any,
 ) -> None:
-    """For tests: raises an AssertionError with the report if a gradient is wrong.
+    """For tests: raises an AssertionError with the report if a gradient is wrong; its first line is the verdict.
 
     `assert_gradients(my_backward, layer="attention")` checks a known layer and
     `assert_gradients(forward, backward, inputs)` anything else. The options are those of the checks.
@@ -89,8 +94,9 @@ def assert_gradients(
         raise ValueError("pass either layer=... or a forward pass, a backward pass and inputs")
     else:
         report = gradients(function, backward, inputs, **options)
+    session.record(report)
     if not report.passed:
-        raise AssertionError(f"\n{report}")
+        raise AssertionError(f"{report.verdict}\n\n{report}")
 
 
 __all__ = [

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import inspect
 import math
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onfoot.arrays import is_torch, to_numpy
-from onfoot.check.isolated import DiedError, IsolatedFunction, RaisedError, place
+from onfoot.check.forms.form import Form, FormError
+from onfoot.check.isolated import DiedError, RaisedError, RemoteForm, place
 from onfoot.check.layer import Array
 
-ARRAYS = ("auto", "numpy", "torch")
+ARRAYS = ("auto", "numpy", "torch", "jax")
 DEATHS = ("crash", "timeout", "exit")
 
 
@@ -30,7 +31,7 @@ DEATHS = ("crash", "timeout", "exit")
 class Problem:
     """A problem other than a wrong value."""
 
-    kind: str  # raises | count | type | shape | nan | mutates | random | crash | timeout | exit
+    kind: str  # raises | form | count | type | shape | nan | mutates | random | crash | timeout | exit
     message: str
     size: float = math.inf  # for kind random: the difference between two calls, relative to the rounding budget
 
@@ -45,6 +46,7 @@ class Answer:
     gradients: list[Array] | None = None  # float64, in the returned shapes; None if any is missing
     problems: list[Problem] = field(default_factory=list)
     given: list[str] = field(default_factory=list)  # the names of the gradients that were returned
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # of the values returned, if they have no names
 
     @property
     def died(self) -> bool:
@@ -55,9 +57,9 @@ class Answer:
         self.problems.append(Problem(kind, message))
 
 
-def has_torch() -> bool:
-    """Whether PyTorch is installed; does not import it."""
-    return importlib.util.find_spec("torch") is not None
+def is_installed(package: str) -> bool:
+    """Whether a package is installed; does not import it."""
+    return importlib.util.find_spec(package) is not None
 
 
 def copy_argument(x: Any, arrays: str) -> Any:
@@ -71,43 +73,30 @@ def copy_argument(x: Any, arrays: str) -> Any:
     return x.copy()
 
 
-def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options that the function accepts as parameters."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
-    return {name: value for name, value in options.items() if name in parameters}
-
-
-def accepts_arguments(function: Callable[..., Any], n: int) -> bool:
-    """Whether the function can be called with n positional arguments."""
-    try:
-        inspect.signature(function).bind(*range(n))
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True
-
-
 def call(
-    function: Callable[..., Any],
+    function: Callable[..., Any] | Form | RemoteForm,
     inputs: Sequence[Any],
     arguments: Sequence[str],
     expected: Sequence[tuple[str, tuple[int, ...]]],
     options: Mapping[str, Any],
     arrays: str = "numpy",
+    dtype: str = "",
+    order: Sequence[int] | None = None,
 ) -> Answer:
-    """Calls the function once, with copies of the inputs. `expected` holds the name and shape of every gradient."""
+    """Calls the function once, with copies of the inputs. `expected` holds the name and shape of every gradient.
+
+    `order` says which gradient each returned value is, if they are not in the expected order.
+    """
     answer = Answer()
-    isolated = function if isinstance(function, IsolatedFunction) else None
-    given = [copy_argument(x, "numpy" if isolated else arrays) for x in inputs]
+    given = [copy_argument(x, "numpy" if isinstance(function, (Form, RemoteForm)) else arrays) for x in inputs]
     try:
         with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):  # stdout may carry JSON
-            returned = isolated.run(given, options, arrays) if isolated else function(*given, **options)
+            returned = _returned(function, given, options, arrays, dtype)
     except DiedError as death:
         answer.add(death.kind, str(death))
+        return answer
+    except FormError as error:
+        answer.add("form", str(error))
         return answer
     except RaisedError as error:
         answer.add("raises", str(error))
@@ -120,26 +109,47 @@ def call(
         for name, before, after in zip(arguments, inputs, given, strict=False)
         if isinstance(before, np.ndarray) and not _same(before, to_numpy(after))
     ]
-    where = _writing_line(function, inputs, options) if changed and arrays == "numpy" else ""
+    where = _writing_line(function, inputs, options, dtype) if changed and arrays == "numpy" else ""
     for name in changed:
         answer.add("mutates", f"it modifies its argument {name} in place{where}")
-    _read(returned, expected, answer)
+    _read(_ordered(returned, order), expected, answer)
     return answer
 
 
-def _writing_line(function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> str:
+def _returned(
+    function: Callable[..., Any] | Form | RemoteForm,
+    given: Sequence[Any],
+    options: Mapping[str, Any],
+    arrays: str,
+    dtype: str,
+    frozen: bool = False,
+) -> Any:
+    if isinstance(function, RemoteForm):
+        return function.run(given, options, arrays, dtype, frozen)
+    if isinstance(function, Form):
+        return function.run(given, options, arrays, dtype)
+    return function(*given, **options)
+
+
+def _ordered(returned: Any, order: Sequence[int] | None) -> Any:
+    """The returned values in the expected order."""
+    if order is None or not isinstance(returned, (tuple, list)) or len(returned) != len(order):
+        return returned
+    return tuple(returned[order.index(i)] for i in range(len(order)))
+
+
+def _writing_line(
+    function: Callable[..., Any] | Form | RemoteForm, inputs: Sequence[Any], options: Mapping[str, Any], dtype: str
+) -> str:
     """The file and line of the first write into an argument, or "": found by a call with read-only arrays."""
     given = [copy_argument(x, "numpy") for x in inputs]
-    isolated = isinstance(function, IsolatedFunction)  # it makes the arrays read-only in its own process
+    isolated = isinstance(function, RemoteForm)  # it makes the arrays read-only in its own process
     for x in () if isolated else given:
         if isinstance(x, np.ndarray):
             x.flags.writeable = False
     try:
         with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):
-            if isinstance(function, IsolatedFunction):
-                function.run(given, options, "numpy", frozen=True)
-            else:
-                function(*given, **options)
+            _returned(function, given, options, "numpy", dtype, frozen=True)
     except RaisedError as error:
         found = re.search(r" \([^()]+, line \d+\)$", str(error)) if "read-only" in str(error) else None
         return found[0] if found else ""
@@ -157,6 +167,8 @@ def _same(before: Array, after: Array) -> bool:
 
 def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer: Answer) -> None:
     """Reads the gradients from the returned value, and records what is wrong with it."""
+    if isinstance(returned, (tuple, list)) and len(returned) == len(expected):
+        answer.shapes = [tuple(getattr(part, "shape", ())) for part in returned]
     found = _given(returned, expected, answer)
     answer.given = [expected[i][0] for i in found]
     if len(found) < len(expected):
@@ -231,6 +243,8 @@ def _as_array(part: Any) -> Array | None:
     """Returns `part` in float64, or None if it is not a floating-point array."""
     try:
         array = to_numpy(part.double() if is_torch(part) else part)
+        if array.dtype.kind == "V" and array.dtype.names is None:  # bfloat16, as JAX has it
+            array = array.astype(np.float32)
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return None
     if is_torch(part) and not part.is_floating_point():
@@ -253,5 +267,6 @@ def raised(error: BaseException) -> str:
 
 def location(error: BaseException, caller: str = __file__) -> str:
     """Returns the file and line of the user's code that raised, which `caller` called."""
-    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__) if f.filename != caller]
-    return place(frames[::-1])
+    own = (caller, str(Path(__file__).parent / "forms"))
+    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    return place([frame for frame in frames[::-1] if not frame[0].startswith(own)])

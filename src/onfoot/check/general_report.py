@@ -46,6 +46,16 @@ class GradientReport:
     def passed(self) -> bool:
         return not self.problems and not self.wrong
 
+    @property
+    def verdict(self) -> str:
+        """The result in one line: "wrong: argument 0; …" or "passes"."""
+        if self.passed:
+            return f"passes: {', '.join(self.arguments)}"
+        if self.wrong:
+            return f"wrong: {', '.join(self.wrong)}; {self.where.get(self.wrong[0], '')}"
+        verb = "it raises " if self.problems[0].kind == "raises" else ""
+        return f"fails: {verb}{self.problems[0].message}"
+
     def __bool__(self) -> bool:
         return self.passed
 

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.arrays import is_torch
+from onfoot.check.forms.form import Expected, FormError
 from onfoot.check.wire import as_array, decode, encode, receive, send
 
 TIMEOUT = 30.0  # seconds per call
@@ -57,6 +58,7 @@ class IsolatedFunction:
         if not timeout > 0:
             raise ValueError(f"timeout must be > 0 seconds, got {timeout:g}")
         self.target, self.layer, self.timeout = target, layer, timeout
+        self.expected: Expected | None = None  # the layer as which the object is checked
         self.described = False
         self.shown = 0  # characters of its output, of all processes
         self._start()
@@ -72,7 +74,8 @@ class IsolatedFunction:
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._read_answers, self._read_output)]
         for thread in self.threads:
             thread.start()
-        self.loaded = False
+        self.loaded = self.held = False
+        self.imported = {"numpy"}  # the kinds of arrays that the process has made
 
     def _read_answers(self) -> None:
         stream, answers = self.process.stdout, self.answers
@@ -112,21 +115,49 @@ class IsolatedFunction:
         if header["parameters"] is not None:
             self.__signature__ = inspect.Signature([_parameter(*p) for p in header["parameters"]])
 
+    def hold(self, expected: Expected) -> list[RemoteForm]:
+        """The forms that the object may have as this layer; raises a ValueError if there is none."""
+        self.load()
+        self.expected = expected
+        try:
+            return [RemoteForm(self, i, found) for i, found in enumerate(self._hold())]
+        except DiedError as death:
+            raise ValueError(f"cannot inspect {self.target}: {death}") from None
+
+    def _hold(self) -> list[dict[str, Any]]:
+        assert self.expected is not None
+        self._send({"hold": self.expected.to_dict()}, [])
+        answer, _ = self._answer(IMPORT_SECONDS)
+        if "invalid" in answer:
+            raise ValueError(answer["invalid"])
+        self.held = True
+        return list(answer["forms"])
+
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         torch = any(is_torch(x) for x in arguments)
         plain = [as_array(x) if is_torch(x) else x for x in arguments]
         returned = self.run(plain, options, "torch" if torch else "numpy")
         return _as_tensors(returned) if torch else returned
 
-    def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str, frozen: bool = False) -> Any:
+    def run(
+        self,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        arrays: str,
+        frozen: bool = False,
+        form: RemoteForm | None = None,
+        dtype: str = "",
+    ) -> Any:
         """Calls the function with NumPy arrays, or with tensors made of them, and returns NumPy arrays.
 
         Arguments that the function changes are changed here too; `frozen` ones raise instead, if they are NumPy arrays.
-        Raises DiedError or RaisedError.
+        With a `form`, the object is called in that form. Raises DiedError, RaisedError or FormError.
         """
         if self.process.poll() is not None:
             self._start()
         self.load()
+        if form is not None and not self.held:
+            self._hold()
         found: list[np.ndarray] = []
         trees = [encode(x, found) for x in arguments]
         header = {
@@ -135,9 +166,16 @@ class IsolatedFunction:
             "arrays": arrays,
             "timeout": self.timeout,
             "frozen": frozen,
+            "form": None if form is None else form.index,
+            "dtype": dtype,
         }
         threading.Thread(target=self._send, args=(header, found), daemon=True).start()  # it may not be reading
-        answer, received = self._answer(self.timeout)
+        answer, received = self._answer(self.timeout, 0.0 if arrays in self.imported else IMPORT_SECONDS)
+        self.imported.add(arrays)
+        if form is not None and answer.get("sentence"):
+            form.sentence = answer["sentence"]
+        if "form" in answer:
+            raise FormError(answer["form"])
         if "raised" in answer:
             raise RaisedError(answer["raised"])
         for i, tree in answer["changed"].items():
@@ -149,10 +187,10 @@ class IsolatedFunction:
         with contextlib.suppress(OSError, ValueError):  # the process is gone; the answer says how
             send(self.process.stdin, header, arrays)
 
-    def _answer(self, seconds: float) -> tuple[dict[str, Any], list[np.ndarray]]:
+    def _answer(self, seconds: float, importing: float = 0.0) -> tuple[dict[str, Any], list[np.ndarray]]:
         """The next message of the process; raises DiedError if it ends or hangs."""
         try:
-            answer = self.answers.get(timeout=seconds + GRACE)
+            answer = self.answers.get(timeout=seconds + importing + GRACE)
         except queue.Empty:
             self.close()
             raise DiedError("timeout", f"it did not return within {seconds:g} seconds") from None
@@ -190,6 +228,23 @@ class IsolatedFunction:
         self.close()
 
 
+class RemoteForm:
+    """A form of an object in another process; see `forms.form.Form`."""
+
+    def __init__(self, function: IsolatedFunction, index: int, described: Mapping[str, Any]) -> None:
+        self.function, self.index = function, index
+        self.sentence: str = described["sentence"]
+        self.takes_upstream: bool = described["takes_upstream"]
+        self.own_sizes: dict[str, Any] | None = described["own_sizes"]
+        self.kinds: tuple[str, ...] = tuple(described["kinds"])
+        self.loaded: tuple[str, ...] = tuple(described["loaded"])
+
+    def run(
+        self, given: Sequence[Any], options: Mapping[str, Any], arrays: str, dtype: str = "", frozen: bool = False
+    ) -> Any:
+        return self.function.run(given, options, arrays, frozen, self, dtype)
+
+
 def _parameter(name: str, kind: int, optional: bool) -> inspect.Parameter:
     default = None if optional else inspect.Parameter.empty
     return inspect.Parameter(name, inspect._ParameterKind(kind), default=default)
@@ -217,7 +272,8 @@ def _place(dump: str) -> str:
     threads = re.split(r"(?m)^(?=Thread |Current thread )", dump)
     current = [one for one in threads if one.startswith("Current")] or threads[-1:]
     frames = re.findall(r'File "(.+)", line (\d+)', "".join(current))
-    return place([(file, line) for file, line in frames if Path(file).parent != Path(__file__).parent])
+    own = str(Path(__file__).parent)
+    return place([(file, line) for file, line in frames if not file.startswith(own)])
 
 
 def place(frames: Sequence[tuple[str, Any]]) -> str:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
-from onfoot.check.call import ARRAYS, Answer, Problem, accepted_options, accepts_arguments, call, has_torch
+from onfoot.check.call import Answer, Problem
 from onfoot.check.candidate import Evidence
-from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, sizes_for
+from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, read_sizes, sizes_for
 from onfoot.check.diagnose import Diagnosis, diagnose
+from onfoot.check.forms import Expected, Form, forms_of
+from onfoot.check.isolated import IsolatedFunction, RemoteForm
 from onfoot.check.layer import Array, Case, Gradients, Layer
 from onfoot.check.locate import pattern
+from onfoot.check.narrow import NARROW, narrow_budgets
 from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
+from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case
 from onfoot.check.report import LayerReport, Measured, Outcome
 from onfoot.threads import one_blas_thread
 
 DTYPES = ("float64", "float32")
+ALL_DTYPES = (*DTYPES, *NARROW)  # the most accurate first
 DEATHS_ALLOWED = 3  # a function whose process died in so many cases is not called again
 SLOW = 1.0  # seconds; a large case that takes longer is run in the first dtype only
 FLOAT32_FACTOR = UNIT["float32"] / UNIT["float64"]
@@ -30,32 +35,40 @@ FLOAT32_FACTOR = UNIT["float32"] / UNIT["float64"]
 
 def check_layer(
     layer: Layer,
-    backward: Callable[..., Any],
+    backward: Any,
     *,
     dtypes: Sequence[str] = DTYPES,
     arrays: str = "auto",
+    layout: str = "auto",
     seed: int = 0,
     strict: bool = False,
     name: str | None = None,
     **options: Any,
 ) -> LayerReport:
     """Runs all cases, compares every gradient, and looks for known mistakes if any is wrong."""
-    if not callable(backward):
-        raise ValueError(f"backward must be a function {layer.signature}, got {backward!r}")
     if seed < 0:
         raise ValueError(f"seed must be >= 0, got {seed}")
-    dtypes = checked_dtypes(dtypes)
+    dtypes = checked_dtypes(dtypes, ALL_DTYPES)
     sizes, options = sizes_for(layer, options, getattr(backward, "sizes", None))
+    chosen = layer.with_options(options)
+    expected = Expected(layer.name, layer.arguments, layer.gradients, chosen, layer.upstream_optional)
+    forms = backward.hold(expected) if isinstance(backward, IsolatedFunction) else forms_of(backward, expected)
     with np.errstate(all="ignore"), one_blas_thread():
-        checker = _LayerChecker(layer, backward, layer.with_options(options), sizes)
+        checker = _LayerChecker(layer, chosen, sizes)
+        checker.choose(forms, arrays, layout, dtypes[0], seed)
         cases = checker.cases(seed)
-        checker.arrays = checker.choose_arrays(arrays, seed)
         outcomes = checker.outcomes(cases, dtypes)
+        if not outcomes:
+            raise ValueError(f"no case of {layer.name} can be computed in {' or '.join(dtypes)}; add float32")
         report = LayerReport(
-            checker.layer, name or _name(backward), dict(checker.options), checker.arrays, seed, strict, outcomes
+            checker.layer, name or _name(backward), dict(checker.options), checker.plan.arrays, seed, strict, outcomes
         )
         report.not_given = [one for one in layer.gradients if one not in checker.layer.gradients]
-        _diagnose(report, checker.magnitudes)
+        report.recognised = checker.recognised
+        if report.outcomes and report.outcomes[0].dtype in NARROW:
+            _diagnose_in_float64(report, checker, cases)
+        else:
+            _diagnose(report, checker.magnitudes)
         _relax(report)
         _forgive_in_place(report)
         if not report.passed:
@@ -68,43 +81,77 @@ def check_layer(
 class _LayerChecker:
     """Calls the function on the cases and compares the results with the exact gradients."""
 
-    def __init__(
-        self, layer: Layer, backward: Callable[..., Any], options: Mapping[str, Any], sizes: Sizes = ANY
-    ) -> None:
-        self.layer, self.backward, self.options, self.sizes = layer, backward, options, sizes
+    plan: Plan
+
+    def __init__(self, layer: Layer, options: Mapping[str, Any], sizes: Sizes = ANY) -> None:
+        self.layer, self.options, self.sizes = layer, options, sizes
         self.dead: dict[str, Answer] = {}  # case -> the answer that ended the function's process
         self.warnings: list[str] = []
-        self.keyword_options = accepted_options(backward, options)
-        self.arrays = "numpy"
         self.magnitudes: dict[str, list[float]] = {}
-        n = len(layer.arguments)
-        self.without_upstream = (
-            layer.upstream_optional and not accepts_arguments(backward, n) and accepts_arguments(backward, n - 1)
-        )
+
+    def choose(self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str, dtype: str, seed: int) -> None:
+        """Chooses how the function is called. If it returns only some of the gradients, it is judged on those."""
+        for form in forms:
+            kinds_of(form, arrays, dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the wrong kind of arrays may cause warnings
+            trial, chooser = self._choose(forms, arrays, layout, dtype, seed)
+            own = trial.plan.form.own_sizes
+            if not trial.runs and own and not self.sizes.allowed and set(own) <= set(self.layer.sizes):
+                before, self.sizes = self.sizes, read_sizes(own)
+                again, chooser = self._choose(forms, arrays, layout, dtype, seed)
+                self.sizes = self.sizes if again.runs else before
+                trial = again if again.runs else trial
+        self.plan, self.layer = trial.plan, trial.layer
+        if trial.answer.died:
+            self.dead[chooser.case.name] = self._with_shapes(trial.answer, chooser.case.inputs)
+        if chooser.hint:
+            self.warnings.append(
+                f"everything would be right in another layout: give layout={chooser.hint!r} if it is meant"
+            )
+
+    def _choose(
+        self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str, dtype: str, seed: int
+    ) -> tuple[Trial, Chooser]:
+        case = first_case(self.layer, seed + 1, self.options, self.sizes)
+        if not forms[0].takes_upstream:
+            case = replace(case, inputs=(*case.inputs[:-1], 1.0))
+        chooser = Chooser(self.layer, self.options, case, dtype)
+        return chooser.choose(forms, arrays, layout), chooser
+
+    @property
+    def recognised(self) -> str:
+        """What was recognised of the object, if anything had to be."""
+        order = self.plan.order
+        names = self.layer.gradients
+        said = [self.plan.sentence, f"returned in the order {', '.join(names[i] for i in order)}" if order else ""]
+        allowed = self.plan.form.own_sizes if self.plan.form.own_sizes and self.sizes.allowed else None
+        said += [f"{size} {', '.join(map(str, numbers))}, its own" for size, numbers in (allowed or {}).items()]
+        return "; ".join(one for one in said if one)
 
     def cases(self, seed: int) -> list[Case]:
         found = all_cases(self.layer, seed, self.options, self.sizes)
         return self._without_upstream(found)
 
     def _without_upstream(self, found: list[Case]) -> list[Case]:
-        if self.without_upstream:
+        if not self.plan.form.takes_upstream:
             found = [replace(case, inputs=(*case.inputs[:-1], 1.0)) for case in found]
         return found
 
-    def call(self, case: Case, right: Gradients) -> Answer:
-        expected = [(name, g.shape) for name, g in zip(self.layer.gradients, right, strict=True)]
-        inputs = case.inputs[:-1] if self.without_upstream else case.inputs
+    def call(self, case: Case, right: Gradients, dtype: str = "float64") -> Answer:
         if case.name in self.dead:
             return self.dead[case.name]
-        answer = call(self.backward, inputs, self.layer.arguments, expected, self.keyword_options, self.arrays)
+        answer = self.plan.call(self.layer, case.inputs, self.options, dtype, right)
         if answer.died:
-            answer.problems = [replace(p, message=f"{p.message}; {self._called_with(inputs)}") for p in answer.problems]
-            self.dead[case.name] = answer
+            answer = self.dead[case.name] = self._with_shapes(answer, case.inputs)
         return answer
 
-    def _called_with(self, inputs: Sequence[Any]) -> str:
+    def _with_shapes(self, answer: Answer, inputs: Sequence[Any]) -> Answer:
+        """The answer of a function that died, with what it was called with."""
+        inputs = self.plan.layout.calls(inputs)[0]
         shapes = (f"{name} {x.shape}" for name, x in zip(self.layer.arguments, inputs, strict=False) if _is_array(x))
-        return f"called with {', '.join(shapes)}"
+        said = f"called with {', '.join(shapes)}"
+        return replace(answer, problems=[replace(p, message=f"{p.message}; {said}") for p in answer.problems])
 
     @property
     def stopped(self) -> bool:
@@ -117,6 +164,7 @@ class _LayerChecker:
         found: list[Outcome] = []
         left: dict[str, None] = {}
         slow: dict[str, float] = {}
+        narrow: dict[str, dict[str, None]] = {}
         for dtype in dtypes:
             for case in cases:
                 if self.stopped and case.name not in self.dead:
@@ -125,48 +173,41 @@ class _LayerChecker:
                     continue
                 else:
                     start = time.perf_counter()
-                    found.append(self.outcome(case, dtype))
+                    outcome = self.outcome(case, dtype)
+                    if outcome is None:
+                        narrow.setdefault(dtype, {})[case.name] = None
+                        continue
+                    found.append(outcome)
                     if case.large and time.perf_counter() - start > SLOW:
                         slow[case.name] = time.perf_counter() - start
         if left:
             self.warnings.append(f"not run, because the function hung or died before: {_quoted(left)}")
+        for dtype, names in narrow.items():
+            self.warnings.append(f"not judged in {dtype}, in which the formula itself is off by half: {_quoted(names)}")
         if slow and len(dtypes) > 1:
             seconds = max(slow.values())
             self.warnings.append(f"run in {dtypes[0]} only, because it took {seconds:.1f} seconds: {_quoted(slow)}")
         return found
 
-    def choose_arrays(self, arrays: str, seed: int) -> str:
-        """Returns the kind of arrays to pass; auto means NumPy, or PyTorch if the function raises on NumPy arrays.
+    def budgets(self, case: Case, dtype: str, right: Gradients) -> list[float] | None:
+        """The allowed error of every gradient; None if 16 bits are too few for the formula itself."""
+        magnitudes = self.magnitudes[case.name]
+        if dtype not in NARROW:
+            return [allowed(m, dtype) for m in magnitudes]
+        return narrow_budgets(self.layer, case, self.options, dtype, right, magnitudes)
 
-        A function that returns only some of the gradients is then judged on those.
-        """
-        if arrays not in ARRAYS:
-            raise ValueError(f"arrays must be one of {', '.join(ARRAYS)}, got {arrays!r}")
-        if arrays == "torch" and not has_torch():
-            raise ValueError('arrays="torch" needs PyTorch: pip install "onfoot[torch]"')
-        (case,) = self._without_upstream([first_case(self.layer, seed + 1, self.options, self.sizes)])
-        right = self.layer.reference(*case.inputs, **self.options)
-        for self.arrays in ("numpy", "torch") if arrays == "auto" else (arrays,):
-            if self.arrays == "torch" and not has_torch():
-                break
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the wrong kind of arrays may cause warnings
-                answer = self.call(case, right)
-            if not any(p.kind == "raises" for p in answer.problems):
-                if answer.given and len(answer.given) < len(self.layer.gradients):
-                    self.layer = self.layer.only(answer.given)
-                return self.arrays
-        return "numpy" if arrays == "auto" else arrays
-
-    def outcome(self, case: Case, dtype: str) -> Outcome:
-        given = _rounded(case, dtype)
-        exact = _rounded(given, "float64")
+    def outcome(self, case: Case, dtype: str) -> Outcome | None:
+        """What the function returns in one case, and its errors; None if the case says nothing in this dtype."""
+        given = rounded_case(case, dtype)
+        exact = rounded_case(given, "float64")
         right = self.layer.reference(*exact.inputs, **self.options)
         if case.name not in self.magnitudes:  # does not depend on the dtype
             self.magnitudes[case.name] = layer_magnitudes(self.layer, exact, self.options)
-        budgets = [allowed(m, dtype) for m in self.magnitudes[case.name]]
-        answer = self.call(given, right)
-        again = answer if case.large or answer.gradients is None else self.call(given, right)
+        budgets = self.budgets(exact, dtype, right)
+        if budgets is None:
+            return None
+        answer = self.call(given, right, dtype)
+        again = answer if case.large or answer.gradients is None else self.call(given, right, dtype)
         out = Outcome(exact, dtype, answer, problems=list(answer.problems))
         if answer.gradients is None:
             return out
@@ -237,12 +278,6 @@ def _differences(
     return found
 
 
-def _rounded(case: Case, dtype: str) -> Case:
-    """The case with its floating-point arrays cast to `dtype`."""
-    inputs = (x.astype(dtype) if _is_array(x) and x.dtype.kind == "f" else x for x in case.inputs)
-    return replace(case, inputs=tuple(inputs))
-
-
 def _is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray)
 
@@ -270,6 +305,24 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
         report.diagnosis = without
         left_out = _quoted(o.case.name for o in seen if o not in finite)
         report.warnings.append(f"the diagnosis leaves out the cases with nan or infinite entries: {left_out}")
+
+
+def _diagnose_in_float64(report: LayerReport, checker: _LayerChecker, cases: Sequence[Case]) -> None:
+    """Looks for known mistakes in float64, or float32 if it raises in that: 16 bits leave too many that fit."""
+    if report.passed:
+        return
+    before, checker.warnings = checker.warnings, []
+    for dtype in DTYPES:
+        exact = replace(report, outcomes=checker.outcomes(cases, [dtype]))
+        if not any(o.answer.gradients is None for o in exact.outcomes):
+            _diagnose(exact, checker.magnitudes)
+            report.diagnosis = exact.diagnosis
+            if exact.passed and report.wrong:
+                before.append(
+                    f"right in {dtype}: in {report.outcomes[0].dtype} it loses more digits than rounding explains"
+                )
+            break
+    checker.warnings = before
 
 
 def _diagnosis(
@@ -309,21 +362,23 @@ def _warn(report: LayerReport) -> None:
             "float64 is only as accurate as float32 and was judged as such: a step computes in float32 or loses digits"
         )
     lost = [o for o in report.outcomes if report.counts(o) and not o.ok]
-    if report.passed and lost:
-        cases = ", ".join(f"“{o.case.name}”" for o in lost)
-        report.warnings.append(f"correct in float64, but the float32 error is larger than rounding explains: {cases}")
+    for dtype in dict.fromkeys(o.dtype for o in lost) if report.passed else ():
+        cases = _quoted(o.case.name for o in lost if o.dtype == dtype)
+        report.warnings.append(f"correct in float64, but the {dtype} error is larger than rounding explains: {cases}")
 
 
-def checked_dtypes(dtypes: Sequence[str]) -> list[str]:
+def checked_dtypes(dtypes: Sequence[str], known: Sequence[str] = DTYPES) -> list[str]:
     """Returns the dtypes, the most accurate first; raises a ValueError if one is unknown."""
     dtypes = [dtypes] if isinstance(dtypes, str) else list(dtypes)
     for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
+        if dtype not in known:
+            raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(known)}")
     if not dtypes:
-        raise ValueError(f"dtypes is empty; choose from {', '.join(DTYPES)}")
-    return sorted(set(dtypes), key=DTYPES.index)
+        raise ValueError(f"dtypes is empty; choose from {', '.join(known)}")
+    return sorted(set(dtypes), key=known.index)
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__name__
+def _name(function: Any) -> str:
+    if isinstance(function, (tuple, list)):
+        return ", ".join(map(_name, function))
+    return getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__

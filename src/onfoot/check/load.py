@@ -1,4 +1,4 @@
-"""Loads a user's function: `module:function`, `path/to/file.py:function`, or a file with one public function."""
+"""Loads a user's function or class: `module:name`, `path/to/file.py:name`, or a file with one of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 
-def load_function(target: str, layer: str = "") -> Callable[..., Any]:
-    """Returns the function named by `target`; raises a ValueError if it cannot be found.
+def load_object(target: str, layer: str = "") -> Any:
+    """Returns the function, class or instance named by `target`; raises a ValueError if it cannot be found.
 
-    Modules are searched for in the current directory first. If `target` names no function, the function
-    `<layer>_backward` or `backward` is used, else the only public function of the module.
+    Modules are searched for in the current directory first. If `target` has no name, the function `<layer>_backward` or
+    `backward` is used, else the only public function or class of the module.
     """
     where, name = _split(target)
     module = load_file(Path(where)) if where.endswith(".py") else _from_name(where)
@@ -29,10 +29,8 @@ def load_function(target: str, layer: str = "") -> Callable[..., Any]:
             found = getattr(found, part)
     else:
         found = _default_function(module, where, layer)
-    if inspect.isclass(found):
-        raise ValueError(f"{name!r} in {where} is a class; pass a function, or a method of an instance defined there")
-    if not callable(found):
-        raise ValueError(f"{name!r} in {where} must be a function, got {type(found).__name__}")
+    if not callable(found) and not isinstance(found, (tuple, list)) and not hasattr(found, "backward"):
+        raise ValueError(f"{name!r} in {where} must be a function, a class or a pair, got {type(found).__name__}")
     return found
 
 
@@ -70,22 +68,38 @@ def _import(load: Callable[[], ModuleType], name: str) -> ModuleType:
 
 
 def _functions(module: ModuleType) -> list[str]:
-    """Names of the public functions defined in the module itself."""
+    """Names of the public functions and classes defined in the module itself."""
     return [
         name
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if (inspect.isfunction(value) or _is_layer(value) or _wraps_function(value))
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     ]
+
+
+def _is_layer(value: Any) -> bool:
+    """Whether it is a class with a forward or a backward method."""
+    return inspect.isclass(value) and (hasattr(value, "forward") or hasattr(value, "backward"))
+
+
+def _wraps_function(value: Any) -> bool:
+    """Whether it is a callable made of a function, such as JAX's custom_vjp."""
+    return callable(value) and inspect.isfunction(getattr(value, "__wrapped__", None))
 
 
 def _default_function(module: ModuleType, where: str, layer: str) -> Any:
     names = _functions(module)
-    for name in (f"{layer}_backward", "backward"):
+    for name in (f"{layer}_backward", "backward", *(n for n in names if _plain(n) == _plain(layer))):
         if name in names:
             return getattr(module, name)
     if len(names) != 1:
         raise ValueError(f"cannot choose a function in {where}: it defines {_listed(names)}; pass {where}:NAME")
     return getattr(module, names[0])
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 def _listed(names: list[str]) -> str:

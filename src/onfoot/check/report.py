@@ -57,6 +57,7 @@ class LayerReport:
     warnings: list[str] = field(default_factory=list)
     not_given: list[str] = field(default_factory=list)  # the gradients that the function does not return
     example: Example | None = None
+    recognised: str = ""  # the form, layout and names of the function, where they are not the contract's
 
     def counts(self, outcome: Outcome) -> bool:
         """Whether an outcome counts; cases beyond the contract count only if strict."""
@@ -84,6 +85,13 @@ class LayerReport:
 
     def __bool__(self) -> bool:
         return self.passed
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line: "wrong: dx; 1/n missing" or "passes"."""
+        from onfoot.check.text import one_line
+
+        return one_line(self)
 
     def __str__(self) -> str:
         from onfoot.check.text import layer_text

@@ -38,11 +38,13 @@ def layer_text(report: LayerReport) -> str:
 def heading(report: LayerReport) -> Iterator[str]:
     layer = report.layer
     options = "".join(f" · {name}={value}" for name, value in report.options.items())
-    arrays = {"numpy": "NumPy arrays", "torch": "PyTorch tensors"}[report.arrays]
+    arrays = {"numpy": "NumPy arrays", "torch": "PyTorch tensors", "jax": "JAX arrays"}[report.arrays]
     yield f"{layer.name} · {report.function}"
     for line in (layer.signature, *layer.contract):
         yield from wrapped(line, "  ")
     yield f"  {arrays}{options} · seed {report.seed}"
+    if report.recognised:
+        yield from wrapped(f"recognised: {report.recognised}", "  ")
     if report.not_given:
         yield from wrapped(f"not given, and not judged: {', '.join(report.not_given)}", "  ")
 
@@ -104,7 +106,7 @@ def _long_table(outcomes: Sequence[Outcome], gradients: Sequence[str], dtype: st
 def verdict(report: LayerReport) -> Iterator[str]:
     if report.passed:
         cases = len({o.case.name for o in report.outcomes if report.counts(o)})
-        dtypes = " and ".join(dict.fromkeys(o.dtype for o in report.outcomes))
+        dtypes = " and ".join(dict.fromkeys(o.dtype for o in report.outcomes if report.counts(o)))
         judged = f"{', '.join(report.layer.gradients)} agree" if report.not_given else "every gradient agrees"
         if report.not_given and len(report.layer.gradients) == 1:
             judged += "s"
@@ -120,6 +122,22 @@ def verdict(report: LayerReport) -> Iterator[str]:
         kind = "error" if m.absolute else "relative error"
         detail = f"{kind} {shown(m.error)} in “{o.case.name}”, {shown(m.allowed)} allowed; {m.where}"
         yield from wrapped(f"{plain or name}: {detail}", "  ")
+
+
+def one_line(report: LayerReport) -> str:
+    """The result in one line, with what was found first."""
+    if report.passed:
+        return f"passes: {', '.join(report.layer.gradients)}"
+    names = (
+        [f.name + (f", {f.value}" if f.value else "") for f in report.diagnosis.findings] if report.diagnosis else []
+    )
+    first = next((p for o in report.failed for p in o.problems), None)
+    if not report.wrong:
+        verb = "it raises " if first is not None and first.kind == "raises" else ""
+        return f"fails: {verb}{first.message}" if first is not None else "fails"
+    if not names and first is not None:
+        names = [first.message]
+    return f"wrong: {', '.join(report.wrong)}; {'; '.join(names) or 'no known mistake explains it'}"
 
 
 def size_dependent(report: LayerReport) -> Iterator[str]:
@@ -230,6 +248,7 @@ def layer_dict(report: LayerReport) -> dict[str, Any]:
         "seed": report.seed,
         "strict": report.strict,
         "expected": report.layer.signature,
+        "recognised": report.recognised,
         "not_given": report.not_given,
         "warnings": report.warnings,
         "cases": [outcome_dict(report, o) for o in report.outcomes],

@@ -12,15 +12,17 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import IO, Any
 
 import numpy as np
 
-from onfoot.check.load import load_function
+from onfoot.check.forms import Expected, Form, FormError, forms_of
+from onfoot.check.load import load_object
 from onfoot.check.wire import as_array, decode, encode, receive, send
 
 
-def main(target: str, layer: str, import_seconds: str, load: Callable[[str, str], Any] = load_function) -> None:
+def main(target: str, layer: str, import_seconds: str, load: Callable[[str, str], Any] = load_object) -> None:
     """Loads the function, describes it, and answers calls until the standard input ends."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -39,9 +41,16 @@ def main(target: str, layer: str, import_seconds: str, load: Callable[[str, str]
     finally:
         faulthandler.cancel_dump_traceback_later()
     send(answers, described(function), [])
+    forms: list[Form] = []
     with contextlib.suppress(EOFError):
         while True:
-            answer(function, *receive(requests), answers, reports)
+            header, arrays = receive(requests)
+            if "hold" in header:
+                watch(float(import_seconds), reports)
+                forms = hold(function, header["hold"], answers)
+                faulthandler.cancel_dump_traceback_later()
+            else:
+                answer(function, forms, header, arrays, answers, reports)
     sys.stdout.flush()
     os._exit(0)  # threads that the function left behind must not keep the process
 
@@ -63,6 +72,17 @@ def described(function: Any) -> dict[str, Any]:
     return {"name": name, "parameters": parameters, "sizes": plain(declared) if isinstance(declared, dict) else None}
 
 
+def hold(function: Any, described: dict[str, Any], answers: IO[bytes]) -> list[Form]:
+    """Recognises the object as a layer, and sends the forms that it may have."""
+    try:
+        forms = forms_of(function, Expected.from_dict(described))
+    except ValueError as error:
+        send(answers, {"invalid": str(error)}, [])
+        return []
+    send(answers, {"forms": [form.describe() for form in forms]}, [])
+    return forms
+
+
 def plain(declared: dict[Any, Any]) -> dict[str, Any]:
     """Declared sizes as JSON can hold them."""
     return {
@@ -71,19 +91,32 @@ def plain(declared: dict[Any, Any]) -> dict[str, Any]:
     }
 
 
-def answer(function: Any, header: dict[str, Any], arrays: list[np.ndarray], answers: IO[bytes], reports: Any) -> None:
+def answer(
+    function: Any,
+    forms: list[Form],
+    header: dict[str, Any],
+    arrays: list[np.ndarray],
+    answers: IO[bytes],
+    reports: Any,
+) -> None:
     """Calls the function once and sends what it returned, or what it raised, and the arguments that it changed."""
-    as_tensors = header["arrays"] == "torch"
+    form = None if header["form"] is None else forms[header["form"]]
+    as_tensors = header["arrays"] == "torch" and form is None
     given = [decode(tree, arrays, tensor if as_tensors else np.copy) for tree in header["arguments"]]
     for x in given if header["frozen"] else ():
         if isinstance(x, np.ndarray):
             x.flags.writeable = False
     before = [as_array(x) for x in given]
     before = [None if x is None else x.copy() for x in before]
+    if header["arrays"] != "numpy":
+        import_module(header["arrays"])  # its time is not the function's
     watch(header["timeout"], reports)
     try:
         with np.errstate(all="ignore"):
-            returned = function(*given, **header["options"])
+            if form is None:
+                returned = function(*given, **header["options"])
+            else:
+                returned = form.run(given, header["options"], header["arrays"], header["dtype"])
         found: list[np.ndarray] = []
         tree = encode(returned, found)
         changed = {}
@@ -92,6 +125,8 @@ def answer(function: Any, header: dict[str, Any], arrays: list[np.ndarray], answ
             if old is not None and (now is None or now.shape != old.shape or now.tobytes() != old.tobytes()):
                 changed[str(i)] = encode(now, found)
         out: dict[str, Any] = {"returned": tree, "changed": changed}
+    except FormError as error:
+        out, found = {"form": str(error)}, []
     except BaseException as error:
         from onfoot.check.call import location, raised
 
@@ -99,7 +134,7 @@ def answer(function: Any, header: dict[str, Any], arrays: list[np.ndarray], answ
     finally:
         faulthandler.cancel_dump_traceback_later()
     sys.stdout.flush()
-    send(answers, out, found)
+    send(answers, {**out, "sentence": form.sentence if form is not None else ""}, found)
 
 
 def tensor(x: np.ndarray) -> Any:

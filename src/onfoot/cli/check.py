@@ -20,6 +20,7 @@ class Arrays(str, Enum):
     auto = "auto"
     numpy = "numpy"
     torch = "torch"
+    jax = "jax"
 
 
 class Dtype(str, Enum):
@@ -28,6 +29,8 @@ class Dtype(str, Enum):
     both = "both"
     float64 = "float64"
     float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
 
 
 def _size(*names: str, text: str) -> Any:
@@ -42,7 +45,9 @@ def check(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="FUNCTION", help="Backward function, as module:function or file.py:function.", show_default=False
+            metavar="FUNCTION",
+            help="Backward function, forward/backward pair or class, as module:name or file.py:name.",
+            show_default=False,
         ),
     ] = None,
     layer: Annotated[
@@ -57,7 +62,16 @@ def check(
     arrays: Annotated[
         Arrays, typer.Option(help="Input type; auto tries NumPy arrays, then PyTorch tensors if the function raises.")
     ] = Arrays.auto,
-    dtype: Annotated[Dtype, typer.Option(help="Precision: float64, float32 or both.")] = Dtype.both,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Precision: float64, float32, both of these, or 16 bits, judged by their rounding.")
+    ] = Dtype.both,
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="Layout of the arrays: auto recognises it; contract, bthd, rows, sequence, single_head or transposed, "
+            "also with a plus sign, chooses it.",
+        ),
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of the random inputs and their shapes.")] = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Also require the cases beyond the basic contract to pass.")
@@ -103,12 +117,14 @@ def check(
         str | None, _option("--reduction", text="Reduction of the loss: mean (default) or sum.")
     ] = None,
 ) -> None:
-    """Check whether a backward function is right, and if not, which mistake it makes.
+    """Check whether a backward pass is right, and if not, which mistake it makes.
 
     The function takes the inputs of the layer's forward, then the upstream gradient, and returns the gradients in the
     same order: `--layer attention` calls `f(q, k, v, dout)` with arrays (batch, heads, tokens, head_dim) and expects
-    `dq, dk, dv`. The result is compared with the exact formula on many shapes. A wrong result is compared with every
-    known mistake on the same data, and with pairs of them.
+    `dq, dk, dv`. Other names, orders and layouts are recognised, and so are a torch.autograd.Function, an nn.Module, a
+    class with forward and backward, a forward/backward pair and a JAX function. The result is compared with the exact
+    formula on many shapes. A wrong result is compared with every known mistake on the same data, and with
+    pairs of them.
 
     Exit status: 0 if all gradients are right; 1 if one is wrong or the function raises, crashes, exits or takes longer
     than the timeout; 2 if the arguments are invalid or the file cannot be imported. Without arguments, every op and
@@ -128,7 +144,8 @@ def check(
     options = {name: value for name, value in layer_options.items() if value is not None}
     every_size = {"tokens": tokens, "width": width, "heads": heads, "head_dim": head_dim, "batch": batch}
     sizes = {name: value for name, value in every_size.items() if value is not None}
-    settings = {"arrays": arrays != "auto", "dtype": dtype != "both", "seed": seed != 0, "strict": strict}
+    settings = {"arrays": arrays != "auto", "dtype": dtype != "both", "layout": layout != "auto"}
+    settings |= {"seed": seed != 0, "strict": strict}
     settings |= {"no-isolated": not isolated, "timeout": timeout != TIMEOUT}
     given = [name.replace("_", "-") for name in (*(name for name, given in settings.items() if given), *sizes)]
     if template:
@@ -141,7 +158,8 @@ def check(
         seconds = timeout if isolated else None
         if not isolated and timeout != TIMEOUT:
             raise ValueError("--timeout needs --isolated: a call in this process cannot be ended")
-        report = _with_function(target, layer, arrays.value, dtype.value, seed, strict, seconds, {**options, **numbers})
+        chosen = {**options, **numbers, "layout": layout}
+        report = _with_function(target, layer, arrays.value, dtype.value, seed, strict, seconds, chosen)
     if as_json:
         console.show_json(report.to_dict())
     else:
@@ -210,9 +228,9 @@ def _loaded(target: str, layer: str, timeout: float | None) -> contextlib.Abstra
         from onfoot.check.isolated import IsolatedFunction
 
         return IsolatedFunction(target, layer, timeout)
-    from onfoot.check.load import load_function
+    from onfoot.check.load import load_object
 
-    return contextlib.nullcontext(load_function(target, layer))
+    return contextlib.nullcontext(load_object(target, layer))
 
 
 def _without_function(layer: str | None, options: dict[str, Any], function_options: list[str]) -> Any:
