@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onfoot.check.call  # the worker needs it when the function raises
+import onfoot.check.call  # noqa: F401  (the worker needs it when the function raises)
 from onfoot.learn.adapters import load
 from onfoot.learn.grade_limits import VARIABLE, apply_limits, from_text, limit_processes
 from onfoot.learn.grade_sandbox import die_with_parent, forbid_calls, forbid_files, python_paths
