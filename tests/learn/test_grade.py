@@ -8,16 +8,19 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hostile import TARGETS, Handed, in_call, mistaken, solution, submissions, write
 
+import onfoot.learn.grade as batch
 from onfoot.learn import EXERCISES
 from onfoot.learn.course import COURSE
 from onfoot.learn.grade import Result, grade, read_verdict
-from onfoot.learn.grade_find import find_submissions
+from onfoot.learn.grade_find import Submission, find_submissions
 from onfoot.learn.grade_limits import MIB, Limits
 
 needs_filters = pytest.mark.optional("needs seccomp and Landlock of Linux: a fork bomb is one elsewhere")
@@ -188,3 +191,25 @@ def test_an_interrupted_batch_goes_on_where_it_was_and_a_changed_file_is_judged_
     (folder / "s001 b" / "e01_linear.py").write_text((COURSE / "e01_linear.py").read_text())
     again = grade([folder], jobs=1, kept=kept, resume=True)
     assert [one.status for one in again] == ["passed", "unsolved"]
+
+
+def test_a_mistake_of_an_earlier_exercise_does_not_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    exercise = replace(EXERCISES[1], needs=(1,))
+    own = {"e01_linear.py": b"wrong", "e02_activation.py": b"mine"}
+    seen = []
+
+    def judge(files: dict[str, bytes], *_: object) -> dict[str, str]:
+        seen.append(files["e01_linear.py"])
+        return {"status": "wrong" if files["e01_linear.py"] == b"wrong" else "passed"}
+
+    monkeypatch.setattr(batch, "run_judge", judge)
+
+    def judged(files: dict[str, bytes]) -> Result:
+        task = batch.Task(Submission("ada", files), exercise, "")
+        return batch.judge_task(task, LIMITS, {}, threading.Event())
+
+    result, right = judged(own), solution(1).encode()
+    assert seen == [b"wrong", right] and result.passed
+    assert result.notes == ["judged with the solutions of e01_linear"]
+    assert judged({**own, "e01_linear.py": b"right"}).notes == []  # its own file, as long as that works
+    assert judged({"e02_activation.py": b"import torch"}).notes[0] == "imports torch" and seen[-1] == right

@@ -152,6 +152,8 @@ def test_the_command_grades_a_folder_and_writes_every_file(tmp_path: Path, monke
     for student, text in {"ada": solution(1), "bob": solution(1).replace("@ weight.T", "@ weight.T * 2")}.items():
         (tmp_path / "in" / student).mkdir(parents=True)
         (tmp_path / "in" / student / "e01_linear.py").write_text(text)
+    for place in (Path(), tmp_path / "in" / "ada"):  # a module of this name beside a submission is not NumPy
+        (place / "numpy.py").write_text("raise SystemExit('not NumPy')")
     Path("points.json").write_text('{"linear": 8}')
     outputs = ["--csv", "a.csv", "--json", "a.json", "--html", "a.html", "--points", "points.json"]
     first = CliRunner().invoke(app, ["learn", "grade", "in", *outputs])

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onfoot
-import onfoot.check.call  # the worker needs it when the function raises
+import onfoot.check.call  # noqa: F401  (the worker needs it when the function raises)
 from onfoot.learn.adapters import load
 from onfoot.learn.grade_limits import VARIABLE, apply_limits, from_text, limit_processes
 from onfoot.learn.grade_sandbox import die_with_parent, forbid_calls, forbid_files, python_paths
 
+PACKAGE = Path(__file__).resolve().parents[1]
 KEPT = ("onfoot.check.call", "onfoot.check.isolated")
 
 
@@ -22,7 +22,7 @@ def load_limited(target: str, adapter: str) -> Any:
     limits = from_text(os.environ.pop(VARIABLE))
     die_with_parent()
     if limits.filtered:
-        readable = python_paths(hidden=Path(onfoot.__file__).parent)
+        readable = python_paths(hidden=PACKAGE)
         hide_onfoot()
         forbid_files(Path(target).parent, readable)
     apply_limits(limits)

@@ -21,7 +21,8 @@ PIECES = Pieces(
     affine=lambda x, weight, bias: x @ weight + bias,
     split=split_heads,
     merge=merge_heads,
-    with_past=lambda past, new: np.concatenate([past, new], axis=2),
+    keys_so_far=lambda past, new: np.concatenate([past, new], axis=2),
+    values_so_far=lambda past, new: np.concatenate([past, new], axis=2),
     kept=lambda joined, new: joined,
     averaged=lambda rho, v: rho @ v,
 )
@@ -33,7 +34,7 @@ def steps(p: Pieces, x: Array, weight: Array, bias: Array, cuts: Array) -> Gradi
     for length in cuts:
         part = x[:, begin : begin + length]
         q, *new = (p.split(one, HEADS) for one in np.split(p.affine(part, weight, bias), 3, axis=-1))
-        k, v = (p.with_past(old, one) for old, one in zip(past, new, strict=True))
+        k, v = p.keys_so_far(past[0], new[0]), p.values_so_far(past[1], new[1])
         rho = p.weights(p.scores(q, k), p.mask(q.shape[-2], k.shape[-2], True))
         found.append(p.merge(p.averaged(rho, v)))
         past = [p.kept(joined, one) for joined, one in zip((k, v), new, strict=True)]
@@ -68,7 +69,8 @@ MISTAKES = (
         "the cache not used",
         "The new tokens attend only to themselves; the keys and values of earlier tokens are not put before them.",
         "join the old keys and values with the new ones",
-        with_past=lambda past, new: new,
+        keys_so_far=lambda past, new: new,
+        values_so_far=lambda past, new: new,
     ),
     mistake(
         "kv_cache",
@@ -84,7 +86,24 @@ MISTAKES = (
         "the new keys before the old ones",
         "The new keys and values are put before the cached ones, but the mask takes the last keys for the newest.",
         "put the old ones first",
-        with_past=lambda past, new: np.concatenate([new, past], axis=2),
+        keys_so_far=lambda past, new: np.concatenate([new, past], axis=2),
+        values_so_far=lambda past, new: np.concatenate([new, past], axis=2),
+    ),
+    mistake(
+        "kv_cache",
+        "13",
+        "keys and values in different orders",
+        "The new keys are put before the cached ones, but the new values behind them: a weight meets another's value.",
+        "put the old ones first in both",
+        keys_so_far=lambda past, new: np.concatenate([new, past], axis=2),
+    ),
+    mistake(
+        "kv_cache",
+        "13",
+        "values and keys in different orders",
+        "The new values are put before the cached ones, but the new keys behind them: a weight meets another's value.",
+        "put the old ones first in both",
+        values_so_far=lambda past, new: np.concatenate([new, past], axis=2),
     ),
     mistake(
         "kv_cache",
