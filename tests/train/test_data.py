@@ -119,7 +119,9 @@ def test_files_that_are_not_text_are_refused_with_the_reason(tmp_path: Path, con
 
 
 def test_kinds_that_are_not_expected_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.txt is a \.txt file, expected \.jsonl or \.csv; rename or convert it"):
+    with pytest.raises(
+        ValueError, match=r"a\.txt is a \.txt file, expected \.jsonl or \.csv; rename or convert it; plain text is for"
+    ):
         corpus.find_texts([write(tmp_path / "a.txt", "x")], (".jsonl", ".csv"))
     with pytest.raises(ValueError, match=r"a is a file without a suffix, expected \.jsonl"):
         corpus.find_texts([write(tmp_path / "a", "x")], (".jsonl",))

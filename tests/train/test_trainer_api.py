@@ -238,6 +238,36 @@ def test_a_callback_that_raises_ends_the_run_saved_and_named(tmp_path: Path, tex
     assert len(broken.heard) == 1 and isinstance(broken.heard[0], CallbackError)
 
 
+@pytest.mark.parametrize(
+    ("event", "saved_at"),
+    [("on_begin", 0), ("on_gradient", 0), ("on_step", 1), ("on_evaluation", 3), ("on_checkpoint", 3), ("on_end", 6)],
+)
+def test_whichever_event_a_callback_fails_at_the_run_is_saved_and_goes_on_as_it_would_have(
+    event: str, saved_at: int, tmp_path: Path, text: Path
+) -> None:
+    def fail(self: Any, trainer: onfoot.Trainer, *_: Any) -> None:
+        raise KeyError("metric")
+
+    def also(self: Any, trainer: onfoot.Trainer, error: BaseException) -> None:
+        raise OSError("no disk")
+
+    broken = type("Broken", (onfoot.Callback,), {event: fail, "on_error": also})()
+    trainer = onfoot.Trainer(tiny(), text, options(), [broken], out=tmp_path / "run")
+    with pytest.raises(
+        CallbackError, match=rf"Broken.{event} failed after step {saved_at}: KeyError: 'metric'; .*saved"
+    ):
+        trainer.run()  # and not the error of on_error
+    checkpoint = tmp_path / "run" / "checkpoints" / f"step-{saved_at:07d}"
+    rest = onfoot.Trainer(onfoot.load(checkpoint, "float64", "numpy"), text, options(), out=tmp_path / "run")
+    rest.restore(checkpoint)
+    assert rest.run().state.step == 6
+    whole = onfoot.Trainer(tiny(), text, options())
+    whole.run()
+    assert all((rest.model.params[n] == whole.model.params[n]).all() for n in whole.model.params)
+    best = onfoot.load(tmp_path / "run", "float64", "numpy")  # the folder of the run
+    assert all((best.params[n] == whole.model.params[n]).all() for n in whole.model.params)
+
+
 def test_events_come_in_their_order_and_evaluations_can_be_added_to(tmp_path: Path, text: Path) -> None:
     class Watch(onfoot.Callback):
         def __init__(self) -> None:

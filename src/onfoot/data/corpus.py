@@ -72,7 +72,8 @@ def find_texts(paths: Sequence[Path], suffixes: Sequence[str] = ()) -> list[Text
             found += inside
         elif path.is_file() and suffixes and _suffix(path) not in suffixes:
             what = f"a {path.suffix} file" if path.suffix else "a file without a suffix"
-            raise ValueError(f"{path} is {what}, expected {_or(suffixes)}; rename or convert it")
+            text = "; plain text is for: onfoot train FILE --init MODEL" if path.suffix in (".txt", ".md") else ""
+            raise ValueError(f"{path} is {what}, expected {_or(suffixes)}; rename or convert it{text}")
         elif path.is_file():
             found.append(path)
         elif path.exists():
