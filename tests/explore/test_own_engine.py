@@ -47,6 +47,9 @@ def test_right_pairs_have_no_wrong_gradient(model: Model, tokens: np.ndarray, tm
     assert len(own["rows"]) == len(model.params) + 3 + 7 * model.config.n_layer
     assert not any(row["wrong"] for row in own["rows"])
     assert [pair["yours"] for pair in own["pairs"]] == [True] * 6
+    names = [row["name"] for row in own["rows"] if row["block"] == 0]
+    at = names.index("transformer.h.0.attn.c_attn.weight")
+    assert names.index("Δ_3") < at < names.index("Δ_2")  # in the order of the backward pass
 
 
 def test_a_wrong_pair_is_wrong_from_its_step_down(model: Model, tokens: np.ndarray, wrong: OwnEngine) -> None:

@@ -88,6 +88,12 @@ def test_two_wrong_pairs_are_both_named_the_first_of_the_pass_first() -> None:
     assert str(found).endswith("also wrong: embedding_backward")
 
 
+def test_below_a_gradient_of_0_the_others_are_still_judged() -> None:
+    """The pass goes on with our gradient where the user's is wrong."""
+    found = compared(plain(**scaled("linear_backward", 0, 0.0), **scaled("embedding_backward", 0, 2)))
+    assert str(found).endswith("relative error 1; also wrong: embedding_backward")
+
+
 def test_a_wrong_forward_comes_before_any_gradient() -> None:
     def forward(x: Any) -> Any:
         y, saved = plain_pairs.gelu_tanh_forward(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -292,8 +293,12 @@ def test_a_file_that_cannot_be_used_is_an_error_in_one_line(text: str, message: 
         onfoot.create(GPT2, engine=str(tmp_path / "other.py"))
 
 
-def test_files_that_import_each_other_are_read_from_their_own_folder(tmp_path: Path) -> None:
-    """Two folders with files of the same names do not mix, and a changed file is read again."""
+def test_files_that_import_each_other_are_read_from_their_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two folders with files of the same names do not mix, a changed file is read again, and a program's stays."""
+    programs = types.ModuleType("own_parts")
+    monkeypatch.setitem(sys.modules, "own_parts", programs)
     source = "from own_parts import SCALE\n\ndef relu_forward(x):\n    return x * SCALE, None\n\n"
     source += "def relu_backward(dy, saved):\n    return dy * SCALE\n"
     engines = []
@@ -308,6 +313,7 @@ def test_files_that_import_each_other_are_read_from_their_own_folder(tmp_path: P
     (tmp_path / "3" / "own_parts.py").write_text("SCALE = 50\n", encoding="utf-8")
     engines.append(as_engine(str(tmp_path / "3" / "my_ops.py")))
     assert [float(engine.relu_forward(np.ones(1))[0][0]) for engine in engines] == [2, 3, 50]
+    assert sys.modules["own_parts"] is programs
 
 
 def test_what_reads_our_saved_arrays_refuses_a_users_pairs() -> None:

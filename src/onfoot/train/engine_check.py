@@ -64,4 +64,5 @@ def first_batch(trainer: Trainer) -> Batch:
     one = trainer.source.microbatches(trainer.state.step, *trainer.share_args)[0]
     batch = one.chosen if trainer.preferences else Batch(*one)
     rows = max(1, MOST // max(1, batch.tokens.shape[1]))
-    return Batch(*(None if x is None else x[:rows] for x in batch))
+    segments = None if batch.segments is None else batch.segments[:rows]
+    return Batch(batch.tokens[:rows], batch.targets[:rows], segments)
