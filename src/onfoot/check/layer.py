@@ -84,6 +84,7 @@ class Layer:
     # (*inputs) -> the relative error of correct implementations beyond that of the steps, in roundings
     sensitivity: Callable[..., float] | None = None
     sizes: tuple[str, ...] = ()  # the sizes that can be chosen, which `cases` then takes as sizes=Sizes(...)
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # piece -> words for each of its calls
 
     @property
     def signature(self) -> str:

@@ -75,7 +75,7 @@ def has_effect(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bo
         right = layer.run(layer.pieces, case, options)
         try:
             wrong = layer.run(layer.pieces.with_changes(changes), case, options)
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, TypeError):  # TypeError: a mistake of the mask where there is none
             continue
         if not all(a.shape == b.shape and np.allclose(a, b, 1e-9, 1e-12) for a, b in zip(right, wrong, strict=True)):
             return True
