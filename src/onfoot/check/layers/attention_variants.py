@@ -37,9 +37,7 @@ DROPOUT_PIECES = Pieces(
 )
 
 
-def dropout_steps(
-    p: Pieces, q: Array, k: Array, v: Array, keep: Array, dout: Array, causal: bool = True
-) -> Gradients:
+def dropout_steps(p: Pieces, q: Array, k: Array, v: Array, keep: Array, dout: Array, causal: bool = True) -> Gradients:
     mask, scores = p.mask(q.shape[-2], k.shape[-2], causal), p.scores(q, k)
     rho = p.weights(scores, mask)  # (B, H, Tq, Tk)
     drho = p.through_dropout(p.drho(dout, v), keep)
@@ -148,9 +146,7 @@ def rope_reference(
     return rope_backward(dq, saved_q), rope_backward(dk, saved_k), dv
 
 
-def rope_cases(
-    rng: np.random.Generator, causal: bool = True, theta: float = 10000.0, sizes: Sizes = ANY
-) -> list[Case]:
+def rope_cases(rng: np.random.Generator, causal: bool = True, theta: float = 10000.0, sizes: Sizes = ANY) -> list[Case]:
     def case(name: str, b: int, h: int, n: int, half: int, start: int = 0, **changes: Any) -> Case | None:
         exact = changes.get("exact", False)
         fitted = even(sizes).fit(name, exact, batch=b, heads=h, tokens=n, head_dim=2 * half)

@@ -91,6 +91,7 @@ LOSS_HEAD = Layer(
     steps=head_steps,
     pieces=HEAD_PIECES,
     sizes=("batch", "tokens", "width", "vocabulary"),
+    assumes={"reduction": "mean"},
     parts=("linear", "softmax_cross_entropy"),
     upstream_optional=True,
 )
@@ -163,6 +164,7 @@ TIED_HEAD = Layer(
     steps=tied_steps,
     pieces=TIED_PIECES,
     sizes=("batch", "tokens", "width", "vocabulary"),
+    assumes={"reduction": "mean"},
     parts=("tied_embedding", "embedding", "layer_norm", "softmax_cross_entropy"),
     upstream_optional=True,
 )
