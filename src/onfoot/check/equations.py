@@ -60,7 +60,8 @@ EQUATIONS = {
 
 _PAGES = {  # the page of an id: of its letters, or of the paper's number
     "ADAM": "optimizer", "ATT": "attention", "CE": "cross_entropy", "CLIP": "optimizer", "DO": "dropout", "DPO": "dpo",
-    "FC": "linear", "G": "activation", "GLU": "swiglu", "GQA": "grouped_query", "LORA": "lora", "NET": "network", "RMS": "rms_norm", "ROPE": "rope", "TIE": "network",
+    "FC": "linear", "G": "activation", "GLU": "swiglu", "GQA": "grouped_query",
+    "LORA": "lora", "NET": "network", "RMS": "rms_norm", "ROPE": "rope", "TIE": "network",
     "2": "embedding", "3": "embedding", "12": "attention", "13": "attention", "15": "attention", "24": "attention_head",
     "25": "attention", "28": "attention", "29": "attention_head", "31": "attention_head", "33": "attention_head",
     "34": "attention_head", "36": "layer_norm", "40": "layer_norm", "41": "layer_norm", "43": "lora", "44": "lora",

@@ -72,7 +72,9 @@ def reference(
     ):
         updated = [array.copy() for array in state]
         betas = options["beta1"], options["beta2"]
-        adamw_update(*updated, scale * grad, options["lr"], betas, options["eps"], decay, step)
+        adamw_update(
+            updated[0], updated[1], updated[2], scale * grad, options["lr"], betas, options["eps"], decay, step
+        )
         found.append(updated)
     (weight, m_weight, v_weight), (bias, m_bias, v_bias) = found
     return weight, bias, m_weight, v_weight, m_bias, v_bias

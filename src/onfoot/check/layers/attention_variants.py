@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,13 @@ def dropout_reference(q: Array, k: Array, v: Array, keep: Array, dout: Array, ca
 
 
 def _sensitivity(*inputs: Array) -> float:
-    return attention.sensitivity(*inputs[:3], inputs[-1])
+    q, k, v = inputs[:3]
+    return attention.sensitivity(q, k, v, inputs[-1])
 
 
 def dropout_cases(rng: np.random.Generator, causal: bool = True, sizes: Sizes = ANY) -> list[Case]:
-    def case(name: str, b: int, h: int, n: int, d: int, p: float = 0.3, exact: bool = False) -> Case | None:
+    def case(name: str, drawn: Sequence[int], p: float = 0.3, exact: bool = False) -> Case | None:
+        b, h, n, d = drawn
         fitted = sizes.fit(name, exact, batch=b, heads=h, tokens=n, head_dim=d)
         if fitted is None:
             return None
@@ -68,11 +71,11 @@ def dropout_cases(rng: np.random.Generator, causal: bool = True, sizes: Sizes = 
     b, h, n, d = distinct(rng, 4, 2, 8)
     square = int(rng.integers(4, 8))
     found = [
-        case("odd sizes", b, h, n + 2, d),
-        case("other sizes", *distinct(rng, 4, 3, 9), p=0.5),
-        case("nothing dropped", b, h, n + 1, d, p=0.0),
-        case("one token", b, h, 1, d, exact=True),
-        case("as many tokens as features", 2, 3, square, square, exact=True),
+        case("odd sizes", (b, h, n + 2, d)),
+        case("other sizes", distinct(rng, 4, 3, 9), p=0.5),
+        case("nothing dropped", (b, h, n + 1, d), p=0.0),
+        case("one token", (b, h, 1, d), exact=True),
+        case("as many tokens as features", (2, 3, square, square), exact=True),
     ]
     return kept(found)
 

@@ -90,7 +90,8 @@ class _Passes:
 
     def heads_backward(self, dy: Array, qkv: list[Array], x: Array) -> Array:
         p = self.p
-        grads = attention.steps(p, *qkv, p.split_dout(dy, self.n_head), causal=self.causal)
+        q, k, v = qkv
+        grads = attention.steps(p, q, k, v, p.split_dout(dy, self.n_head), causal=self.causal)
         return self.linear_backward(p.side_by_side(*(p.merge(d) for d in grads)), x, "attn")
 
     def relu_backward(self, dy: Array, x: Array) -> Array:
@@ -137,8 +138,11 @@ class _Forward:
     """The forward pass of either block by the ops, and what their backward passes need."""
 
     def __init__(self, x: Array, values: Any, n_head: int, causal: bool, post: bool) -> None:
-        pairs: Any = dict(zip(("ln_1", "attn", "proj", "ln_2", "fc", "out"), zip(*[iter(values)] * 2), strict=True))
+        names = ("ln_1", "attn", "proj", "ln_2", "fc", "out")
+        pairs: Any = {name: values[2 * i : 2 * i + 2] for i, name in enumerate(names)}
         self.n_head, self.post = n_head, post
+        self.ln_1: Any
+        self.ln_2: Any
         before, self.ln_1 = (x, None) if post else layer_norm_forward(x, *pairs["ln_1"])
         qkv, self.attn = linear_forward(before, *pairs["attn"])
         q, k, v = (split_heads(part, n_head) for part in np.split(qkv, 3, axis=-1))
@@ -226,7 +230,7 @@ RELU_BLOCK = Layer(
     arguments=("x", *PARAMETERS, "dout"),
     gradients=("dx", *(f"d{name}" for name in PARAMETERS)),
     contract=(
-        "h = x + proj(attention(ln_1(x))); out = h + mlp_out(relu(mlp_fc(ln_2(h)))): a pre-norm block, causal, with ReLU",
+        "h = x + proj(attention(ln_1(x))); out = h + mlp_out(relu(mlp_fc(ln_2(h)))): pre-norm, causal, with ReLU",
         SHAPES,
     ),
     cases=relu_cases,

@@ -1,4 +1,4 @@
-"""Multi-head attention with its output projection, in steps: packed or separate projections, self- or cross-attention."""
+"""Multi-head attention with its output projection, in steps: packed or separate, self- or cross-attention."""
 
 from __future__ import annotations
 
@@ -59,11 +59,10 @@ def _places(linears: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 def _core(
-    p: Pieces, qkv: Sequence[Array], x: Array, out: Sequence[Array], dout: Array, causal: bool, n_head: int
+    p: Pieces, qkv: Sequence[Array], x: Array, w_o: Array, dout: Array, causal: bool, n_head: int
 ) -> tuple[list[Array], Gradients]:
     """The gradients of the projected queries, keys and values (B, T, C), then dw_o and db_o."""
     q, k, v = (p.split(one, n_head) for one in qkv)
-    w_o, b_o = out
     mask = p.mask(q.shape[-2], k.shape[-2], causal)
     mixed = p.merge(p.mixed(p.weights(p.scores(q, k), mask), v))  # (B, T, C)
     dmixed = p.to_heads(p.through(dout, w_o, mixed), dout)
@@ -84,16 +83,16 @@ def packed_steps(
     n_head: int = 2,
 ) -> Gradients:
     qkv = p.thirds(p.affine(x, w_qkv, b_qkv), n_head)
-    grads, of_output = _core(p, qkv, x, (w_o, b_o), dout, causal, n_head)
+    grads, of_output = _core(p, qkv, x, w_o, dout, causal, n_head)
     dqkv = p.side_by_side(*grads, n_head)  # (B, T, 3 C)
     return p.through(dqkv, w_qkv, x), p.dweight(x, dqkv), p.dbias(dqkv), *of_output
 
 
 def separate_steps(p: Pieces, x: Array, *rest: Array, causal: bool = True, n_head: int = 2) -> Gradients:
-    *given, w_o, b_o, dout = rest
+    *given, w_o, _, dout = rest
     pairs = [given[:2], given[2:4], given[4:]]
     qkv = [p.affine(x, w, b) for w, b in pairs]
-    grads, of_output = _core(p, qkv, x, (w_o, b_o), dout, causal, n_head)
+    grads, of_output = _core(p, qkv, x, w_o, dout, causal, n_head)
     grads = p.to_projections(*grads)
     paths = [p.through(d, w, x) for d, (w, _) in zip(grads, pairs, strict=True)]
     at_parameters = [p.at_projection(d, w) for d, (w, _) in zip(grads, pairs, strict=True)]
@@ -101,10 +100,10 @@ def separate_steps(p: Pieces, x: Array, *rest: Array, causal: bool = True, n_hea
 
 
 def cross_steps(p: Pieces, query: Array, key: Array, value: Array, *rest: Array, n_head: int = 2) -> Gradients:
-    *given, w_o, b_o, dout = rest
+    *given, w_o, _, dout = rest
     inputs, pairs = (query, key, value), [given[:2], given[2:4], given[4:]]
     qkv = [p.affine(x, w, b) for x, (w, b) in zip(inputs, pairs, strict=True)]
-    grads, of_output = _core(p, qkv, query, (w_o, b_o), dout, False, n_head)
+    grads, of_output = _core(p, qkv, query, w_o, dout, False, n_head)
     grads = p.to_projections(*grads)
     dquery, dkey, dvalue = (p.through(d, w, x) for d, (w, _), x in zip(grads, pairs, inputs, strict=True))
     at_parameters = [p.at_projection(d, w) for d, (w, _) in zip(grads, pairs, strict=True)]

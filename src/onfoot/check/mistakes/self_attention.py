@@ -79,7 +79,7 @@ def _paths(layer: str, piece: str, *applied: Callable[..., object]) -> tuple[Mis
         Mistake(
             "only the gradient through the queries",
             layer,
-            "The tokens are the input of queries, keys and values, but only the gradient of the queries is passed back.",
+            "x is the input of queries, keys and values, but only the gradient of the queries is passed back.",
             "33",
             SUM,
             lambda p: {piece: only_q},
@@ -123,7 +123,7 @@ PACKED = (
     Mistake(
         "the columns of w_qkv taken head by head",
         "self_attention",
-        "w_qkv is read as q | k | v of the first head, then of the second, in both passes; here all queries come first.",
+        "Both passes read w_qkv as q | k | v of the first head, then of the second; here all queries come first.",
         "34",
         "split the columns into three parts first, then each part into heads; or permute the columns of w_qkv",
         lambda p: {"thirds": thirds_by_head, "side_by_side": columns_by_head},
