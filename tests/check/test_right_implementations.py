@@ -11,7 +11,7 @@ from onfoot.check.known import check_layer
 from onfoot.check.layers import LAYERS
 
 EVERY = [(layer, function) for layer, functions in RIGHT.items() for function in functions]
-ROUNDS = 12
+ROUNDS = 7
 
 
 def test_every_layer_has_right_implementations() -> None:
