@@ -258,6 +258,11 @@ CALLED = {
     ("silu", "silu"): ("silu(x)", "x σ(x)"),
     ("silu", "silu_slope"): ("silu'(x)", "σ(x) + x σ(x)(1 − σ(x))"),
     ("self_attention", "side_by_side"): ("dq | dk | dv", "concatenated in the order of the columns of w_qkv"),
+    ("self_attention_separate", "three_paths"): ("dx", "dq w_qᵗ + dk w_kᵗ + dv w_vᵗ"),
+    ("rope_attention", "rotate_back"): (
+        "the gradient rotated back",
+        "first · cos + second · sin, second · cos − first · sin",
+    ),
     ("post_norm_block", "skip_mlp"): ("dh", "the gradient from ln_2 + the gradient from the MLP"),
     ("post_norm_block", "skip_attention"): ("dx", "the gradient from ln_1 + the gradient from attention"),
     ("relu_block", "relu_dx"): ("the gradient of ReLU's input", "the gradient of its output where x > 0, else 0"),

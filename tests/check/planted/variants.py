@@ -76,7 +76,7 @@ def rope(q, k, v, positions, dout, causal=True, **changes: Any):
 
     unturned = changes.get("unturned", False)
     q_, k_ = (q, k) if unturned else (forwards(q), forwards(k))
-    v_ = forwards(v) if changes.get("v") else v
+    v_ = forwards(v) if changes.get("turned_v") else v
     rho = weights(q_, k_, causal)
     da = dout @ v_.mT
     ds = rho * (da - (rho * da).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
@@ -98,7 +98,7 @@ rope_with("dq not rotated back", turns=(False, True, False))
 rope_with("q and k before rotation in dq and dk", given=True)
 rope_with("q and k not rotated in the forward pass", unturned=True)
 rope_with("no rotation at all", unturned=True, turns=(False, False, False))
-rope_with("v rotated as well", v=True, turns=(True, True, True))
+rope_with("v rotated as well", turned_v=True, turns=(True, True, True))
 rope_with("dv rotated back", turns=(True, True, True))
 rope_with("adjacent features as pairs, in both passes", adjacent=True)
 

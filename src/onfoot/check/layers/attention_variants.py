@@ -189,6 +189,7 @@ ROPE_ATTENTION = Layer(
     sizes=("batch", "heads", "tokens", "head_dim"),
     sensitivity=_sensitivity,
     parts=("attention", "rope"),
+    places=dict.fromkeys(("rotated", "rotate_back", "for_products"), ("queries", "keys")),
 )
 
 
