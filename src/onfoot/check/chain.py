@@ -1,9 +1,9 @@
 """Finds where the chain of a composite layer's backward pass breaks, from the gradients that were returned.
 
-The backward pass is a graph of steps, the calls of a layer's pieces. If one step gives a wrong array U and all others are
-right, then every returned gradient is an affine function of U, since backpropagation is linear. So a step can be tested:
-is there a U for which the right pass, from that step on, returns what the function returned? The least squares solution
-tells, and U itself tells how the step is wrong. Only what these numbers prove is said.
+The backward pass is a graph of steps, the calls of a layer's pieces. If one step gives a wrong array U and all others
+are right, then every returned gradient is an affine function of U, since backpropagation is linear. So a step can be
+tested: is there a U for which the right pass, from that step on, returns what the function returned? The least squares
+solution tells, and U itself tells how the step is wrong. Only what these numbers prove is said.
 """
 
 from __future__ import annotations
@@ -261,9 +261,9 @@ class _Search:
                 basis = np.stack([matrix @ term.array.ravel() for term in terms], axis=1)
                 factors, _, rank, _ = np.linalg.lstsq(basis, wanted, rcond=1e-11)
                 exact = np.linalg.norm(basis @ factors - wanted) <= EXACT * max(1.0, float(np.linalg.norm(wanted)))
-                how = [_factor(term, float(c)) for term, c in zip(terms, factors, strict=True)]
-                if exact and rank == len(terms) and all(text is not None for text in how):
-                    return one, "; ".join(text for text in how if text)
+                how = _how([(term, float(c)) for term, c in zip(terms, factors, strict=True)])
+                if exact and rank == len(terms) and how is not None:
+                    return one, how
         return None, ""
 
     def terms(self, one: Call) -> list[Term]:
@@ -325,13 +325,24 @@ def _padded(chosen: Sequence[tuple[str, Array]], result: Array) -> list[Term]:
     return found
 
 
+def _how(found: Sequence[tuple[Term, float]]) -> str | None:
+    """What the factors of the terms mean; None if one is no simple number."""
+    off = [(term, c) for term, c in found if abs(c - term.belongs) > 1e-7]
+    missing = [term.name for term, c in off if abs(c) < 1e-7]
+    added = [term.name for term, c in off if not term.belongs and _whole(c) == 1]
+    if len(off) == len(missing) + len(added) and missing and added and all(missing):
+        return f"{_listed(added)} in place of {_listed(missing)}"
+    if len(off) > 1 and len(off) == len(missing) and all(missing):
+        return f"{_listed(missing)} are missing"
+    texts = [_factor(term, c) for term, c in off]
+    return None if None in texts else "; ".join(text for text in texts if text)
+
+
 def _factor(term: Term, c: float) -> str | None:
-    """What a factor of a term means; "" if it is right, None if it is no simple number."""
+    """What a wrong factor of a term means; None if it is no simple number."""
     whose = f"{term.name} " if term.name else "which "
-    if abs(c - term.belongs) < 1e-7:
-        return ""
     if not term.belongs:
-        return {1: f"{whose}is there instead or in addition", -1: f"{whose}is subtracted"}.get(_whole(c))
+        return {1: f"{whose}is added", -1: f"{whose}is subtracted"}.get(_whole(c))
     if abs(c) < 1e-7:
         return f"{whose}is missing" if term.name else "which is 0"
     if math.isclose(c, -1, rel_tol=1e-7):

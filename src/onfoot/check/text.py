@@ -29,6 +29,7 @@ def layer_text(report: LayerReport) -> str:
         lines += ["", *diagnosis_text(report.diagnosis)]
     if report.chain is not None:
         lines += ["", "Where the chain breaks:", *wrapped(str(report.chain), "  ", 0)]
+        lines += wrapped(f"Right: {report.chain.formula}", "  ") if report.chain.formula else []
     if report.example is not None:
         lines += ["", *report.example.lines()]
     lines += beyond(report)

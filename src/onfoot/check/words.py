@@ -276,7 +276,8 @@ CALLED_ARGUMENTS = {
     ("silu", "gate"): "x",
     ("silu", "s"): "σ(x)",
     ("silu", "silu"): "silu(x)",
-    ("post_norm_block", "branch"): "the branch's gradient",
+    ("rope_attention", "dq"): "the gradient of the rotated queries",
+    ("rope_attention", "dk"): "the gradient of the rotated keys",
 }
 
 
