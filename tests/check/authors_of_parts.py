@@ -260,7 +260,7 @@ def dpo(author: Author) -> Function:
 
 
 def adamw_step(author: Author) -> Function:
-    update, dweight, xp = adamw(author), weight_gradient(author), author.xp
+    update, dweight = adamw(author), weight_gradient(author)
     extra = author.one_of(0.0, 1e-6)  # PyTorch's
 
     def step_of(weight, bias, x, dout, m_w, v_w, m_b, v_b, step):

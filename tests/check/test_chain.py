@@ -116,13 +116,13 @@ IN_BLOCK: dict[str, tuple[Spoils, str, str, str]] = {
     "the gradient of GELU's output": (
         {"gelu": lambda d: 3 * d},
         "dout_weight and dout_bias",
-        "a linear layer's input gradient (the second MLP layer)|the gradient of GELU's input",
+        "a linear layer's input gradient (the second MLP layer) // the gradient of GELU's input",
         "which is 3 times too large",
     ),
     "the gradient of GELU's input": (
         {"fc": bent},
         "dout_weight and dout_bias",
-        "a linear layer's input gradient (the second MLP layer)|the gradient of GELU's input",
+        "a linear layer's input gradient (the second MLP layer) // the gradient of GELU's input",
         "",
     ),
     "the gradient of ln_2's output": (
@@ -134,7 +134,7 @@ IN_BLOCK: dict[str, tuple[Spoils, str, str, str]] = {
     "the gradient of the heads' outputs": (
         {"heads": bent},
         "dproj_weight and dproj_bias",
-        "a linear layer's input gradient (the output projection)|the split of dout into heads",
+        "a linear layer's input gradient (the output projection) // the split of dout into heads",
         "",
     ),
     "the keys' share of the gradient missing": (
@@ -166,7 +166,7 @@ IN_SELF_ATTENTION: dict[str, tuple[Spoils, str, str, str]] = {
     "the output projection": (
         {"heads": bent},
         "dw_o and db_o",
-        "a linear layer's input gradient (the output projection)|the gradient of the heads' outputs",
+        "a linear layer's input gradient (the output projection) // the gradient of the heads' outputs",
         "",
     ),
     "only the values": (
@@ -198,7 +198,7 @@ def test_a_break_is_located(layer: str, made: Callable[..., Any], name: str, one
     found = located(layer, made(spoils))
     assert found is not None
     assert " and ".join(found.right) == right
-    assert set(steps.split("|")) & set(found.steps), found.steps
+    assert set(steps.split(" // ")) & set(found.steps), found.steps
     assert found.how == how
     assert not found.alone
 

@@ -270,7 +270,10 @@ NAMELESS = [one for one in OUTSIDE if one not in NAMED and one not in PARTLY]
 
 @pytest.mark.parametrize(
     ("layer", "what"),
-    [pytest.param(*one, marks=pytest.mark.slow if one == LONG or one[0] in PARTS - {*KEPT} else []) for one in NAMELESS],
+    [
+        pytest.param(*one, marks=pytest.mark.slow if one == LONG or one[0] in PARTS - {*KEPT} else [])
+        for one in NAMELESS
+    ],
 )
 def test_a_wrong_formula_that_nothing_reproduces_gets_no_name(layer: str, what: str, fresh: int) -> None:
     found = diagnosis(layer, OUTSIDE[layer, what], seed=fresh)

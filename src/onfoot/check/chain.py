@@ -181,7 +181,7 @@ class _Search:
         steps = [one for one in found if len(found[one]) == len(alone)]
         alone = found[steps[-1]]
         steps = [one for one in steps if found[one] == alone]
-        one, how = self.simplest(steps)
+        one, how = self.simplest(steps, alone)
         if one is None:
             one = next((s for s in reversed(steps) if s[0] in named), steps[0] if len(steps) == 1 else None)
         follow = [g for g in self.wrong if g in self.reach[steps[-1]] and g not in alone]
@@ -249,12 +249,10 @@ class _Search:
             return False  # any result would be explained
         return bool(np.linalg.norm(matrix @ solution - wanted) <= EXACT * max(1.0, float(np.linalg.norm(wanted))))
 
-    def simplest(self, steps: Sequence[Call]) -> tuple[Call | None, str]:
+    def simplest(self, steps: Sequence[Call], alone: Sequence[int]) -> tuple[Call | None, str]:
         """The step whose result is wrong in a simple way, and how: a term missing, a sign, a factor."""
         for one in reversed(steps):
-            model = self.model(one)
-            alone = [g for g in self.wrong if g not in self.reach[one]]
-            matrix, wanted, _ = self.system(one, model, alone)
+            matrix, wanted, _ = self.system(one, self.model(one), alone)
             for terms in (self.terms(one), [Term("", self.calls[one][1], True)]):
                 if not terms:
                     continue

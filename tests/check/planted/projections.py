@@ -1,4 +1,4 @@
-"""Attention with an output projection: packed, separate, or across two sequences. The core by autograd, the rest by hand."""
+"""Attention with an output projection: packed, separate, or across two sequences; the core by autograd."""
 
 from __future__ import annotations
 
