@@ -227,6 +227,7 @@ def grouped_cases(rng: np.random.Generator, causal: bool = True, sizes: Sizes = 
         fitted = sizes.fit(name, exact, batch=b, heads=n_kv, tokens=n, head_dim=d)
         if fitted is None:
             return None
+        group = group if fitted[1] == n_kv else 2  # few heads where their number was chosen
         b, n_kv, n, d = fitted
         h = n_kv * group
         q, dout, k, v = _draw(rng, *[(b, h, n, d)] * 2, *[(b, n_kv, n, d)] * 2)
