@@ -386,6 +386,11 @@ MAKERS: dict[str, Callable[[Author], Function]] = {
 }
 
 
+from authors_of_parts import MAKERS_OF_PARTS  # noqa: E402  (it needs the classes above)
+
+MAKERS.update(MAKERS_OF_PARTS)
+
+
 def random_right(layer: str, rng: np.random.Generator) -> Function:
     """A random correct implementation of a layer."""
     author = Author(rng)

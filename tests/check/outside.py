@@ -336,6 +336,8 @@ of_adamw(
 of_adamw("signs alone", lambda p, g, m, v, a, b: p * (1 - 1e-3) - 0.01 * np.sign(m))
 
 
+import outside_of_parts  # noqa: E402, F401  (the layers made of several parts, in the same table)
+
 # what the generic probes and the fitted constants say about some of them; the others get no name
 NAMED = {
     ("attention", "the width of the values in the scale"): "√d_v in place of √d_k",

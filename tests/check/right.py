@@ -391,3 +391,6 @@ def adamw_by_hand(param, grad, m, v, step, lr, beta1, beta2, eps, weight_decay):
     v = v + (1 - beta2) * (grad**2 - v)
     rate = lr / (1 - beta1**step)
     return param - lr * weight_decay * param - rate * m / (np.sqrt(v / (1 - beta2**step)) + eps), m, v
+
+
+import right_of_parts  # noqa: E402, F401  (the layers made of several parts, in the same table)

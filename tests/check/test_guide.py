@@ -48,6 +48,7 @@ def test_the_guide_has_every_layer_with_its_signature() -> None:
     for layer in LAYERS.values():
         assert f"| `{layer.name}` |" in GUIDE
     without = [x for x in LAYERS.values() if f"`({', '.join(x.arguments)})` → {', '.join(x.gradients)}" not in GUIDE]
-    assert [layer.name for layer in without] == ["block"]  # too long for a row of the table
+    too_long = ["cross_attention", "block", "relu_block", "post_norm_block"]  # for a row of the table
+    assert [layer.name for layer in without] == too_long
     assert f"[{len(LAYERS)} layers]" in GUIDE
-    assert abs(len(CATALOGUE) - 150) < 10
+    assert abs(len(CATALOGUE) - 240) < 10

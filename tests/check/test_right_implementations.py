@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 from authors import MAKERS, random_right
@@ -11,7 +13,7 @@ from onfoot.check.known import check_layer
 from onfoot.check.layers import LAYERS
 
 EVERY = [(layer, function) for layer, functions in RIGHT.items() for function in functions]
-ROUNDS = 12
+ROUNDS = 7
 
 
 def test_every_layer_has_right_implementations() -> None:
@@ -37,9 +39,13 @@ def test_there_are_more_than_200_random_implementations() -> None:
     assert ROUNDS * len(LAYERS) > 200
 
 
-@pytest.mark.parametrize("layer", ["attention", "multi_head"])
+NON_CAUSAL = ["attention", "multi_head", "attention_dropout", "rope_attention", "grouped_query_attention"]
+NON_CAUSAL += ["self_attention", "self_attention_separate"]
+
+
+@pytest.mark.parametrize("layer", NON_CAUSAL)
 def test_non_causal_attention_passes_with_causal_false(layer: str) -> None:
-    for function in RIGHT[layer]:
+    for function in [f for f in RIGHT[layer] if "causal" in inspect.signature(f).parameters]:
         report = check_layer(LAYERS[layer], function, causal=False, seed=77)
         assert report.passed, str(report)
 

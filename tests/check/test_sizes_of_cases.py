@@ -50,6 +50,13 @@ def beyond_columns(n: int, g: int = 0) -> Callable[..., None]:
     return plant
 
 
+def beyond_pairs(n: int) -> Callable[..., None]:
+    def plant(grads: Gradients, *inputs: Any) -> None:
+        grads[0][n:] = 0
+
+    return plant
+
+
 def last_partial(tile: int, g: int = 0) -> Callable[..., None]:
     """A loop over whole tiles of tokens: the rest is left out, if there is at least one whole tile."""
 
@@ -99,6 +106,8 @@ def sums_up_to(n: int, g: int) -> Callable[..., None]:
 TOKENS = (16, 32, 64, 128)
 COLUMNS = (32, 64, 100, 128)
 TILED = ("attention", "rope", "layer_norm", "rms_norm", "linear", "lora", "gelu", "swiglu", "softmax_cross_entropy")
+NEWER = ("softmax", "relu", "silu", "rope_attention", "attention_dropout", "grouped_query_attention")
+SEVERAL = ("self_attention", "cross_attention", "post_norm_block")
 PLANTED = {
     **{f"{layer}: tokens from {n}": (layer, beyond_tokens(n)) for layer in TILED for n in TOKENS},
     **{f"{layer}: columns from {n}": (layer, beyond_columns(n)) for layer in TILED for n in COLUMNS},
@@ -114,6 +123,14 @@ PLANTED = {
     **{f"linear: dweight, rows from {n}": ("linear", beyond_tokens(n, 1)) for n in TOKENS},
     **{f"embedding: rows from {n}": ("embedding", beyond_tokens(n)) for n in TOKENS},
     **{f"embedding: columns from {n}": ("embedding", beyond_columns(n)) for n in COLUMNS},
+    **{f"{layer}: tokens from {n}": (layer, beyond_tokens(n)) for layer in NEWER for n in (16, 64, 128)},
+    **{f"{layer}: columns from {n}": (layer, beyond_columns(n)) for layer in SEVERAL for n in (32, 64)},
+    **{f"{layer}: the rest of a tile of 64": (layer, last_partial(64)) for layer in SEVERAL},
+    **{f"{layer}: one sequence": (layer, batch_of_one()) for layer in SEVERAL if layer != "post_norm_block"},
+    **{f"loss_head: dweight, columns from {n}": ("loss_head", beyond_columns(n, 1)) for n in COLUMNS},
+    **{f"tied_head: rows from {n}": ("tied_head", beyond_tokens(n)) for n in TOKENS},
+    **{f"dpo: pairs from {n}": ("dpo", beyond_pairs(n)) for n in TOKENS},
+    **{f"adamw_step: columns from {n}": ("adamw_step", beyond_columns(n)) for n in COLUMNS},
     **{f"adamw: columns from {n}": ("adamw", beyond_columns(n)) for n in COLUMNS},
 }
 

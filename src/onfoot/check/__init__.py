@@ -57,22 +57,37 @@ def _layer_check(layer: Layer) -> Check:
 
 
 attention = _layer_check(LAYERS["attention"])
+attention_dropout = _layer_check(LAYERS["attention_dropout"])
+rope_attention = _layer_check(LAYERS["rope_attention"])
+grouped_query_attention = _layer_check(LAYERS["grouped_query_attention"])
 head = _layer_check(LAYERS["head"])
 head_dropout = _layer_check(LAYERS["head_dropout"])
 multi_head = _layer_check(LAYERS["multi_head"])
+self_attention = _layer_check(LAYERS["self_attention"])
+self_attention_separate = _layer_check(LAYERS["self_attention_separate"])
+cross_attention = _layer_check(LAYERS["cross_attention"])
 layer_norm = _layer_check(LAYERS["layer_norm"])
 rms_norm = _layer_check(LAYERS["rms_norm"])
 linear = _layer_check(LAYERS["linear"])
 lora = _layer_check(LAYERS["lora"])
 embedding = _layer_check(LAYERS["embedding"])
 tied_embedding = _layer_check(LAYERS["tied_embedding"])
+tied_head = _layer_check(LAYERS["tied_head"])
+loss_head = _layer_check(LAYERS["loss_head"])
 softmax_cross_entropy = _layer_check(LAYERS["softmax_cross_entropy"])
 next_token_loss = _layer_check(LAYERS["next_token_loss"])
+dpo = _layer_check(LAYERS["dpo"])
+softmax = _layer_check(LAYERS["softmax"])
 gelu = _layer_check(LAYERS["gelu"])
+relu = _layer_check(LAYERS["relu"])
+silu = _layer_check(LAYERS["silu"])
 swiglu = _layer_check(LAYERS["swiglu"])
 rope = _layer_check(LAYERS["rope"])
 block = _layer_check(LAYERS["block"])
+relu_block = _layer_check(LAYERS["relu_block"])
+post_norm_block = _layer_check(LAYERS["post_norm_block"])
 adamw = _layer_check(LAYERS["adamw"])
+adamw_step = _layer_check(LAYERS["adamw_step"])
 
 
 def assert_gradients(
@@ -106,24 +121,39 @@ __all__ = [
     "IsolatedFunction",
     "LayerReport",
     "adamw",
+    "adamw_step",
     "assert_gradients",
     "attention",
+    "attention_dropout",
     "block",
+    "cross_attention",
+    "dpo",
     "embedding",
     "gelu",
     "gradients",
+    "grouped_query_attention",
     "head",
     "head_dropout",
     "installation",
     "layer_norm",
     "linear",
     "lora",
+    "loss_head",
     "multi_head",
     "next_token_loss",
+    "post_norm_block",
+    "relu",
+    "relu_block",
     "rms_norm",
     "rope",
+    "rope_attention",
+    "self_attention",
+    "self_attention_separate",
+    "silu",
     "sizes",
+    "softmax",
     "softmax_cross_entropy",
     "swiglu",
     "tied_embedding",
+    "tied_head",
 ]

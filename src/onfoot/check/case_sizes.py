@@ -159,6 +159,8 @@ def all_cases(layer: Layer, seed: int, options: Mapping[str, Any], sizes: Sizes)
     found = layer.cases(rng, sizes=sizes, **options)
     seen = {_shapes(case) for case in found}
     for name, large in LARGE.items():
+        if layer.sizes == ("batch",):  # a list of sequences: many of them
+            large = {**large, "batch": large["tokens"]}
         near = {size: (sizes.nearest(size, n),) for size, n in large.items()}
         for case in layer.cases(rng, sizes=Sizes(near, only=FIRST), **options):
             if _shapes(case) not in seen:

@@ -15,11 +15,13 @@ from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
 from onfoot.check.call import Answer, Problem
 from onfoot.check.candidate import Evidence
 from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, read_sizes, sizes_for
+from onfoot.check.chain import Chain, find_break, is_composite, small_case
 from onfoot.check.diagnose import Diagnosis, diagnose
 from onfoot.check.forms import Expected, Form, forms_of
 from onfoot.check.isolated import IsolatedFunction, RemoteForm
 from onfoot.check.layer import Array, Case, Gradients, Layer
 from onfoot.check.locate import pattern
+from onfoot.check.mistakes import mistakes_of, replaced_pieces
 from onfoot.check.narrow import NARROW, narrow_budgets
 from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
 from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case
@@ -73,6 +75,7 @@ def check_layer(
         _forgive_in_place(report)
         if not report.passed:
             report.example = checker.example(report)
+            report.chain = checker.chain(report)
     _warn(report)
     report.warnings += checker.warnings
     return report
@@ -228,6 +231,24 @@ class _LayerChecker:
             if found is not None:
                 return found
         return worst_entry(report, self.options)
+
+    def chain(self, report: LayerReport) -> Chain | None:
+        """Where the chain of a composite layer breaks, in one small case; None if that is not certain."""
+        if not report.wrong or self.stopped or not is_composite(self.layer):
+            return None
+        found = small_case(self.layer, self.options, self.sizes)
+        if found is None:
+            return None
+        (case,) = self._without_upstream([found])
+        answer = self.call(case, self.layer.reference(*case.inputs, **self.options))
+        if answer.gradients is None:
+            return None
+        names = {f.name for f in report.diagnosis.findings} if report.diagnosis else set()
+        named = [m for m in mistakes_of(self.layer, self.options) if m.name in names]
+        pieces = [piece for m in named for piece in replaced_pieces(m)]
+        chain = find_break(self.layer, self.options, case, answer.gradients, pieces)
+        wrong = [*chain.follow, *chain.alone] if chain else []
+        return chain if set(wrong) == set(report.wrong) else None
 
 
 def measure(name: str, got: Array, right: Array, budget: float) -> Measured:

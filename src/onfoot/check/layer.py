@@ -86,6 +86,7 @@ class Layer:
     sizes: tuple[str, ...] = ()  # the sizes that can be chosen, which `cases` then takes as sizes=Sizes(...)
     mistakes: tuple[Mistake, ...] = ()  # known mistakes, of a layer that is not in the catalogue
     probed: bool = True  # whether unknown mistakes are searched for; in a whole network that takes minutes
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # piece -> words for each of its calls
 
     @property
     def signature(self) -> str:

@@ -480,6 +480,8 @@ NORMS = ("ln_1, forward pass", "ln_2, forward pass", "ln_2", "ln_1")
 
 def place_words(layer: Layer, piece: str, place: int, n: int) -> str:
     """Which of the n calls of a piece."""
+    if len(layer.places.get(piece, ())) == n:
+        return layer.places[piece][place]
     if n == 3 and layer.name != "block":
         return f"of the {QKV[place]}"
     if layer.name == "block" and n == 4:

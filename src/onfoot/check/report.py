@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onfoot.check.call import Answer, Problem
+from onfoot.check.chain import Chain
 from onfoot.check.diagnose import Diagnosis
 from onfoot.check.layer import Case, Layer
 from onfoot.check.numeric_example import Example
@@ -58,6 +59,7 @@ class LayerReport:
     not_given: list[str] = field(default_factory=list)  # the gradients that the function does not return
     example: Example | None = None
     recognised: str = ""  # the form, layout and names of the function, where they are not the contract's
+    chain: Chain | None = None  # where the chain of a composite layer breaks, if that is certain
 
     def counts(self, outcome: Outcome) -> bool:
         """Whether an outcome counts; cases beyond the contract count only if strict."""

@@ -27,6 +27,9 @@ def layer_text(report: LayerReport) -> str:
     lines += [*verdict(report), *problems(report)]
     if report.diagnosis is not None and not report.passed:
         lines += ["", *diagnosis_text(report.diagnosis)]
+    if report.chain is not None:
+        lines += ["", "Where the chain breaks:", *wrapped(str(report.chain), "  ", 0)]
+        lines += wrapped(f"Right: {report.chain.formula}", "  ") if report.chain.formula else []
     if report.example is not None:
         lines += ["", *report.example.lines()]
     lines += beyond(report)
@@ -253,6 +256,7 @@ def layer_dict(report: LayerReport) -> dict[str, Any]:
         "warnings": report.warnings,
         "cases": [outcome_dict(report, o) for o in report.outcomes],
         "example": None if report.example is None else report.example.to_dict(),
+        "chain": None if report.chain is None else report.chain.to_dict(),
         "diagnosis": None,
     }
     if report.diagnosis is not None:

@@ -113,6 +113,52 @@ PIECES: dict[str, tuple[str, str]] = {
     "second_corrected": ("v̂", "v/(1 − β₂ᵗ)"),
     "denominator": ("the denominator", "√v̂ + eps"),
     "updated": ("the updated weight", "param − lr m̂/(√v̂ + eps)"),
+    # attention with dropout, positions or groups
+    "dscores_kept": ("the gradient of the scores", "without keep, which belongs to dρ"),
+    "rotated_v": ("v", "not rotated"),
+    "for_products": ("the rotated q and k of the products", "q̃ and k̃, as in the scores"),
+    "dq_below": ("dq", "dS k̃, rotated back"),
+    "dk_below": ("dk", "dSᵗ q̃, rotated back"),
+    "dv_below": ("dv", "ρᵗ dout, not rotated"),
+    "repeated": ("the repeated keys and values", "query head h reads head h // G"),
+    "dk_of_group": ("dk", "the sum over the query heads of a group"),
+    "dv_of_group": ("dv", "the sum over the query heads of a group"),
+    # the output projection
+    "mixed": ("the heads' outputs", "ρ v"),
+    "to_projection": ("the input of the output projection", "the heads' outputs, concatenated"),
+    "to_heads": ("the gradient of the heads' outputs", "dout w_oᵗ"),
+    "thirds": ("q | k | v", "the first, second and last third of the columns"),
+    "to_projections": ("dq, dk and dv", "each to its own projection"),
+    "dkey": ("dkey", "dk w_kᵗ"),
+    "dvalue": ("dvalue", "dv w_vᵗ"),
+    # ReLU and SiLU
+    "relu": ("relu(x)", "max(x, 0)"),
+    "relu_slope": ("relu'(x)", "1 where x > 0, else 0"),
+    "relu_dx": ("dx", "dout where x > 0, else 0"),
+    "silu_dx": ("dx", "dout ∘ silu'(x)"),
+    # heads with a loss
+    "dlogits": ("dlogits", "dout (y_pred − y_gt)/number of targets"),
+    "for_dx": ("dlogits in dx", "divided by the number of targets"),
+    "for_parameters": ("dlogits in dweight and dbias", "divided by the number of targets"),
+    "logits": ("the logits", "features weightᵗ"),
+    "head_input": ("the input of the logits", "the layer norm's output"),
+    "below_norm": ("the gradient of the embedding", "the layer norm's dx"),
+    "rows_of": ("the rows of the embedding", "the ids"),
+    # DPO
+    "gain_chosen": ("the gain of the chosen answer", "chosen − ref_chosen"),
+    "gain_rejected": ("the gain of the rejected answer", "rejected − ref_rejected"),
+    "margin": ("the margin", "beta [(chosen − ref_chosen) − (rejected − ref_rejected)]"),
+    "push": ("σ(−m)", "1/(1 + exp(m))"),
+    "pairs": ("the number of pairs", "the length of chosen"),
+    "weight": ("the weight of a pair", "beta σ(−m) dout/number of pairs"),
+    "dchosen": ("dchosen", "− the weight of a pair"),
+    "drejected": ("drejected", "+ the weight of a pair"),
+    # clipping
+    "total_norm": ("the norm of the gradients", "√(Σ dweight² + Σ dbias²)"),
+    "clip": ("the factor of clipping", "min(1, max_norm/norm)"),
+    "clipped_weight": ("dweight after clipping", "dweight times the factor"),
+    "clipped_bias": ("dbias after clipping", "dbias times the factor"),
+    "decay_of_bias": ("the weight decay of the bias", "0"),
 }
 
 # argument of a piece: what it is
@@ -150,6 +196,15 @@ ARGUMENTS: dict[str, str] = {
     "branch": "the branch's gradient",
     "d10": "dout",
     "d5": "the gradient below the MLP",
+    "dsum": "the norm's gradient",
+    "dmixed": "dout w_oᵗ",
+    "qkv": "q | k | v",
+    "rotated_back": "the gradient rotated back",
+    "gain_chosen": "the gain of the chosen answer",
+    "gain_rejected": "the gain of the rejected answer",
+    "push": "σ(−m)",
+    "ref_chosen": "ref_chosen",
+    "ref_rejected": "ref_rejected",
     "beta1": "β₁",
     "beta2": "β₂",
     "decay": "weight_decay",
@@ -193,7 +248,37 @@ PARTS: dict[str, tuple[str, str]] = {
 }
 PART_ARGUMENTS = {"dy": "the gradient of the output", "x": "the input"}
 SINGLE = ("linear", "layer_norm", "gelu")
-CALLED = {("lora", "dup"): ("dup", "α/r · (x down)ᵗ dout"), ("swiglu", "dup"): ("dup", "dout ∘ silu(gate)")}
+CALLED = {
+    ("lora", "dup"): ("dup", "α/r · (x down)ᵗ dout"),
+    ("swiglu", "dup"): ("dup", "dout ∘ silu(gate)"),
+    ("softmax", "weights"): ("y", "softmax(x), over the last axis"),
+    ("softmax", "row_dots"): ("the row sum Σ dout y", "(dout ∘ y).sum(axis=-1, keepdims=True)"),
+    ("softmax", "dscores"): ("dx", "(dout − Σ dout y) ∘ y"),
+    ("silu", "sigmoid"): ("σ(x)", "1/(1 + exp(−x))"),
+    ("silu", "silu"): ("silu(x)", "x σ(x)"),
+    ("silu", "silu_slope"): ("silu'(x)", "σ(x) + x σ(x)(1 − σ(x))"),
+    ("self_attention", "side_by_side"): ("dq | dk | dv", "concatenated in the order of the columns of w_qkv"),
+    ("self_attention_separate", "three_paths"): ("dx", "dq w_qᵗ + dk w_kᵗ + dv w_vᵗ"),
+    ("rope_attention", "rotate_back"): (
+        "the gradient rotated back",
+        "first · cos + second · sin, second · cos − first · sin",
+    ),
+    ("post_norm_block", "skip_mlp"): ("dh", "the gradient from ln_2 + the gradient from the MLP"),
+    ("post_norm_block", "skip_attention"): ("dx", "the gradient from ln_1 + the gradient from attention"),
+    ("relu_block", "relu_dx"): ("the gradient of ReLU's input", "the gradient of its output where x > 0, else 0"),
+    ("post_norm_block", "relu_dx"): ("the gradient of ReLU's input", "the gradient of its output where x > 0, else 0"),
+}
+CALLED_ARGUMENTS = {
+    ("softmax", "drho"): "dout",
+    ("softmax", "rho"): "y",
+    ("softmax", "scores"): "x",
+    ("softmax", "dots"): "the row sum Σ dout y",
+    ("silu", "gate"): "x",
+    ("silu", "s"): "σ(x)",
+    ("silu", "silu"): "silu(x)",
+    ("rope_attention", "dq"): "the gradient of the rotated queries",
+    ("rope_attention", "dk"): "the gradient of the rotated keys",
+}
 
 
 def _words(name: str, layer: str) -> tuple[str, str]:
@@ -217,6 +302,8 @@ def formula(name: str, layer: str) -> str:
 
 def argument_words(piece: str, argument: str, layer: str) -> str:
     """What an argument of a piece is called."""
+    if (layer, argument) in CALLED_ARGUMENTS:
+        return CALLED_ARGUMENTS[layer, argument]
     if piece in PARTS and layer not in SINGLE and argument in PART_ARGUMENTS:
         return PART_ARGUMENTS[argument]
     return OF_PIECE.get((piece, argument), ARGUMENTS.get(argument, argument.replace("_", " ")))

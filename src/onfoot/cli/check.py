@@ -53,9 +53,11 @@ def check(
     layer: Annotated[
         str | None,
         typer.Option(
-            help="Layer of the function: attention, head, head_dropout, multi_head, layer_norm, rms_norm, linear, "
-            "lora, embedding, tied_embedding, softmax_cross_entropy, next_token_loss, gelu, swiglu, rope, block or "
-            "adamw. Without a function: shows the expected signature and the known mistakes.",
+            help="Layer of the function: attention, attention_dropout, rope_attention, grouped_query_attention, head, "
+            "head_dropout, multi_head, self_attention, self_attention_separate, cross_attention, layer_norm, rms_norm, "
+            "linear, lora, embedding, tied_embedding, tied_head, loss_head, softmax_cross_entropy, next_token_loss, "
+            "dpo, softmax, gelu, relu, silu, swiglu, rope, block, relu_block, post_norm_block, adamw or adamw_step. "
+            "Without a function: shows the expected signature and the known mistakes.",
             show_default=False,
         ),
     ] = None,
@@ -109,9 +111,10 @@ def check(
     ] = None,
     eps: Annotated[float | None, _option("--eps", text="Epsilon of the norms and of AdamW.")] = None,
     n_head: Annotated[
-        int | None, _option("--n-head", text="Number of heads of multi_head and block; 2 by default.")
+        int | None, _option("--n-head", text="Number of heads of a layer with projections; 2 by default.")
     ] = None,
     form: Annotated[str | None, _option("--form", text="Form of GELU: tanh (default) or erf.")] = None,
+    beta: Annotated[float | None, _option("--beta", text="Strength of DPO; 0.1 by default.")] = None,
     theta: Annotated[float | None, _option("--theta", text="Base of RoPE; 10000 by default.")] = None,
     reduction: Annotated[
         str | None, _option("--reduction", text="Reduction of the loss: mean (default) or sum.")
@@ -138,6 +141,7 @@ def check(
         "eps": eps,
         "n_head": n_head,
         "form": form,
+        "beta": beta,
         "theta": theta,
         "reduction": reduction,
     }

@@ -202,4 +202,4 @@ def global_norm(grads: Mapping[str, Array]) -> float:
 
 def clip_scale(norm: float, max_norm: float) -> float:
     """The factor that scales gradients of this norm to at most `max_norm`; 0 disables clipping."""
-    return max_norm / norm if max_norm and norm > max_norm else 1.0
+    return max_norm / norm if max_norm and norm > max_norm else 1.0  # eq CLIP.1

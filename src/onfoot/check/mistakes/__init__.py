@@ -11,9 +11,13 @@ import numpy as np
 from onfoot.check.layer import Layer, Mistake
 from onfoot.check.layers import LAYERS
 from onfoot.check.mistakes import (
+    activations,
     adamw,
+    adamw_step,
     attention,
+    attention_variants,
     block,
+    block_variants,
     cross_entropy,
     embedding,
     gelu,
@@ -22,9 +26,11 @@ from onfoot.check.mistakes import (
     layer_norm,
     linear,
     lora,
+    loss_heads,
     mask,
     rms_norm,
     rope,
+    self_attention,
     swiglu,
 )
 
@@ -45,6 +51,12 @@ CATALOGUE: tuple[Mistake, ...] = (
     *rope.MISTAKES,
     *block.MISTAKES,
     *adamw.MISTAKES,
+    *attention_variants.MISTAKES,
+    *self_attention.MISTAKES,
+    *block_variants.MISTAKES,
+    *activations.MISTAKES,
+    *loss_heads.MISTAKES,
+    *adamw_step.MISTAKES,
 )
 
 
@@ -79,7 +91,7 @@ def has_effect(mistake: Mistake, layer: Layer, options: Mapping[str, Any]) -> bo
         right = layer.run(layer.pieces, case, options)
         try:
             wrong = layer.run(layer.pieces.with_changes(changes), case, options)
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, TypeError):  # TypeError: a mistake of the mask where there is none
             continue
         if not all(a.shape == b.shape and np.allclose(a, b, 1e-9, 1e-12) for a, b in zip(right, wrong, strict=True)):
             return True
