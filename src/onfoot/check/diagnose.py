@@ -21,6 +21,9 @@ from onfoot.check.constants import constants
 from onfoot.check.layer import Array, Mistake
 from onfoot.check.mistakes import mistakes_of, replaced_pieces
 from onfoot.check.probes import Recordings, probes
+from onfoot.check.route_probes import route_probes
+from onfoot.check.shares import COST as SHARES
+from onfoot.check.shares import share_probes
 
 MAX_SIZE = 4.5  # larger candidates are not tried
 MAX_TRIED = 300  # combinations of explanations
@@ -108,13 +111,16 @@ class _Search:
 
     def with_probes(self) -> Candidate | None:
         """Tries the generic probes and all changes, the likeliest first, until every wrong gradient is explained."""
-        case = self.evidence.cases[self.evidence.screen(self.wrong[0])]
-        tried = sorted(probes(self.recordings, case), key=lambda probe: probe.cost)
+        evidence, case = self.evidence, self.evidence.cases[self.evidence.screen(self.wrong[0])]
+        tried = [*probes(self.recordings, case), *route_probes(evidence.layer, evidence.options, case)]
         for g in self.left():
             self.try_changes([Candidate()], g, self.recordings)
         found: Candidate | None = None
         for low, high in itertools.pairwise(TIERS):
-            self.try_probes([probe for probe in tried if low < probe.cost <= high])
+            if low < SHARES <= high:
+                tried += share_probes(evidence, self.wrong, self.recordings)
+            tier = (probe for probe in tried if low < probe.cost <= high)
+            self.try_probes(sorted(tier, key=lambda probe: probe.cost))
             self.keep_different()
             found = self.cover()
             if found is not None and not self.left() and found.size <= high:

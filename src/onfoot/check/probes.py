@@ -7,7 +7,6 @@ Each probe is a `Mistake` that can be run, so it is found as a catalogued one is
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import numpy as np
 
 from onfoot.check.factors import candidates
 from onfoot.check.layer import Array, Case, Layer, Mistake, Piece, Pieces, transposed
-from onfoot.check.words import argument_words, formula, piece_words, sentence
+from onfoot.check.routes import WORDS
+from onfoot.check.words import argument_words, formula, parameters_of, piece_words, sentence
 
 MANY = 20  # calls of pieces; a layer with more gets only the most frequent changes
 OVER_TOKENS = ("dweight", "dbias", "norm_dweight", "norm_dbias")  # pieces that sum over tokens: there, parts as well
@@ -167,25 +167,41 @@ class Recording:
 
     values: dict[str, Array]
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]]
+    words: dict[int, str]  # id of a value -> the words for it; `calls` keeps the values alive
 
 
 def record(layer: Layer, case: Case, options: Mapping[str, Any]) -> Recording:
     """Runs the correct pass and keeps what it computes."""
-    found = Recording(_named_inputs(layer, case), {})
+    inputs = _named_inputs(layer, case)
+    found = Recording(inputs, {}, {id(x): name for name, x in inputs.items()})
 
     def recorded(name: str, piece: Piece) -> Piece:
         def run(*arguments: Any) -> Any:
             result = piece(*arguments)
             found.calls.setdefault(name, []).append((arguments, result))
+            words = piece_words(name, layer.name)
+            found.words.setdefault(id(result), words)
             if _is_array(result):
-                found.values.setdefault(piece_words(name, layer.name), result)
+                found.values.setdefault(words, result)
             return result
 
         return run
 
-    pieces = Pieces(**{name: recorded(name, piece) for name, piece in vars(layer.pieces).items()})
+    own = vars(layer.pieces).items()
+    pieces = Pieces(**{name: piece if name == "route" else recorded(name, piece) for name, piece in own})
     layer.run(pieces, case, options)
+    _derive(found)
     return found
+
+
+def _derive(found: Recording) -> None:
+    """Adds arrays that the steps do not need, but that people compute: attention's output."""
+    if {"dv", "drho", "weights"} <= set(found.calls):
+        (rho, _), _ = found.calls["dv"][0]
+        (_, v), _ = found.calls["drho"][0]
+        found.values.setdefault("the output", rho @ v)
+        if "dropped" in found.calls:
+            found.values.setdefault("the output without dropout", found.calls["weights"][0][1] @ v)
 
 
 def _named_inputs(layer: Layer, case: Case) -> dict[str, Array]:
@@ -217,7 +233,7 @@ def probes(recordings: Recordings, case: Case) -> Iterator[Mistake]:
     for name, calls in found.calls.items():
         places: list[int | None] = [None] if len(calls) == 1 else [None, *range(len(calls))]
         for place in places:
-            yield from _of_piece(recordings, case, name, place, few or place is not None)
+            yield from of_piece(recordings, case, name, place, few or place is not None)
 
 
 def _mistake(layer: Layer, edit: Edit | tuple[float, str], fix: str, apply: Callable[..., Any], piece: str) -> Mistake:
@@ -273,7 +289,7 @@ def _exchanged(layer: Layer, i: int, j: int, says: str, fix: str) -> Mistake:
     return _mistake(layer, (1.2, says), fix, lambda p, case: {"given": given}, "given")
 
 
-def _of_piece(recordings: Recordings, case: Case, name: str, place: int | None, few: bool) -> Iterator[Mistake]:
+def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, few: bool) -> Iterator[Mistake]:
     """A piece whose result or one of whose arguments is wrong; `place` selects one of several calls."""
     layer, found = recordings.layer, recordings.of(case)
     calls = found.calls[name]
@@ -287,16 +303,20 @@ def _of_piece(recordings: Recordings, case: Case, name: str, place: int | None, 
     def probe(cost: float, says: str, changed: Callable[[Piece, Case], Piece]) -> Mistake:
         def apply(p: Pieces, case: Case) -> dict[str, Piece]:
             right = getattr(p, name)
-            return {name: _at(right, changed(right, case), place, len(calls))}
+            return {name: at_place(right, changed(right, case), place, len(calls))}
 
         return _mistake(layer, (cost + (0 if place is None else 0.03), says + where), fix, apply, name)
 
     if not few:
         yield from _reductions(probe, what, arguments, result)
+    if place is None and _is_array(result) and result.ndim >= 3 and result.shape[-1] == 1:
+        yield from _row_sums(probe, recordings, found, what, result.shape)
     for edit in edits(result, case, few):
         yield probe(edit.cost, sentence(edit.says, what), _result(edit))
-    names = _parameters(getattr(layer.pieces, name), len(arguments))
+    names = parameters_of(getattr(layer.pieces, name), len(arguments))
     words_of = [argument_words(name, one, layer.name) for one in names]
+    if (layer.name, name) in WORDS:  # a step of another route: its arguments are called what they are
+        words_of = [found.words.get(id(x), words) for x, words in zip(arguments, words_of, strict=True)]
     for i, x in enumerate(arguments):
         argument = words_of[i]
         if _same_kind(x, result) and argument != what:
@@ -364,6 +384,25 @@ def _reductions(probe: Callable[..., Mistake], what: str, arguments: tuple[Any, 
     yield probe(1.22, f"{what} is taken over all entries", _over_all)
 
 
+def _row_sums(
+    probe: Callable[..., Mistake], recordings: Recordings, found: Recording, what: str, shape: tuple[int, ...]
+) -> Iterator[Mistake]:
+    """The row sum of the product of two other arrays."""
+    arrays = [(words, x) for words, x in found.values.items() if x.shape[:-1] == shape[:-1] and x.shape[-1] > 1]
+    for (a, x), (b, y) in itertools.combinations_with_replacement(arrays, 2):
+        if x.shape == y.shape:
+            yield probe(1.26, f"the row sum of {a} ∘ {b} in place of {what}", _row_sum(recordings, a, b, np.sum))
+            yield probe(1.3, f"the row mean of {a} ∘ {b} in place of {what}", _row_sum(recordings, a, b, np.mean))
+
+
+def _row_sum(recordings: Recordings, a: str, b: str, over: Callable[..., Array]) -> Callable[[Piece, Case], Piece]:
+    def changed(f: Piece, case: Case) -> Piece:
+        values = recordings.of(case).values
+        return lambda *_: over(values[a] * values[b], axis=-1, keepdims=True)
+
+    return changed
+
+
 def _over_axis(axis: int, undivided: bool) -> Callable[[Piece, Case], Piece]:
     """The piece with two axes exchanged; `undivided` by the number along that axis, but by that of the last one."""
 
@@ -429,15 +468,7 @@ def _same_kind(x: Any, y: Any) -> bool:
     return isinstance(x, float) and isinstance(y, float)
 
 
-def _parameters(piece: Piece, n: int) -> list[str]:
-    try:
-        names = list(inspect.signature(piece).parameters)
-    except (TypeError, ValueError):
-        names = []
-    return [*names, *(f"argument {i + 1}" for i in range(len(names), n))][:n]
-
-
-def _at(right: Piece, changed: Piece, place: int | None, n: int) -> Piece:
+def at_place(right: Piece, changed: Piece, place: int | None, n: int) -> Piece:
     """The changed piece in one of its n calls per pass, or in all of them."""
     if place is None:
         return changed
