@@ -19,7 +19,7 @@ from onfoot.check.layer import Array, Case, Layer, Mistake, Piece, Pieces, trans
 from onfoot.check.routes import WORDS
 from onfoot.check.words import argument_words, formula, parameters_of, piece_words, sentence
 
-MANY = 20  # calls of pieces; a layer with more gets only the most frequent changes
+MANY = 40  # calls of pieces; a layer with more gets only the most frequent changes
 OVER_TOKENS = ("dweight", "dbias", "norm_dweight", "norm_dbias")  # pieces that sum over tokens: there, parts as well
 AXES = {
     1: ("feature",),
@@ -81,6 +81,7 @@ def _of_integers(x: Array) -> Iterator[Edit]:
     yield Edit(1.2, "{} are shifted by one token (the token after)", _shift(-1, -1, cyclic=True))
     yield Edit(1.22, "{} are counted from 1 (1 is added)", lambda a, c: a + 1)
     yield Edit(1.22, "1 is subtracted from {}", lambda a, c: a - 1)
+    yield Edit(1.22, "{} are sorted, and what belongs to them is not", lambda a, c: np.sort(a, None).reshape(a.shape))
     yield Edit(1.24, "{} are in reverse order", lambda a, c: np.flip(a, -1))
     yield Edit(1.24, "{} are in reverse order, sequences as well", lambda a, c: np.flip(a))
 
@@ -98,6 +99,9 @@ def along_axes(x: Array) -> Iterator[Edit]:
         for where, index in (("first", 0), ("last", -1)):
             yield Edit(1.28, f"only the {where} {one} of {{}} is used", _part(axis, index, keep=True))
             yield Edit(1.28, f"the {where} {one} of {{}} is left out", _part(axis, index, keep=False))
+            if x.shape[axis] > 1 and x.ndim > 1:
+                says = f"the {where} {one} of {{}} is used for all {one}s"
+                yield Edit(1.29, says, _first_for_all(axis, index))
         for by in (1, -1):
             to = "later" if by > 0 else "earlier"
             yield Edit(1.3, f"{{}} is shifted to the {one} one {to}", _shift(axis, by, cyclic=False))
@@ -137,6 +141,10 @@ def _part(axis: int, index: int, keep: bool) -> Callable[[Array, Case], Array]:
     return apply
 
 
+def _first_for_all(axis: int, index: int) -> Callable[[Array, Case], Array]:
+    return lambda a, case: np.broadcast_to(np.take(a, [index], axis), a.shape).copy()
+
+
 def _shift(axis: int, by: int, cyclic: bool) -> Callable[[Array, Case], Array]:
     def apply(a: Array, case: Case) -> Array:
         out = np.roll(a, by, axis)
@@ -168,12 +176,13 @@ class Recording:
     values: dict[str, Array]
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]]
     words: dict[int, str]  # id of a value -> the words for it; `calls` keeps the values alive
+    origins: dict[int, tuple[str, int]]  # id of a value -> the piece that gives it, and in which call
 
 
 def record(layer: Layer, case: Case, options: Mapping[str, Any]) -> Recording:
     """Runs the correct pass and keeps what it computes."""
     inputs = _named_inputs(layer, case)
-    found = Recording(inputs, {}, {id(x): name for name, x in inputs.items()})
+    found = Recording(inputs, {}, {id(x): name for name, x in inputs.items()}, {})
 
     def recorded(name: str, piece: Piece) -> Piece:
         def run(*arguments: Any) -> Any:
@@ -181,6 +190,7 @@ def record(layer: Layer, case: Case, options: Mapping[str, Any]) -> Recording:
             found.calls.setdefault(name, []).append((arguments, result))
             words = piece_words(name, layer.name)
             found.words.setdefault(id(result), words)
+            found.origins.setdefault(id(result), (name, len(found.calls[name]) - 1))
             if _is_array(result):
                 found.values.setdefault(words, result)
             return result
@@ -256,6 +266,8 @@ def _of_inputs(layer: Layer, case: Case, few: bool) -> Iterator[Mistake]:
         for j, (other, y) in enumerate(zip(layer.arguments, case.inputs, strict=False)):
             if i != j and _is_array(x) and _is_array(y) and x.shape == y.shape:
                 yield _exchanged(layer, i, j, f"{other} is used in place of {name}", fix)
+                if i < j and {f"d{name}", f"d{other}"} <= set(layer.gradients):
+                    yield _roles(layer, i, j)
     biases = [i for i, name in enumerate(layer.arguments) if name.startswith("b_") or name.endswith("bias")]
     if len(biases) > 1:
 
@@ -289,6 +301,25 @@ def _exchanged(layer: Layer, i: int, j: int, says: str, fix: str) -> Mistake:
     return _mistake(layer, (1.2, says), fix, lambda p, case: {"given": given}, "given")
 
 
+def _roles(layer: Layer, i: int, j: int) -> Mistake:
+    """Two inputs, and with them their gradients, have each other's roles."""
+    names = layer.arguments[i], layer.arguments[j]
+    g, h = (layer.gradients.index(f"d{name}") for name in names)
+    if layer.chosen:
+        g, h = layer.chosen[g], layer.chosen[h]
+
+    def swapped(values: Any, a: int, b: int) -> list[Any]:
+        found = list(values)
+        found[a], found[b] = found[b], found[a]
+        return found
+
+    def route(p: Pieces, *inputs: Any, **options: Any) -> tuple[Array, ...]:
+        return tuple(swapped(layer.steps(p, *swapped(inputs, i, j), **options), g, h))
+
+    says = f"the roles of {names[0]} and {names[1]} are exchanged"
+    return _mistake(layer, (1.19, says), f"exchange {names[0]} and {names[1]}", lambda p, c: {"route": route}, "route")
+
+
 def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, few: bool) -> Iterator[Mistake]:
     """A piece whose result or one of whose arguments is wrong; `place` selects one of several calls."""
     layer, found = recordings.layer, recordings.of(case)
@@ -318,6 +349,8 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
     if (layer.name, name) in WORDS:  # a step of another route: its arguments are called what they are
         words_of = [found.words.get(id(x), words) for x, words in zip(arguments, words_of, strict=True)]
     for i, x in enumerate(arguments):
+        if name == "mask" and not _is_array(x):
+            continue  # sizes
         argument = words_of[i]
         if _same_kind(x, result) and argument != what:
             yield probe(1.21, f"{argument} in place of {what}", _passed_through(i))
@@ -333,15 +366,53 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
             if value.shape == x.shape:
                 says = f"{words} in place of {argument} in {what}"
                 yield probe(1.25, says, _from_recording(recordings, i, words))
+            elif value.ndim == x.ndim and value.shape[:-1] == x.shape[:-1] and value.shape[-1] > x.shape[-1]:
+                says = f"the first columns of {words} in place of {argument} in {what}"
+                yield probe(1.26, says, _cut_from_recording(recordings, i, words))
             if not few and _fits(x, value):
                 for verb, function in COMBINED:
                     says = f"{argument} is {verb.format(words)} in {what}"
                     yield probe(1.33, says, _combined(recordings, i, words, function))
+        yield from _siblings(probe, recordings, found, x, i, f"{argument} in {what}")
     if not few:
         yield from _operations(probe, what, words_of, arguments, result)
     for words, value in found.values.items():
         if _is_array(result) and value.shape == result.shape and words != what:
             yield probe(1.25, f"{words} in place of {what}", _from_recording(recordings, None, words))
+            yield probe(1.31, f"{what} has {words} added to it", _result_plus(recordings, words))
+
+
+def _result_plus(recordings: Recordings, words: str) -> Callable[[Piece, Case], Piece]:
+    return lambda f, case: lambda *a: f(*a) + recordings.of(case).values[words]
+
+
+def _siblings(
+    probe: Callable[..., Mistake], recordings: Recordings, found: Recording, x: Any, i: int, argument: str
+) -> Iterator[Mistake]:
+    """Argument i is the result of another call of the piece that gives it: the other norm's, the other projection's."""
+    piece, place = found.origins.get(id(x), ("", 0))
+    calls = found.calls.get(piece, [])
+    for other, (_, value) in enumerate(calls):
+        if other != place and _same_kind(x, value):
+            which = (place_words(recordings.layer, piece, k, len(calls)) for k in (other, place))
+            says = f"{piece_words(piece, recordings.layer.name)} of another place in {argument}: {{}}, not {{}}"
+            yield probe(1.24, says.format(*which), _from_call(recordings, i, piece, other))
+
+
+def _from_call(recordings: Recordings, i: int, piece: str, call: int) -> Callable[[Piece, Case], Piece]:
+    def changed(f: Piece, case: Case) -> Piece:
+        value = recordings.of(case).calls[piece][call][1]
+        return lambda *a: f(*a[:i], value, *a[i + 1 :])
+
+    return changed
+
+
+def _cut_from_recording(recordings: Recordings, i: int, words: str) -> Callable[[Piece, Case], Piece]:
+    def changed(f: Piece, case: Case) -> Piece:
+        value = recordings.of(case).values[words]
+        return lambda *a: f(*a[:i], value[..., : a[i].shape[-1]], *a[i + 1 :])
+
+    return changed
 
 
 COMBINED: tuple[tuple[str, Callable[[Array, Array], Array]], ...] = (
@@ -380,6 +451,7 @@ def _reductions(probe: Callable[..., Mistake], what: str, arguments: tuple[Any, 
         says = f"{what} is taken over {names[axis]}s in place of {names[-1]}s"
         yield probe(1.21, says, _over_axis(axis, False))
         yield probe(1.27, f"{says}, and not divided by their number", _over_axis(axis, True))
+    yield probe(1.22, f"{what} is not summed: each {names[-1]} has its own", _unsummed)
     yield probe(1.22, f"{what} is taken over all {names[0]}s and {names[-2]}s", _over_rows)
     yield probe(1.22, f"{what} is taken over all entries", _over_all)
 
@@ -424,6 +496,11 @@ def _over_rows(f: Piece, case: Case) -> Piece:
         return f(*rows).T[None]
 
     return piece
+
+
+def _unsummed(f: Piece, case: Case) -> Piece:
+    """The piece of single features."""
+    return lambda *a: f(*(x[..., None] if isinstance(x, np.ndarray) and x.ndim >= 3 else x for x in a))[..., 0]
 
 
 def _over_all(f: Piece, case: Case) -> Piece:

@@ -25,6 +25,7 @@ SCORES = ("weights", "dropped", "drho", "through_dropout", "dscores", "draw", "r
 OF_SCORES = ("rho", "draw", "drho", "dscores")  # arguments that are (…, queries, keys)
 COST = 1.27
 GIVEN = "given"  # the piece that changes the inputs
+PAIR = "pair i and i + D/2"
 MOST_GROUPS = 64
 MOST_CALLS = 45  # a pass with more calls of pieces is not searched
 
@@ -165,7 +166,7 @@ class Place:
     """An array of the pass: the result of a piece (argument None) or one of its arguments, in one of its calls."""
 
     piece: str
-    call: int
+    call: int | None  # None for all of them
     argument: int | None
     value: Array
     what: str
@@ -174,18 +175,25 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """The indices of one axis, or of the first two axes together."""
+    """The indices of one axis; or the rows of the first two axes, the heads or the pairs of features of the last."""
 
-    axis: int | None  # None for the rows of the first two axes
+    axis: int
     one: str
+    parts: int = 0  # of the last axis, which has so many heads
 
     def size(self, shape: tuple[int, ...]) -> int:
-        return shape[0] * shape[1] if self.axis is None else shape[self.axis]
+        if self.one == "row" and len(shape) == 3:
+            return shape[0] * shape[1]
+        return self.parts or (shape[-1] // 2 if self.one == PAIR else shape[self.axis])
 
     def spread(self, factors: Array, shape: tuple[int, ...]) -> Array:
         """The factors in a shape that multiplies the array."""
-        if self.axis is None:
-            return factors.reshape(*shape[:2], *(1,) * (len(shape) - 2))
+        if self.one == "row" and len(shape) == 3:
+            return factors.reshape(*shape[:2], 1)
+        if self.parts:
+            return np.repeat(factors, shape[-1] // self.parts)
+        if self.one == PAIR:
+            return np.tile(factors, 2)
         return factors.reshape(-1, *(1,) * (len(shape) - 1 - self.axis))
 
 
@@ -223,7 +231,7 @@ class _Fit:
             return
         for place in self.places():
             linear = self.linear(place)
-            for group in _groups(place) if linear else ():
+            for group in self.groups(place) if linear else ():
                 if 2 <= group.size(place.value.shape) <= MOST_GROUPS:
                     yield from self.fitted(place, group, linear)
             if linear and place.names[-2:] == ("query", "key"):
@@ -234,10 +242,12 @@ class _Fit:
     def places(self) -> Iterator[Place]:
         for j, (name, x) in enumerate(zip(self.layer.arguments, self.case.inputs, strict=False)):
             if _is_large(x) and x.ndim >= 3:
-                yield Place(GIVEN, 0, j, x, name, _axes(x, False))
+                yield Place(GIVEN, None, j, x, name, _axes(x, False))
         for name, calls in self.recording.calls.items():
-            for call, (arguments, result) in enumerate(calls):
-                where = "" if len(calls) == 1 else f" ({place_words(self.layer, name, call, len(calls))})"
+            every = [None] if len(calls) == 1 else [None, *range(len(calls))]
+            for call in every:
+                arguments, result = calls[call or 0]
+                where = "" if call is None else f" ({place_words(self.layer, name, call, len(calls))})"
                 what = piece_words(name, self.layer.name)
                 if _is_large(result):
                     yield Place(name, call, None, result, what + where, _axes(result, name in SCORES))
@@ -247,6 +257,18 @@ class _Fit:
                         words = argument_words(name, parameter, self.layer.name)
                         axes = _axes(x, parameter in OF_SCORES)
                         yield Place(name, call, j, x, f"{words} in {what}{where}", axes)
+
+    def groups(self, place: Place) -> Iterator[Group]:
+        shape = place.value.shape
+        for axis in range(len(shape)):
+            yield Group(axis, place.names[axis])
+        if len(shape) == 3 and place.names[1] == "token":
+            yield Group(0, "row")
+        heads = int(self.case.sizes.get("H", 1))
+        if "split" in self.recording.calls and 1 < heads < shape[-1] and shape[-1] % heads == 0 and len(shape) < 4:
+            yield Group(len(shape) - 1, "head", heads)
+        if "frequencies" in self.layer.pieces.names() and shape[-1] % 2 == 0:
+            yield Group(len(shape) - 1, PAIR)
 
     def run(self, place: Place, factors: Array) -> tuple[Array, ...] | None:
         candidate = Candidate((self.mistake(place, lambda shape: factors),))
@@ -316,7 +338,7 @@ class _Fit:
                     return result * spread(result.shape)
                 return right(*_scaled(a, j, spread))
 
-            return {place.piece: at_place(right, changed, None if n == 1 else place.call, n)}
+            return {place.piece: at_place(right, changed, place.call, n)}
 
         later = 0.0 if place.argument is None else -0.002 if place.piece == GIVEN else 0.005
         pieces = frozenset([place.piece])
@@ -335,11 +357,3 @@ def _is_large(x: object) -> bool:
 def _axes(x: Array, scores: bool) -> tuple[str, ...]:
     names = AXES.get(x.ndim, ("index",) * x.ndim)
     return (*names[:-2], "query", "key") if scores else names
-
-
-def _groups(place: Place) -> Iterator[Group]:
-    shape = place.value.shape
-    for axis in range(len(shape)):
-        yield Group(axis, place.names[axis])
-    if len(shape) == 3 and place.names[1] == "token":
-        yield Group(None, "row")
