@@ -104,14 +104,14 @@ class Evidence:
     def screen(self, g: int) -> int:
         """A small case in which gradient g is wrong and its sizes differ, to reject candidates in one run."""
 
-        def rank(i: int) -> tuple[bool, bool, bool, int]:
+        def rank(i: int) -> tuple[bool, bool, bool, bool, int]:
             right, answer = self.run(Candidate(), i), self.answers[i][g]
             finite = bool(np.isfinite(answer).all())
             same = right is not None and right[g].shape == answer.shape
             off = not same or self.difference(Candidate(), i, g) > GATE[self.dtype] * self.norms[i][g]
             several = min((int(np.size(x)) for x in self.cases[i].inputs if np.ndim(x)), default=1) > 1
             several = several and all(size != 1 for size in self.cases[i].sizes.values())
-            return not finite, not off, not several, self._entries(i)
+            return not finite, not off, not self.informative(i, g), not several, self._entries(i)
 
         return min(range(len(self.cases)), key=rank)
 
@@ -119,6 +119,14 @@ class Evidence:
         """Whether the candidate may fit, by case i alone."""
         size = max(self.magnitudes[i][g], self.norms[i][g])
         return self.difference(candidate, i, g) <= GATE[self.dtype] * size or self.noise(candidate, i, g)
+
+    def is_parallel(self, candidate: Candidate, i: int, g: int) -> bool:
+        """Whether the candidate's gradient g in case i is the answer but for a factor."""
+        ran, answer = self.run(candidate, i), self.answers[i][g]
+        if ran is None or ran[g].shape != answer.shape:
+            return False
+        product, square = float(np.vdot(ran[g], answer)), float(np.vdot(ran[g], ran[g]))
+        return product * product >= (1 - 1e-11) * square * self.norms[i][g] ** 2 > 0
 
     def pieces(self, candidate: Candidate, case: Case) -> Pieces:
         pieces, values = self.layer.pieces, iter(candidate.values)

@@ -313,7 +313,7 @@ class _Fit:
         def spread(shape: tuple[int, ...]) -> Array:
             return group.spread(rule.factors(group.size(shape)), shape)
 
-        return self.mistake(place, spread, says, fix, rule.cost)
+        return self.mistake(place, spread, says, fix, rule.cost - (0.004 if group.parts or group.one == PAIR else 0))
 
     def with_formula(self, place: Place, fix: str) -> str:
         right = formula(place.piece, self.layer.name) if place.piece != GIVEN else ""
