@@ -31,6 +31,7 @@ MAX_TRIED = 300  # combinations of explanations
 LIKELY = 1.2  # mistakes that cost more are kept only if the probes find nothing simpler
 TIERS = (0.0, 1.225, 1.265, 1.32, 9.0)  # of the costs of the probes: if a tier explains all, the next is not tried
 MOST = 12  # explanations per gradient that are combined with those of others
+TOP = 1.235  # the cost of probes that are tried together with other mistakes
 MOST_ON_TOP = 3000  # pairs of which one is not in the catalogue
 
 
@@ -87,7 +88,7 @@ class _Search:
         found = self.cover()
         if self.is_open(found) and not self.common():
             layer, options = self.evidence.layer, self.evidence.options
-            self.try_each(map(_alone, (*constants(layer, options), *slips(layer))), self.wrong)
+            self.try_each(map(_alone, (*constants(layer, options), *slips(layer, options))), self.wrong)
             found = self.cover()
         if pairs and self.is_open(found) and not self.common():
             found = self.with_probes()
@@ -165,17 +166,20 @@ class _Search:
         others = dict.fromkeys(o.mistakes for g in self.wrong for o in self.options[g] if o.mistakes and not o.values)
         bases = [Candidate(mistakes) for mistakes in others if not any(m.parameter for m in mistakes)][:MOST]
         bases += [one for one in self.singles if one not in bases and not any(m.parameter for m in one.mistakes)]
-        tops = [*self.singles, *(_alone(probe) for probe in self.tried if probe.cost <= TIERS[1])]
+        tops = [*self.singles, *(_alone(probe) for probe in self.tried if probe.cost <= TOP)]
         runs = 0
         for g in self.left() if any(self.evidence.ever_informative(g) for g in self.left()) else ():
             i = self.evidence.screen(g)
+            others = [h for h in range(len(self.evidence.layer.gradients)) if h not in self.left()]
             for base, top in itertools.product(bases, tops):
                 candidate = base.combined(top)
-                if runs >= MOST_ON_TOP or self.options[g] or len(candidate.mistakes) < 2 or not _compatible(candidate):
+                if runs >= MOST_ON_TOP or len(candidate.mistakes) < 2 or not _compatible(candidate):
                     continue
                 runs += 1
                 if self.evidence.passes_screen(candidate, i, g) and self.evidence.fits(candidate, g):
                     self.options[g].append(candidate)
+                    if all(self.evidence.fits(candidate, h) for h in others):
+                        break
                 self.evidence.forget(candidate)
 
     def keep_different(self) -> None:
@@ -276,7 +280,7 @@ class _Search:
             return []
         if found.size > 1:
             same = [o for o in self.same.get(found.mistakes, []) if _on_route(o) != _on_route(found) and o.mistakes]
-            return [o for o in same if self.explains(o, [*explained, *self.right], explained)][:1]
+            return [o for o in same if self.explains(o, [*explained, *self.right], explained)][:2]
         others = [one for one in self.options[explained[0]] if one.size == 1 and one.mistakes != found.mistakes]
         return [one for one in others if self.explains(one, [*explained, *self.right], explained)]
 

@@ -32,7 +32,7 @@ def route_probes(layer: Layer, options: Mapping[str, Any], case: Case) -> Iterat
     """Every generic probe of every step that a route has of its own."""
     for route in routes_of(layer, options):
         recordings = Recordings(on_route(layer, route), options)
-        for name in vars(route.pieces):
+        for name in reversed(vars(route.pieces)):  # the last steps first: they say more
             if name in recordings.of(case).calls:
                 for probe in of_piece(recordings, case, name, None, False):
                     yield _moved(probe, route)

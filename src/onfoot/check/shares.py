@@ -25,7 +25,7 @@ SCORES = ("weights", "dropped", "drho", "through_dropout", "dscores", "draw", "r
 OF_SCORES = ("rho", "draw", "drho", "dscores")  # arguments that are (…, queries, keys)
 COST = 1.27
 GIVEN = "given"  # the piece that changes the inputs
-PAIR = "pair i and i + D/2"
+PAIR = "pair of features"
 MOST_GROUPS = 64
 MOST_CALLS = 45  # a pass with more calls of pieces is not searched
 
@@ -307,7 +307,7 @@ class _Fit:
             yield self.named(place, group, rule)
 
     def named(self, place: Place, group: Group, rule: Rule) -> Mistake:
-        words = {"one": group.one, "ones": f"{group.one}s"}
+        words = {"one": group.one, "ones": "queries" if group.one == "query" else f"{group.one}s"}
         says, fix = rule.says.format(what=place.what, **words), self.with_formula(place, rule.fix.format(**words))
 
         def spread(shape: tuple[int, ...]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from onfoot.check.layers.cross_entropy import one_hot
 from onfoot.ops.cross_entropy import IGNORE
 
 
-def slips(layer: Layer) -> Iterator[Mistake]:
-    """The slips of a layer."""
+def slips(layer: Layer, options: Mapping[str, Any]) -> Iterator[Mistake]:
+    """The slips of a layer with these options."""
     names = layer.pieces.names()
     if "y_gt" in names:
         yield from _losses(layer)
@@ -25,7 +25,7 @@ def slips(layer: Layer) -> Iterator[Mistake]:
     if "bracket" in names:
         yield from _norms(layer)
     if "second" in names:
-        yield from _moments(layer)
+        yield from _moments(layer, options["beta2"])
     if "side_by_side" in names:
         yield from _packed(layer)
     if "row_dots" in names:
@@ -238,7 +238,7 @@ def _scale_of(normed: Array, case: Case) -> Any:
 # AdamW
 
 
-def _moments(layer: Layer) -> Iterator[Mistake]:
+def _moments(layer: Layer, beta2: float) -> Iterator[Mistake]:
     def swapped(case: Case, options: Any) -> Any:
         return case.inputs, {**options, "beta1": options["beta2"], "beta2": options["beta1"]}
 
@@ -248,6 +248,28 @@ def _moments(layer: Layer) -> Iterator[Mistake]:
         "m uses β₁, v uses β₂",
         lambda p, case: {"given": swapped},
         "given",
+    )
+    yield named(
+        layer,
+        "β₁ and β₂ are exchanged in the moments m and v",
+        "m = β₁ m + (1 − β₁) g, v = β₂ v + (1 − β₂) g²",
+        lambda p, case: {
+            "first": lambda m, g, beta1: p.first(m, g, beta2),
+            "second": lambda v, g, beta1, _: p.second(v, g, beta1, beta1),
+        },
+        "first",
+        "second",
+    )
+    yield named(
+        layer,
+        "β₁ and β₂ are exchanged in the bias corrections",
+        "m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ)",
+        lambda p, case: {
+            "first_corrected": lambda m, beta1, beta2, t: p.first_corrected(m, beta2, beta1, t),
+            "second_corrected": lambda v, beta1, beta2, t: p.second_corrected(v, beta2, beta1, t),
+        },
+        "first_corrected",
+        "second_corrected",
     )
     yield named(
         layer,

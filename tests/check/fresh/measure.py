@@ -87,7 +87,15 @@ def measure(half: str, only: str | None = None) -> list[dict[str, Any]]:
     names = [name for name in cases_of(half) if only is None or only in name]
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with multiprocessing.get_context("spawn").Pool(min(PROCESSES, len(names))) as pool:
-        return pool.starmap(checked, [(half, name) for name in names], chunksize=1)
+        found = []
+        for result in pool.imap(_checked, [(half, name) for name in names]):
+            found.append(result)
+            print(f"{len(found)} of {len(names)}: {result['case']}", file=sys.stderr, flush=True)
+        return found
+
+
+def _checked(given: tuple[str, str]) -> dict[str, Any]:
+    return checked(*given)
 
 
 def labels_path(half: str) -> Path:

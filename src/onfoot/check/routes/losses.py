@@ -20,7 +20,7 @@ def _chain(p: Pieces, logits: Array, targets: Array, dout: float, reduction: str
     inverse = p.inverse(total)
     dlog = p.dlogprobs(p.y_gt(targets, n_vocab), divisor, dout)
     dprobs = p.dprobs(dlog, p.probs(e, inverse))
-    dtotal = p.dtotal(p.dinverse(dprobs, e), p.inverse_square(total))
+    dtotal = p.dtotal(p.dinverse(dprobs, e), p.inverse_square(inverse))
     return (p.through_exp(p.de(p.de_direct(dprobs, inverse), dtotal), e),)
 
 
@@ -36,7 +36,7 @@ CHAIN = Pieces(
     exponentials=lambda logits: np.exp(logits - logits.max(axis=-1, keepdims=True)),
     total=lambda e: e.sum(axis=-1, keepdims=True),
     inverse=lambda total: 1 / total,
-    inverse_square=lambda total: 1 / (total * total),
+    inverse_square=lambda inverse: inverse * inverse,
     probs=lambda e, inverse: e * inverse,
     dlogprobs=lambda y_gt, divisor, dloss: -y_gt * (dloss / divisor),
     dprobs=lambda dlog, probs: np.where(dlog == 0, 0, dlog / probs),
