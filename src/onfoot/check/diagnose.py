@@ -22,6 +22,7 @@ from onfoot.check.layer import Array, Mistake
 from onfoot.check.mistakes import mistakes_of, replaced_pieces
 from onfoot.check.probes import Recordings, probes
 from onfoot.check.route_probes import route_probes
+from onfoot.check.routes import ROUTES
 from onfoot.check.shares import COST as SHARES
 from onfoot.check.shares import share_probes
 from onfoot.check.slips import slips
@@ -32,7 +33,7 @@ LIKELY = 1.2  # mistakes that cost more are kept only if the probes find nothing
 TIERS = (0.0, 1.225, 1.265, 1.32, 9.0)  # of the costs of the probes: if a tier explains all, the next is not tried
 MOST = 12  # explanations per gradient that are combined with those of others
 TOP = 1.235  # the cost of probes that are tried together with other mistakes
-MOST_ON_TOP = 3000  # pairs of which one is not in the catalogue
+MOST_ON_TOP = 1500  # pairs of which one is not in the catalogue
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,16 @@ class _Search:
     def with_probes(self) -> Candidate | None:
         """Tries the generic probes and all changes, the likeliest first, until every wrong gradient is explained."""
         evidence, case = self.evidence, self.evidence.cases[self.evidence.screen(self.wrong[0])]
-        tried = [*probes(self.recordings, case), *route_probes(evidence.layer, evidence.options, case)]
+        given = evidence.layer, evidence.options, case
+        tried = [*probes(self.recordings, case), *route_probes(*given)]
         for g in self.left():
             self.try_changes([Candidate()], g, self.recordings)
         found: Candidate | None = None
         for low, high in itertools.pairwise(TIERS):
             if low < SHARES <= high:
                 tried += share_probes(evidence, self.wrong, self.recordings)
+            if high == TIERS[-1]:
+                tried += [*probes(self.recordings, case, combined=True), *route_probes(*given, combined=True)]
             tier = (probe for probe in tried if low < probe.cost <= high)
             self.try_probes(sorted(tier, key=lambda probe: probe.cost))
             self.keep_different()
@@ -280,6 +284,7 @@ class _Search:
             return []
         if found.size > 1:
             same = [o for o in self.same.get(found.mistakes, []) if _on_route(o) != _on_route(found) and o.mistakes]
+            same.sort(key=lambda o: -_step(o, self.evidence.layer.name))  # the last steps say more
             return [o for o in same if self.explains(o, [*explained, *self.right], explained)][:2]
         others = [one for one in self.options[explained[0]] if one.size == 1 and one.mistakes != found.mistakes]
         return [one for one in others if self.explains(one, [*explained, *self.right], explained)]
@@ -333,6 +338,13 @@ def _fingerprint(x: Array) -> float:
 def _on_route(candidate: Candidate) -> bool:
     """Whether it is a step of another derivation."""
     return any("route" in m.replaces for m in candidate.mistakes)
+
+
+def _step(candidate: Candidate, layer: str) -> int:
+    """The place of a changed step in its route."""
+    orders = [list(vars(route.pieces)) for route in ROUTES if route.layer == layer]
+    pieces = [piece for m in candidate.mistakes for piece in m.replaces]
+    return max((order.index(piece) for order in orders for piece in pieces if piece in order), default=-1)
 
 
 def _alone(mistake: Mistake) -> Candidate:

@@ -235,10 +235,17 @@ class Recordings:
 # the probes
 
 
-def probes(recordings: Recordings, case: Case) -> Iterator[Mistake]:
-    """Every generic probe of a layer; `case` shows which arrays there are."""
+def probes(recordings: Recordings, case: Case, combined: bool = False) -> Iterator[Mistake]:
+    """Every generic probe of a layer; `case` shows which arrays there are.
+
+    Those that combine an argument with any other array are many, and come only if `combined`, alone.
+    """
     layer, found = recordings.layer, recordings.of(case)
     few = sum(len(calls) for calls in found.calls.values()) > MANY
+    if combined:
+        for name in () if few else found.calls:
+            yield from combined_arguments(recordings, case, name)
+        return
     yield from _of_inputs(layer, case, few)
     for name, calls in found.calls.items():
         places: list[int | None] = [None] if len(calls) == 1 else [None, *range(len(calls))]
@@ -331,23 +338,14 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
     )
     fix = formula(name, layer.name) or f"check {what}"
 
-    def probe(cost: float, says: str, changed: Callable[[Piece, Case], Piece]) -> Mistake:
-        def apply(p: Pieces, case: Case) -> dict[str, Piece]:
-            right = getattr(p, name)
-            return {name: at_place(right, changed(right, case), place, len(calls))}
-
-        return _mistake(layer, (cost + (0 if place is None else 0.03), says + where), fix, apply, name)
-
+    probe = _maker(layer, name, place, len(calls), where, fix)
     if not few:
         yield from _reductions(probe, what, arguments, result)
     if place is None and _is_array(result) and result.ndim >= 3 and result.shape[-1] == 1:
         yield from _row_sums(probe, recordings, found, what, result.shape)
     for edit in edits(result, case, few):
         yield probe(edit.cost, sentence(edit.says, what), _result(edit))
-    names = parameters_of(getattr(layer.pieces, name), len(arguments))
-    words_of = [argument_words(name, one, layer.name) for one in names]
-    if (layer.name, name) in WORDS:  # a step of another route: its arguments are called what they are
-        words_of = [found.words.get(id(x), words) for x, words in zip(arguments, words_of, strict=True)]
+    words_of = _words_of(layer, found, name, arguments)
     for i, x in enumerate(arguments):
         if name == "mask" and not _is_array(x):
             continue  # sizes
@@ -369,10 +367,6 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
             elif value.ndim == x.ndim and value.shape[:-1] == x.shape[:-1] and value.shape[-1] > x.shape[-1]:
                 says = f"the first columns of {words} in place of {argument} in {what}"
                 yield probe(1.26, says, _cut_from_recording(recordings, i, words))
-            if not few and _fits(x, value):
-                for verb, function in COMBINED:
-                    says = f"{argument} is {verb.format(words)} in {what}"
-                    yield probe(1.33, says, _combined(recordings, i, words, function))
         yield from _siblings(probe, recordings, found, x, i, f"{argument} in {what}")
     if not few:
         yield from _operations(probe, what, words_of, arguments, result)
@@ -380,6 +374,44 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
         if _is_array(result) and value.shape == result.shape and words != what:
             yield probe(1.25, f"{words} in place of {what}", _from_recording(recordings, None, words))
             yield probe(1.31, f"{what} has {words} added to it", _result_plus(recordings, words))
+
+
+def _maker(
+    layer: Layer, name: str, place: int | None, n: int, where: str, fix: str
+) -> Callable[[float, str, Callable[[Piece, Case], Piece]], Mistake]:
+    """Makes probes of a piece: `changed` maps the piece to the wrong one."""
+
+    def probe(cost: float, says: str, changed: Callable[[Piece, Case], Piece]) -> Mistake:
+        def apply(p: Pieces, case: Case) -> dict[str, Piece]:
+            right = getattr(p, name)
+            return {name: at_place(right, changed(right, case), place, n)}
+
+        return _mistake(layer, (cost + (0 if place is None else 0.03), says + where), fix, apply, name)
+
+    return probe
+
+
+def _words_of(layer: Layer, found: Recording, name: str, arguments: tuple[Any, ...]) -> list[str]:
+    """What the arguments of a piece are called."""
+    names = parameters_of(getattr(layer.pieces, name), len(arguments))
+    words_of = [argument_words(name, one, layer.name) for one in names]
+    if (layer.name, name) in WORDS:  # a step of another route: its arguments are called what they are
+        return [found.words.get(id(x), words) for x, words in zip(arguments, words_of, strict=True)]
+    return words_of
+
+
+def combined_arguments(recordings: Recordings, case: Case, name: str) -> Iterator[Mistake]:
+    """An argument of a piece is multiplied by another array, divided by it, increased or reduced by it."""
+    layer, found = recordings.layer, recordings.of(case)
+    calls = found.calls[name]
+    arguments, what = calls[0][0], piece_words(name, layer.name)
+    probe = _maker(layer, name, None, len(calls), "", formula(name, layer.name) or f"check {what}")
+    for i, (x, argument) in enumerate(zip(arguments, _words_of(layer, found, name, arguments), strict=True)):
+        for words, value in found.values.items():
+            if _is_array(x) and words not in (argument, what) and _fits(x, value):
+                for verb, function in COMBINED:
+                    says = f"{argument} is {verb.format(words)} in {what}"
+                    yield probe(1.33, says, _combined(recordings, i, words, function))
 
 
 def _result_plus(recordings: Recordings, words: str) -> Callable[[Piece, Case], Piece]:

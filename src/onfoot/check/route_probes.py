@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from onfoot.check.layer import Case, Layer, Mistake, Piece, Pieces
-from onfoot.check.probes import Recordings, of_piece
+from onfoot.check.probes import Recordings, combined_arguments, of_piece
 from onfoot.check.routes import ROUTES, Route
 
 LATER = 0.004  # the layer's own steps are tried first
@@ -28,14 +28,17 @@ def on_route(layer: Layer, route: Route) -> Layer:
     return replace(layer, pieces=layer.pieces.with_changes({**vars(route.pieces), "route": route.steps}))
 
 
-def route_probes(layer: Layer, options: Mapping[str, Any], case: Case) -> Iterator[Mistake]:
-    """Every generic probe of every step that a route has of its own."""
+def route_probes(layer: Layer, options: Mapping[str, Any], case: Case, combined: bool = False) -> Iterator[Mistake]:
+    """Every generic probe of every step that a route has of its own; `combined` as in probes()."""
     for route in routes_of(layer, options):
         recordings = Recordings(on_route(layer, route), options)
         for name in reversed(vars(route.pieces)):  # the last steps first: they say more
             if name in recordings.of(case).calls:
-                for probe in of_piece(recordings, case, name, None, False):
-                    yield _moved(probe, route)
+                if combined:
+                    made = combined_arguments(recordings, case, name)
+                else:
+                    made = of_piece(recordings, case, name, None, False)
+                yield from (_moved(probe, route) for probe in made)
 
 
 def _moved(probe: Mistake, route: Route) -> Mistake:

@@ -320,7 +320,12 @@ class _Fit:
         return f"{right}; {fix}" if right else fix
 
     def mistake(
-        self, place: Place, spread: Callable[[tuple[int, ...]], Array], says: str = "", fix: str = "", cost: float = COST
+        self,
+        place: Place,
+        spread: Callable[[tuple[int, ...]], Array],
+        says: str = "",
+        fix: str = "",
+        cost: float = COST,
     ) -> Mistake:
         """The pass with an array multiplied by factors, which `spread` gives for its shape."""
         n = len(self.recording.calls.get(place.piece, ()))
