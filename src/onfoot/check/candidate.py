@@ -272,7 +272,7 @@ class Evidence:
         return None if value is None else replace(candidate, values=(self._polished(candidate, gradients, value),))
 
     def _polished(self, candidate: Candidate, gradients: Sequence[int], value: float) -> float:
-        """The fitted number, or the round number next to it that fits better: where scores are large, a last bit counts."""
+        """The fitted number, or a round one next to it that fits better: with large scores the last bit counts."""
 
         def off(number: float) -> float:
             """The largest distance in rounding budgets."""

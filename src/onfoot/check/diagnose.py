@@ -354,7 +354,8 @@ def _alone(mistake: Mistake) -> Candidate:
 def _plural(kind: str, names: Sequence[str]) -> str:
     """“{} is transposed” of several gradients: “dq and dk are transposed”."""
     together = f"{', '.join(names[:-1])} and {names[-1]}"
-    return kind.replace("{} is ", "{} are ").replace("{} has ", "{} have ").format(together)
+    plural = kind.replace("{} is ", "{} are ").replace("{} has ", "{} have ").replace(" its ", " their ")
+    return plural.format(together)
 
 
 def _fixes(changes: Sequence[Change]) -> str:

@@ -131,7 +131,7 @@ def label_of(result: dict[str, Any], labels: dict[str, dict[str, str]]) -> str:
 def totals(results: list[dict[str, Any]], labels: dict[str, dict[str, str]]) -> dict[str, Any]:
     wrong = [r for r in results if r["mistake"] is not None]
     right = [r for r in results if r["mistake"] is None]
-    counts = {label: 0 for label in (*LABELS, "not judged", "stale")}
+    counts = dict.fromkeys((*LABELS, "not judged", "stale"), 0)
     for r in wrong:
         counts[label_of(r, labels)] += 1
     return {
