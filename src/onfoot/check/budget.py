@@ -36,7 +36,7 @@ def noisy(pieces: Pieces, rng: np.random.Generator) -> Pieces:
     def wrap(piece: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: piece(*map(perturbed, arguments))
 
-    return Pieces(**{name: wrap(piece) for name, piece in vars(pieces).items()})
+    return Pieces(**{name: piece if name == "route" else wrap(piece) for name, piece in vars(pieces).items()})
 
 
 def magnitudes(run: Run, pieces: Pieces, runs: int = RUNS) -> list[float]:

@@ -19,6 +19,7 @@ from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 GATE = {"float64": 1e-9, "float32": 1e-4}  # relative distance above which a candidate is rejected at once
 FLOOR = 1 / 16  # of the correct gradient's budget: where a mistake cancels to 0 exactly, rounding remains
 LARGE = 20_000  # entries; numbers are fitted on smaller cases
+NEARLY = 1e4  # rounding budgets: a fit that is further off is not polished
 HUGE = 1e12  # times the size of its terms: a gradient that large is a division by rounding noise
 
 
@@ -104,14 +105,14 @@ class Evidence:
     def screen(self, g: int) -> int:
         """A small case in which gradient g is wrong and its sizes differ, to reject candidates in one run."""
 
-        def rank(i: int) -> tuple[bool, bool, bool, int]:
+        def rank(i: int) -> tuple[bool, bool, bool, bool, int]:
             right, answer = self.run(Candidate(), i), self.answers[i][g]
             finite = bool(np.isfinite(answer).all())
             same = right is not None and right[g].shape == answer.shape
             off = not same or self.difference(Candidate(), i, g) > GATE[self.dtype] * self.norms[i][g]
             several = min((int(np.size(x)) for x in self.cases[i].inputs if np.ndim(x)), default=1) > 1
             several = several and all(size != 1 for size in self.cases[i].sizes.values())
-            return not finite, not off, not several, self._entries(i)
+            return not finite, not off, not self.informative(i, g), not several, self._entries(i)
 
         return min(range(len(self.cases)), key=rank)
 
@@ -119,6 +120,14 @@ class Evidence:
         """Whether the candidate may fit, by case i alone."""
         size = max(self.magnitudes[i][g], self.norms[i][g])
         return self.difference(candidate, i, g) <= GATE[self.dtype] * size or self.noise(candidate, i, g)
+
+    def is_parallel(self, candidate: Candidate, i: int, g: int) -> bool:
+        """Whether the candidate's gradient g in case i is the answer but for a factor."""
+        ran, answer = self.run(candidate, i), self.answers[i][g]
+        if ran is None or ran[g].shape != answer.shape:
+            return False
+        product, square = float(np.vdot(ran[g], answer)), float(np.vdot(ran[g], ran[g]))
+        return product * product >= (1 - 1e-11) * square * self.norms[i][g] ** 2 > 0
 
     def pieces(self, candidate: Candidate, case: Case) -> Pieces:
         pieces, values = self.layer.pieces, iter(candidate.values)
@@ -260,7 +269,25 @@ class Evidence:
         if n == 0:
             return candidate
         value = self._closest(candidate, gradients) if n == 1 else None
-        return None if value is None else replace(candidate, values=(value,))
+        return None if value is None else replace(candidate, values=(self._polished(candidate, gradients, value),))
+
+    def _polished(self, candidate: Candidate, gradients: Sequence[int], value: float) -> float:
+        """The fitted number, or a round one next to it that fits better: with large scores the last bit counts."""
+
+        def off(number: float) -> float:
+            """The largest distance in rounding budgets."""
+            tried = replace(candidate, values=(number,))
+            found = [
+                self.difference(tried, i, g) / (self.budget(Candidate(), i)[g] or math.inf)
+                for i in self.small
+                for g in gradients
+                if self.informative(i, g) and not self.noise(tried, i, g)
+            ]
+            return max(found, default=math.inf)
+
+        if not off(value) <= NEARLY:  # it explains nothing, or is settled already
+            return value
+        return min(_round_numbers(value), key=off)
 
     def _closest(self, candidate: Candidate, gradients: Sequence[int]) -> float | None:
         """Gauss-Newton in one unknown; one step is exact if the gradients are linear in it."""
@@ -283,8 +310,10 @@ class Evidence:
     def _closest_from(self, candidate: Candidate, gradients: Sequence[int], starts: Sequence[float]) -> float | None:
         """Gauss-Newton from the best of several starts, with shorter steps where the distance grows."""
 
+        cases = self._gentle(candidate, gradients, starts[0])
+
         def at(value: float) -> tuple[float, float, float]:
-            found = self._slopes(candidate, gradients, value, 1e-6 * abs(value) or 1e-12)
+            found = self._slopes(candidate, gradients, value, 1e-6 * abs(value) or 1e-12, cases)
             return found if math.isfinite(found[2]) and found[1] > 0 else (0.0, 0.0, math.inf)
 
         tried = [(at(start), start) for start in starts]
@@ -303,12 +332,28 @@ class Evidence:
                 break
         return value
 
+    def _gentle(self, candidate: Candidate, gradients: Sequence[int], start: float) -> list[int]:
+        """The small cases without those that depend on the number far more than the others do.
+
+        With scores of thousands a temperature decides everything, and the way to it is full of other minima.
+        """
+        step = 1e-6 * abs(start) or 1e-12
+        squares = {i: self._slopes(candidate, gradients, start, step, [i])[1] for i in self.small}
+        usual = [square for square in squares.values() if square > 0 and math.isfinite(square)]
+        limit = 100 * float(np.median(usual)) if usual else math.inf
+        return [i for i, square in squares.items() if square <= limit] or self.small
+
     def _slopes(
-        self, candidate: Candidate, gradients: Sequence[int], value: float, step: float
+        self,
+        candidate: Candidate,
+        gradients: Sequence[int],
+        value: float,
+        step: float,
+        cases: Sequence[int] | None = None,
     ) -> tuple[float, float, float]:
         """Sums of slope · gap, slope² and gap² over cases and gradients, relative to the size of the answer."""
         along, square, left = 0.0, 0.0, 0.0
-        for i in self.small:
+        for i in self.small if cases is None else cases:
             a = self.run(replace(candidate, values=(value,)), i)
             b = self.run(replace(candidate, values=(value + step,)), i)
             for g in gradients:
@@ -320,3 +365,16 @@ class Evidence:
                 square += weight * float(np.sum(slope * slope))
                 left += weight * float(np.sum(gap * gap))
         return along, square, left
+
+
+def _round_numbers(value: float) -> list[float]:
+    """The value, the numbers of few digits next to it, and those whose reciprocal, square or root has few digits."""
+    found = [value]
+    for digits in range(1, 13):
+        form = f"%.{digits - 1}e"
+        if value:
+            found += [float(form % value), 1 / float(form % (1 / value))]
+        if value > 0:
+            found += [math.sqrt(float(form % value**2)), 1 / math.sqrt(float(form % value**-2))]
+    near = [one for one in found if abs(one - value) <= 1e-9 * abs(value)]
+    return list(dict.fromkeys(near))

@@ -338,6 +338,12 @@ class _General:
         g = self.g
         for edit in along_axes(self.right):
             yield edit.says, f"return {self.name} of every index", _edited(g, edit)
+        if "split" in self.evidence.layer.pieces.names() and "H" in self.case.sizes:
+            yield (
+                "{} has heads and the features of a head in the wrong order: (features, heads) for (heads, features)",
+                "reshape the last axis to (heads, features of a head), in this order",
+                lambda grads, case: _heads_last(grads[g], int(case.sizes["H"])),
+            )
         if self.right.shape[-1] % 2 == 0:
             yield (
                 "{} has its halves exchanged",
@@ -401,6 +407,10 @@ def _broadcasts(value: Array, right: Array) -> bool:
         return bool(np.broadcast_shapes(value.shape, right.shape) == right.shape)
     except ValueError:
         return False
+
+
+def _heads_last(x: Array, heads: int) -> Array:
+    return np.swapaxes(x.reshape(*x.shape[:-1], heads, -1), -1, -2).reshape(x.shape)
 
 
 def _halves(x: Array) -> Array:

@@ -74,9 +74,11 @@ def fitted(
     )
 
 
-def named(layer: Layer, name: str, fix: str, apply: Callable[..., dict[str, Piece]], *replaces: str) -> Mistake:
+def named(
+    layer: Layer, name: str, fix: str, apply: Callable[..., dict[str, Piece]], *replaces: str, cost: float = COST
+) -> Mistake:
     """A mistake whose constant depends on the case."""
-    return Mistake(name, layer.name, "", "", fix, apply, per_case=True, cost=COST, replaces=frozenset(replaces))
+    return Mistake(name, layer.name, "", "", fix, apply, per_case=True, cost=cost, replaces=frozenset(replaces))
 
 
 def _option(layer: Layer, name: str) -> Mistake:
@@ -562,6 +564,7 @@ def _losses(layer: Layer) -> Iterator[Mistake]:
         "divide exp(logits) by its sum over the vocabulary",
         lambda p, case: {"y_pred": lambda logits, lse: np.exp(logits - logits.max(axis=-1, keepdims=True))},
         "y_pred",
+        cost=1.201,
     )
     count = "the number of targets"
     for quantity in ("V", "n", "B", "B·n", "n − 1"):

@@ -21,12 +21,19 @@ from onfoot.check.constants import constants
 from onfoot.check.layer import Array, Mistake
 from onfoot.check.mistakes import mistakes_of, replaced_pieces
 from onfoot.check.probes import Recordings, probes
+from onfoot.check.route_probes import route_probes
+from onfoot.check.routes import ROUTES
+from onfoot.check.shares import COST as SHARES
+from onfoot.check.shares import share_probes
+from onfoot.check.slips import slips
 
 MAX_SIZE = 4.5  # larger candidates are not tried
 MAX_TRIED = 300  # combinations of explanations
 LIKELY = 1.2  # mistakes that cost more are kept only if the probes find nothing simpler
 TIERS = (0.0, 1.225, 1.265, 1.32, 9.0)  # of the costs of the probes: if a tier explains all, the next is not tried
 MOST = 12  # explanations per gradient that are combined with those of others
+TOP = 1.235  # the cost of probes that are tried together with other mistakes
+MOST_ON_TOP = 1500  # pairs of which one is not in the catalogue
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,9 @@ class _Search:
         self.singles = [Candidate((m,)) for m in mistakes_of(evidence.layer, evidence.options)]
         self.options: dict[int, list[Candidate]] = {g: [] for g in self.wrong}
         self.recordings = Recordings(evidence.layer, evidence.options)
+        self.tried: list[Mistake] = []  # the probes that were tried
+        self.parallel: dict[int, list[Candidate]] = {}  # gradient -> probes that are right but for a factor
+        self.same: dict[tuple[Mistake, ...], list[Candidate]] = {}  # other candidates with the same numbers
 
     def diagnosis(self, pairs: bool) -> Diagnosis:
         self.try_each(self.singles, self.wrong)
@@ -78,7 +88,8 @@ class _Search:
             self.try_changes([Candidate()], g)
         found = self.cover()
         if self.evidence.layer.probed and self.is_open(found) and not self.common():
-            self.try_each(map(_alone, constants(self.evidence.layer, self.evidence.options)), self.wrong)
+            layer, options = self.evidence.layer, self.evidence.options
+            self.try_each(map(_alone, (*constants(layer, options), *slips(layer, options))), self.wrong)
             found = self.cover()
         if pairs and self.is_open(found) and not self.common():
             found = self.with_probes()
@@ -87,9 +98,11 @@ class _Search:
             both = (a.combined(b) for a, b in itertools.combinations(self.singles, 2))
             tried = self.wrong if not left or found is None else left
             self.try_each((candidate for candidate in both if _compatible(candidate)), tried)
-            for g in left:
-                if not self.options[g]:
-                    self.try_changes(self.singles, g)
+            for g in self.left():
+                self.try_changes([*self.singles, *self.parallel.get(g, [])[:MOST]], g)
+            for g in self.left():
+                self.try_changes(self.singles, g, self.recordings)
+            self.try_on_top()
             found = self.cover()
         return self.build_diagnosis(found)
 
@@ -108,13 +121,19 @@ class _Search:
 
     def with_probes(self) -> Candidate | None:
         """Tries the generic probes and all changes, the likeliest first, until every wrong gradient is explained."""
-        case = self.evidence.cases[self.evidence.screen(self.wrong[0])]
-        tried = sorted(probes(self.recordings, case), key=lambda probe: probe.cost)
+        evidence, case = self.evidence, self.evidence.cases[self.evidence.screen(self.wrong[0])]
+        given = evidence.layer, evidence.options, case
+        tried = [*probes(self.recordings, case), *route_probes(*given)]
         for g in self.left():
             self.try_changes([Candidate()], g, self.recordings)
         found: Candidate | None = None
         for low, high in itertools.pairwise(TIERS):
-            self.try_probes([probe for probe in tried if low < probe.cost <= high])
+            if low < SHARES <= high:
+                tried += share_probes(evidence, self.wrong, self.recordings)
+            if high == TIERS[-1]:
+                tried += [*probes(self.recordings, case, combined=True), *route_probes(*given, combined=True)]
+            tier = (probe for probe in tried if low < probe.cost <= high)
+            self.try_probes(sorted(tier, key=lambda probe: probe.cost))
             self.keep_different()
             found = self.cover()
             if found is not None and not self.left() and found.size <= high:
@@ -131,12 +150,41 @@ class _Search:
     def try_probes(self, tried: Iterable[Mistake]) -> None:
         """Runs the probes on one case per gradient, and those that match there on all cases."""
         screens = {g: self.evidence.screen(g) for g in self.wrong if self.evidence.ever_informative(g)}
+        left = self.left()
         for probe in tried:
+            self.tried.append(probe)
             candidate = _alone(probe)
-            for g in screens:
-                if self.evidence.passes_screen(candidate, screens[g], g) and self.evidence.fits(candidate, g):
-                    self.options[g].append(candidate)
+            for g, i in screens.items():
+                if self.evidence.passes_screen(candidate, i, g):
+                    if self.evidence.fits(candidate, g):
+                        self.options[g].append(candidate)
+                elif g in left and self.evidence.is_parallel(candidate, i, g):
+                    self.parallel.setdefault(g, []).append(candidate)
             self.evidence.forget(candidate)
+
+    def try_on_top(self) -> None:
+        """Tries known mistakes and the likeliest probes together with one that explains another gradient, or is known.
+
+        Two mistakes that meet in a gradient are found so, of which one need not be in the catalogue.
+        """
+        others = dict.fromkeys(o.mistakes for g in self.wrong for o in self.options[g] if o.mistakes and not o.values)
+        bases = [Candidate(mistakes) for mistakes in others if not any(m.parameter for m in mistakes)][:MOST]
+        bases += [one for one in self.singles if one not in bases and not any(m.parameter for m in one.mistakes)]
+        tops = [*self.singles, *(_alone(probe) for probe in self.tried if probe.cost <= TOP)]
+        runs = 0
+        for g in self.left() if any(self.evidence.ever_informative(g) for g in self.left()) else ():
+            i = self.evidence.screen(g)
+            others = [h for h in range(len(self.evidence.layer.gradients)) if h not in self.left()]
+            for base, top in itertools.product(bases, tops):
+                candidate = base.combined(top)
+                if runs >= MOST_ON_TOP or len(candidate.mistakes) < 2 or not _compatible(candidate):
+                    continue
+                runs += 1
+                if self.evidence.passes_screen(candidate, i, g) and self.evidence.fits(candidate, g):
+                    self.options[g].append(candidate)
+                    if all(self.evidence.fits(candidate, h) for h in others):
+                        break
+                self.evidence.forget(candidate)
 
     def keep_different(self) -> None:
         """Keeps one option of those that give the same numbers: the simplest."""
@@ -146,7 +194,9 @@ class _Search:
             for one in sorted(options, key=lambda o: o.size):
                 valued = self.evidence.with_values(one, [g])
                 ran = None if valued is None else self.evidence.run(valued, i)
-                kept.setdefault(tuple(_fingerprint(x) for x in ran or ()) or (float(len(kept)),), one)
+                first = kept.setdefault(tuple(_fingerprint(x) for x in ran or ()) or (float(len(kept)),), one)
+                if first is not one and one not in self.same.setdefault(first.mistakes, []):
+                    self.same[first.mistakes].append(one)
             self.options[g] = list(kept.values())[:MOST]
 
     def try_changes(self, bases: Iterable[Candidate], g: int, recordings: Recordings | None = None) -> None:
@@ -229,9 +279,13 @@ class _Search:
         return sorted(found, key=lambda one: one[0])
 
     def twins(self, found: Candidate, explained: Sequence[int]) -> list[Candidate]:
-        """Other single mistakes that fit the same gradients equally well."""
+        """Other single mistakes that fit the same gradients equally well; a generated one in another derivation."""
         if len(found.mistakes) != 1 or found.changes:
             return []
+        if found.size > 1:
+            same = [o for o in self.same.get(found.mistakes, []) if _on_route(o) != _on_route(found) and o.mistakes]
+            same.sort(key=lambda o: -_step(o, self.evidence.layer.name))  # the last steps say more
+            return [o for o in same if self.explains(o, [*explained, *self.right], explained)][:2]
         others = [one for one in self.options[explained[0]] if one.size == 1 and one.mistakes != found.mistakes]
         return [one for one in others if self.explains(one, [*explained, *self.right], explained)]
 
@@ -281,6 +335,18 @@ def _fingerprint(x: Array) -> float:
     return float(f"{flat @ np.cos(1.0 + np.arange(flat.size)):.8g}")
 
 
+def _on_route(candidate: Candidate) -> bool:
+    """Whether it is a step of another derivation."""
+    return any("route" in m.replaces for m in candidate.mistakes)
+
+
+def _step(candidate: Candidate, layer: str) -> int:
+    """The place of a changed step in its route."""
+    orders = [list(vars(route.pieces)) for route in ROUTES if route.layer == layer]
+    pieces = [piece for m in candidate.mistakes for piece in m.replaces]
+    return max((order.index(piece) for order in orders for piece in pieces if piece in order), default=-1)
+
+
 def _alone(mistake: Mistake) -> Candidate:
     return Candidate((mistake,))
 
@@ -288,7 +354,8 @@ def _alone(mistake: Mistake) -> Candidate:
 def _plural(kind: str, names: Sequence[str]) -> str:
     """“{} is transposed” of several gradients: “dq and dk are transposed”."""
     together = f"{', '.join(names[:-1])} and {names[-1]}"
-    return kind.replace("{} is ", "{} are ").replace("{} has ", "{} have ").format(together)
+    plural = kind.replace("{} is ", "{} are ").replace("{} has ", "{} have ").replace(" its ", " their ")
+    return plural.format(together)
 
 
 def _fixes(changes: Sequence[Change]) -> str:

@@ -317,12 +317,15 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
     if report.failed and not any(map(_is_wrong, counted)):
         return  # it raises or dies; what it does beyond the contract is not the cause
     seen = large if only_large else small if any(map(_is_wrong, small)) else [o for o in outcomes if not o.case.large]
-    report.diagnosis = _diagnosis(report, seen, magnitudes)
     finite = [o for o in seen if all(np.isfinite(g).all() for g in o.answer.gradients or [])]
-    if report.diagnosis is None or report.diagnosis.complete or not 0 < len(finite) < len(seen):
+    some = 0 < len(finite) < len(seen)
+    report.diagnosis = _diagnosis(report, seen, magnitudes, brief=some)
+    if report.diagnosis is None or report.diagnosis.complete or not some:
         return
     without = _diagnosis(report, finite, magnitudes)  # nan in one case must not silence the others
-    if without is not None and len(without.unexplained) < len(report.diagnosis.unexplained):
+    if without is None or len(without.unexplained) >= len(report.diagnosis.unexplained):
+        report.diagnosis = _diagnosis(report, seen, magnitudes)
+    else:
         report.diagnosis = without
         left_out = _quoted(o.case.name for o in seen if o not in finite)
         report.warnings.append(f"the diagnosis leaves out the cases with nan or infinite entries: {left_out}")
@@ -347,9 +350,9 @@ def _diagnose_in_float64(report: LayerReport, checker: _LayerChecker, cases: Seq
 
 
 def _diagnosis(
-    report: LayerReport, outcomes: Sequence[Outcome], magnitudes: Mapping[str, list[float]]
+    report: LayerReport, outcomes: Sequence[Outcome], magnitudes: Mapping[str, list[float]], brief: bool = False
 ) -> Diagnosis | None:
-    """The diagnosis of these cases; None if nothing is wrong in them."""
+    """The diagnosis of these cases, without probes and pairs if `brief`; None if nothing is wrong in them."""
     right = [{m.gradient for m in o.measured if m.ok} for o in outcomes]
     wrong = [g for g, name in enumerate(report.layer.gradients) if any(name not in one for one in right)]
     if not wrong:
@@ -358,7 +361,8 @@ def _diagnosis(
     cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
     evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype)
     only_large = all(o.case.large for o in outcomes)
-    return diagnose(evidence, wrong, pairs=report.layer.probed and not (only_large or _like_float32(report)))
+    pairs = report.layer.probed and not (only_large or brief or _like_float32(report))
+    return diagnose(evidence, wrong, pairs=pairs)
 
 
 def _is_wrong(outcome: Outcome) -> bool:

@@ -23,7 +23,8 @@ MAY_BE_ZERO = ("eps", "weight_decay")  # numeric options; all others must be pos
 class Pieces(SimpleNamespace):
     """The functions that make up a backward pass, by name: `p.softmax_backward(...)`.
 
-    A piece called `given`, if there is one, maps (case, options) to the inputs and options that the pass really uses.
+    A piece called `given`, if there is one, maps (case, options) to the inputs and options that the pass really uses;
+    one called `route` has the steps of the pass in place of the layer's own.
     """
 
     def with_changes(self, changes: Mapping[str, Piece]) -> Pieces:
@@ -87,6 +88,7 @@ class Layer:
     mistakes: tuple[Mistake, ...] = ()  # known mistakes, of a layer that is not in the catalogue
     probed: bool = True  # whether unknown mistakes are searched for; in a whole network that takes minutes
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # piece -> words for each of its calls
+    chosen: tuple[int, ...] = ()  # the places of its gradients among those of the steps, if they are not all of them
 
     @property
     def signature(self) -> str:
@@ -111,22 +113,20 @@ class Layer:
 
     def only(self, gradients: Sequence[str]) -> Layer:
         """The same layer with only these of its gradients."""
-        chosen = [self.gradients.index(name) for name in gradients]
+        chosen = tuple(self.gradients.index(name) for name in gradients)
 
-        def select(function: Callable[..., Gradients]) -> Callable[..., Gradients]:
-            def selected(*inputs: Any, **options: Any) -> Gradients:
-                found = function(*inputs, **options)
-                return tuple(found[i] for i in chosen)
+        def reference(*inputs: Any, **options: Any) -> Gradients:
+            found = self.reference(*inputs, **options)
+            return tuple(found[i] for i in chosen)
 
-            return selected
-
-        return replace(self, gradients=tuple(gradients), reference=select(self.reference), steps=select(self.steps))
+        return replace(self, gradients=tuple(gradients), reference=reference, chosen=chosen)
 
     def run(self, pieces: Pieces, case: Case, options: Mapping[str, Any]) -> Gradients:
         """Returns the gradients computed with these pieces."""
         with np.errstate(all="ignore"):
             inputs, options = pieces.given(case, options) if "given" in vars(pieces) else (case.inputs, options)
-            return self.steps(pieces, *inputs, **options)
+            found = getattr(pieces, "route", self.steps)(pieces, *inputs, **options)
+            return tuple(found[i] for i in self.chosen) if self.chosen else found
 
 
 def transposed(x: Array) -> Array:

@@ -7,7 +7,6 @@ Each probe is a `Mistake` that can be run, so it is found as a catalogued one is
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ import numpy as np
 
 from onfoot.check.factors import candidates
 from onfoot.check.layer import Array, Case, Layer, Mistake, Piece, Pieces, transposed
-from onfoot.check.words import argument_words, formula, piece_words, sentence
+from onfoot.check.routes import WORDS
+from onfoot.check.words import argument_words, formula, parameters_of, piece_words, sentence
 
-MANY = 20  # calls of pieces; a layer with more gets only the most frequent changes
+MANY = 40  # calls of pieces; a layer with more gets only the most frequent changes
 OVER_TOKENS = ("dweight", "dbias", "norm_dweight", "norm_dbias")  # pieces that sum over tokens: there, parts as well
 AXES = {
     1: ("feature",),
@@ -81,6 +81,7 @@ def _of_integers(x: Array) -> Iterator[Edit]:
     yield Edit(1.2, "{} are shifted by one token (the token after)", _shift(-1, -1, cyclic=True))
     yield Edit(1.22, "{} are counted from 1 (1 is added)", lambda a, c: a + 1)
     yield Edit(1.22, "1 is subtracted from {}", lambda a, c: a - 1)
+    yield Edit(1.22, "{} are sorted, and what belongs to them is not", lambda a, c: np.sort(a, None).reshape(a.shape))
     yield Edit(1.24, "{} are in reverse order", lambda a, c: np.flip(a, -1))
     yield Edit(1.24, "{} are in reverse order, sequences as well", lambda a, c: np.flip(a))
 
@@ -98,6 +99,9 @@ def along_axes(x: Array) -> Iterator[Edit]:
         for where, index in (("first", 0), ("last", -1)):
             yield Edit(1.28, f"only the {where} {one} of {{}} is used", _part(axis, index, keep=True))
             yield Edit(1.28, f"the {where} {one} of {{}} is left out", _part(axis, index, keep=False))
+            if x.shape[axis] > 1 and x.ndim > 1:
+                says = f"the {where} {one} of {{}} is used for all {one}s"
+                yield Edit(1.29, says, _first_for_all(axis, index))
         for by in (1, -1):
             to = "later" if by > 0 else "earlier"
             yield Edit(1.3, f"{{}} is shifted to the {one} one {to}", _shift(axis, by, cyclic=False))
@@ -137,6 +141,10 @@ def _part(axis: int, index: int, keep: bool) -> Callable[[Array, Case], Array]:
     return apply
 
 
+def _first_for_all(axis: int, index: int) -> Callable[[Array, Case], Array]:
+    return lambda a, case: np.broadcast_to(np.take(a, [index], axis), a.shape).copy()
+
+
 def _shift(axis: int, by: int, cyclic: bool) -> Callable[[Array, Case], Array]:
     def apply(a: Array, case: Case) -> Array:
         out = np.roll(a, by, axis)
@@ -167,25 +175,43 @@ class Recording:
 
     values: dict[str, Array]
     calls: dict[str, list[tuple[tuple[Any, ...], Any]]]
+    words: dict[int, str]  # id of a value -> the words for it; `calls` keeps the values alive
+    origins: dict[int, tuple[str, int]]  # id of a value -> the piece that gives it, and in which call
 
 
 def record(layer: Layer, case: Case, options: Mapping[str, Any]) -> Recording:
     """Runs the correct pass and keeps what it computes."""
-    found = Recording(_named_inputs(layer, case), {})
+    inputs = _named_inputs(layer, case)
+    found = Recording(inputs, {}, {id(x): name for name, x in inputs.items()}, {})
 
     def recorded(name: str, piece: Piece) -> Piece:
         def run(*arguments: Any) -> Any:
             result = piece(*arguments)
             found.calls.setdefault(name, []).append((arguments, result))
+            words = piece_words(name, layer.name)
+            found.words.setdefault(id(result), words)
+            found.origins.setdefault(id(result), (name, len(found.calls[name]) - 1))
             if _is_array(result):
-                found.values.setdefault(piece_words(name, layer.name), result)
+                found.values.setdefault(words, result)
             return result
 
         return run
 
-    pieces = Pieces(**{name: recorded(name, piece) for name, piece in vars(layer.pieces).items()})
+    own = vars(layer.pieces).items()
+    pieces = Pieces(**{name: piece if name == "route" else recorded(name, piece) for name, piece in own})
     layer.run(pieces, case, options)
+    _derive(found)
     return found
+
+
+def _derive(found: Recording) -> None:
+    """Adds arrays that the steps do not need, but that people compute: attention's output."""
+    if {"dv", "drho", "weights"} <= set(found.calls):
+        (rho, _), _ = found.calls["dv"][0]
+        (_, v), _ = found.calls["drho"][0]
+        found.values.setdefault("the output", rho @ v)
+        if "dropped" in found.calls:
+            found.values.setdefault("the output without dropout", found.calls["weights"][0][1] @ v)
 
 
 def _named_inputs(layer: Layer, case: Case) -> dict[str, Array]:
@@ -209,15 +235,22 @@ class Recordings:
 # the probes
 
 
-def probes(recordings: Recordings, case: Case) -> Iterator[Mistake]:
-    """Every generic probe of a layer; `case` shows which arrays there are."""
+def probes(recordings: Recordings, case: Case, combined: bool = False) -> Iterator[Mistake]:
+    """Every generic probe of a layer; `case` shows which arrays there are.
+
+    Those that combine an argument with any other array are many, and come only if `combined`, alone.
+    """
     layer, found = recordings.layer, recordings.of(case)
     few = sum(len(calls) for calls in found.calls.values()) > MANY
+    if combined:
+        for name in () if few else found.calls:
+            yield from combined_arguments(recordings, case, name)
+        return
     yield from _of_inputs(layer, case, few)
     for name, calls in found.calls.items():
         places: list[int | None] = [None] if len(calls) == 1 else [None, *range(len(calls))]
         for place in places:
-            yield from _of_piece(recordings, case, name, place, few or place is not None)
+            yield from of_piece(recordings, case, name, place, few or place is not None)
 
 
 def _mistake(layer: Layer, edit: Edit | tuple[float, str], fix: str, apply: Callable[..., Any], piece: str) -> Mistake:
@@ -240,6 +273,8 @@ def _of_inputs(layer: Layer, case: Case, few: bool) -> Iterator[Mistake]:
         for j, (other, y) in enumerate(zip(layer.arguments, case.inputs, strict=False)):
             if i != j and _is_array(x) and _is_array(y) and x.shape == y.shape:
                 yield _exchanged(layer, i, j, f"{other} is used in place of {name}", fix)
+                if i < j and {f"d{name}", f"d{other}"} <= set(layer.gradients):
+                    yield _roles(layer, i, j)
     biases = [i for i, name in enumerate(layer.arguments) if name.startswith("b_") or name.endswith("bias")]
     if len(biases) > 1:
 
@@ -273,7 +308,26 @@ def _exchanged(layer: Layer, i: int, j: int, says: str, fix: str) -> Mistake:
     return _mistake(layer, (1.2, says), fix, lambda p, case: {"given": given}, "given")
 
 
-def _of_piece(recordings: Recordings, case: Case, name: str, place: int | None, few: bool) -> Iterator[Mistake]:
+def _roles(layer: Layer, i: int, j: int) -> Mistake:
+    """Two inputs, and with them their gradients, have each other's roles."""
+    names = layer.arguments[i], layer.arguments[j]
+    g, h = (layer.gradients.index(f"d{name}") for name in names)
+    if layer.chosen:
+        g, h = layer.chosen[g], layer.chosen[h]
+
+    def swapped(values: Any, a: int, b: int) -> list[Any]:
+        found = list(values)
+        found[a], found[b] = found[b], found[a]
+        return found
+
+    def route(p: Pieces, *inputs: Any, **options: Any) -> tuple[Array, ...]:
+        return tuple(swapped(layer.steps(p, *swapped(inputs, i, j), **options), g, h))
+
+    says = f"the roles of {names[0]} and {names[1]} are exchanged"
+    return _mistake(layer, (1.19, says), f"exchange {names[0]} and {names[1]}", lambda p, c: {"route": route}, "route")
+
+
+def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, few: bool) -> Iterator[Mistake]:
     """A piece whose result or one of whose arguments is wrong; `place` selects one of several calls."""
     layer, found = recordings.layer, recordings.of(case)
     calls = found.calls[name]
@@ -284,20 +338,17 @@ def _of_piece(recordings: Recordings, case: Case, name: str, place: int | None, 
     )
     fix = formula(name, layer.name) or f"check {what}"
 
-    def probe(cost: float, says: str, changed: Callable[[Piece, Case], Piece]) -> Mistake:
-        def apply(p: Pieces, case: Case) -> dict[str, Piece]:
-            right = getattr(p, name)
-            return {name: _at(right, changed(right, case), place, len(calls))}
-
-        return _mistake(layer, (cost + (0 if place is None else 0.03), says + where), fix, apply, name)
-
+    probe = _maker(layer, name, place, len(calls), where, fix)
     if not few:
         yield from _reductions(probe, what, arguments, result)
+    if place is None and _is_array(result) and result.ndim >= 3 and result.shape[-1] == 1:
+        yield from _row_sums(probe, recordings, found, what, result.shape)
     for edit in edits(result, case, few):
         yield probe(edit.cost, sentence(edit.says, what), _result(edit))
-    names = _parameters(getattr(layer.pieces, name), len(arguments))
-    words_of = [argument_words(name, one, layer.name) for one in names]
+    words_of = _words_of(layer, found, name, arguments)
     for i, x in enumerate(arguments):
+        if name == "mask" and not _is_array(x):
+            continue  # sizes
         argument = words_of[i]
         if _same_kind(x, result) and argument != what:
             yield probe(1.21, f"{argument} in place of {what}", _passed_through(i))
@@ -313,15 +364,87 @@ def _of_piece(recordings: Recordings, case: Case, name: str, place: int | None, 
             if value.shape == x.shape:
                 says = f"{words} in place of {argument} in {what}"
                 yield probe(1.25, says, _from_recording(recordings, i, words))
-            if not few and _fits(x, value):
-                for verb, function in COMBINED:
-                    says = f"{argument} is {verb.format(words)} in {what}"
-                    yield probe(1.33, says, _combined(recordings, i, words, function))
+            elif value.ndim == x.ndim and value.shape[:-1] == x.shape[:-1] and value.shape[-1] > x.shape[-1]:
+                says = f"the first columns of {words} in place of {argument} in {what}"
+                yield probe(1.26, says, _cut_from_recording(recordings, i, words))
+        yield from _siblings(probe, recordings, found, x, i, f"{argument} in {what}")
     if not few:
         yield from _operations(probe, what, words_of, arguments, result)
     for words, value in found.values.items():
         if _is_array(result) and value.shape == result.shape and words != what:
             yield probe(1.25, f"{words} in place of {what}", _from_recording(recordings, None, words))
+            yield probe(1.31, f"{what} has {words} added to it", _result_plus(recordings, words))
+
+
+def _maker(
+    layer: Layer, name: str, place: int | None, n: int, where: str, fix: str
+) -> Callable[[float, str, Callable[[Piece, Case], Piece]], Mistake]:
+    """Makes probes of a piece: `changed` maps the piece to the wrong one."""
+
+    def probe(cost: float, says: str, changed: Callable[[Piece, Case], Piece]) -> Mistake:
+        def apply(p: Pieces, case: Case) -> dict[str, Piece]:
+            right = getattr(p, name)
+            return {name: at_place(right, changed(right, case), place, n)}
+
+        return _mistake(layer, (cost + (0 if place is None else 0.03), says + where), fix, apply, name)
+
+    return probe
+
+
+def _words_of(layer: Layer, found: Recording, name: str, arguments: tuple[Any, ...]) -> list[str]:
+    """What the arguments of a piece are called."""
+    names = parameters_of(getattr(layer.pieces, name), len(arguments))
+    words_of = [argument_words(name, one, layer.name) for one in names]
+    if (layer.name, name) in WORDS:  # a step of another route: its arguments are called what they are
+        return [found.words.get(id(x), words) for x, words in zip(arguments, words_of, strict=True)]
+    return words_of
+
+
+def combined_arguments(recordings: Recordings, case: Case, name: str) -> Iterator[Mistake]:
+    """An argument of a piece is multiplied by another array, divided by it, increased or reduced by it."""
+    layer, found = recordings.layer, recordings.of(case)
+    calls = found.calls[name]
+    arguments, what = calls[0][0], piece_words(name, layer.name)
+    probe = _maker(layer, name, None, len(calls), "", formula(name, layer.name) or f"check {what}")
+    for i, (x, argument) in enumerate(zip(arguments, _words_of(layer, found, name, arguments), strict=True)):
+        for words, value in found.values.items():
+            if _is_array(x) and words not in (argument, what) and _fits(x, value):
+                for verb, function in COMBINED:
+                    says = f"{argument} is {verb.format(words)} in {what}"
+                    yield probe(1.33, says, _combined(recordings, i, words, function))
+
+
+def _result_plus(recordings: Recordings, words: str) -> Callable[[Piece, Case], Piece]:
+    return lambda f, case: lambda *a: f(*a) + recordings.of(case).values[words]
+
+
+def _siblings(
+    probe: Callable[..., Mistake], recordings: Recordings, found: Recording, x: Any, i: int, argument: str
+) -> Iterator[Mistake]:
+    """Argument i is the result of another call of the piece that gives it: the other norm's, the other projection's."""
+    piece, place = found.origins.get(id(x), ("", 0))
+    calls = found.calls.get(piece, [])
+    for other, (_, value) in enumerate(calls):
+        if other != place and _same_kind(x, value):
+            which = (place_words(recordings.layer, piece, k, len(calls)) for k in (other, place))
+            says = f"{piece_words(piece, recordings.layer.name)} of another place in {argument}: {{}}, not {{}}"
+            yield probe(1.24, says.format(*which), _from_call(recordings, i, piece, other))
+
+
+def _from_call(recordings: Recordings, i: int, piece: str, call: int) -> Callable[[Piece, Case], Piece]:
+    def changed(f: Piece, case: Case) -> Piece:
+        value = recordings.of(case).calls[piece][call][1]
+        return lambda *a: f(*a[:i], value, *a[i + 1 :])
+
+    return changed
+
+
+def _cut_from_recording(recordings: Recordings, i: int, words: str) -> Callable[[Piece, Case], Piece]:
+    def changed(f: Piece, case: Case) -> Piece:
+        value = recordings.of(case).values[words]
+        return lambda *a: f(*a[:i], value[..., : a[i].shape[-1]], *a[i + 1 :])
+
+    return changed
 
 
 COMBINED: tuple[tuple[str, Callable[[Array, Array], Array]], ...] = (
@@ -360,8 +483,28 @@ def _reductions(probe: Callable[..., Mistake], what: str, arguments: tuple[Any, 
         says = f"{what} is taken over {names[axis]}s in place of {names[-1]}s"
         yield probe(1.21, says, _over_axis(axis, False))
         yield probe(1.27, f"{says}, and not divided by their number", _over_axis(axis, True))
+    yield probe(1.22, f"{what} is not summed: each {names[-1]} has its own", _unsummed)
     yield probe(1.22, f"{what} is taken over all {names[0]}s and {names[-2]}s", _over_rows)
     yield probe(1.22, f"{what} is taken over all entries", _over_all)
+
+
+def _row_sums(
+    probe: Callable[..., Mistake], recordings: Recordings, found: Recording, what: str, shape: tuple[int, ...]
+) -> Iterator[Mistake]:
+    """The row sum of the product of two other arrays."""
+    arrays = [(words, x) for words, x in found.values.items() if x.shape[:-1] == shape[:-1] and x.shape[-1] > 1]
+    for (a, x), (b, y) in itertools.combinations_with_replacement(arrays, 2):
+        if x.shape == y.shape:
+            yield probe(1.26, f"the row sum of {a} ∘ {b} in place of {what}", _row_sum(recordings, a, b, np.sum))
+            yield probe(1.3, f"the row mean of {a} ∘ {b} in place of {what}", _row_sum(recordings, a, b, np.mean))
+
+
+def _row_sum(recordings: Recordings, a: str, b: str, over: Callable[..., Array]) -> Callable[[Piece, Case], Piece]:
+    def changed(f: Piece, case: Case) -> Piece:
+        values = recordings.of(case).values
+        return lambda *_: over(values[a] * values[b], axis=-1, keepdims=True)
+
+    return changed
 
 
 def _over_axis(axis: int, undivided: bool) -> Callable[[Piece, Case], Piece]:
@@ -385,6 +528,11 @@ def _over_rows(f: Piece, case: Case) -> Piece:
         return f(*rows).T[None]
 
     return piece
+
+
+def _unsummed(f: Piece, case: Case) -> Piece:
+    """The piece of single features."""
+    return lambda *a: f(*(x[..., None] if isinstance(x, np.ndarray) and x.ndim >= 3 else x for x in a))[..., 0]
 
 
 def _over_all(f: Piece, case: Case) -> Piece:
@@ -429,15 +577,7 @@ def _same_kind(x: Any, y: Any) -> bool:
     return isinstance(x, float) and isinstance(y, float)
 
 
-def _parameters(piece: Piece, n: int) -> list[str]:
-    try:
-        names = list(inspect.signature(piece).parameters)
-    except (TypeError, ValueError):
-        names = []
-    return [*names, *(f"argument {i + 1}" for i in range(len(names), n))][:n]
-
-
-def _at(right: Piece, changed: Piece, place: int | None, n: int) -> Piece:
+def at_place(right: Piece, changed: Piece, place: int | None, n: int) -> Piece:
     """The changed piece in one of its n calls per pass, or in all of them."""
     if place is None:
         return changed

@@ -5,6 +5,11 @@ A piece without an entry is called by its own name, with spaces.
 
 from __future__ import annotations
 
+import inspect
+
+from onfoot.check.layer import Piece
+from onfoot.check.routes import WORDS
+
 # piece: (what it is, its right formula)
 PIECES: dict[str, tuple[str, str]] = {
     # attention
@@ -284,6 +289,8 @@ CALLED_ARGUMENTS = {
 def _words(name: str, layer: str) -> tuple[str, str]:
     if (layer, name) in CALLED:
         return CALLED[layer, name]
+    if (layer, name) in WORDS:
+        return WORDS[layer, name]
     if name in PARTS and layer not in SINGLE:
         return PARTS[name]
     return PIECES.get(name, (name.replace("_", " "), ""))
@@ -307,6 +314,15 @@ def argument_words(piece: str, argument: str, layer: str) -> str:
     if piece in PARTS and layer not in SINGLE and argument in PART_ARGUMENTS:
         return PART_ARGUMENTS[argument]
     return OF_PIECE.get((piece, argument), ARGUMENTS.get(argument, argument.replace("_", " ")))
+
+
+def parameters_of(piece: Piece, n: int) -> list[str]:
+    """The names of a piece's n parameters, as far as it tells them."""
+    try:
+        names = list(inspect.signature(piece).parameters)
+    except (TypeError, ValueError):
+        names = []
+    return [*names, *(f"argument {i + 1}" for i in range(len(names), n))][:n]
 
 
 PLURAL = ("the frequencies", "the angles", "the ids", "the scores", "the weights ρ", "the one-hot targets y_gt")
