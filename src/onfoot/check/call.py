@@ -190,7 +190,9 @@ def _given(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answe
             answer.add("count", f"it returns {', '.join(unknown)}; expected {', '.join(names)}")
             return {}
         return {i: returned[name] for i, name in enumerate(names) if returned.get(name) is not None}
-    several = isinstance(returned, (tuple, list)) and (len(expected) > 1 or not _is_numbers(returned))
+    several = isinstance(returned, (tuple, list)) and (
+        len(expected) > 1 or not _is_numbers(returned) or _holds_one(returned, expected[0][1])
+    )
     parts = list(returned) if several else [returned]
     if len(parts) > len(expected):
         parts = [part for part in parts if part is not None]  # None for inputs without a gradient, such as ids
@@ -225,6 +227,12 @@ def _is_numbers(value: Any) -> bool:
     if not isinstance(value, (tuple, list)):
         return isinstance(value, (int, float))
     return len(value) > 0 and all(_is_numbers(v) for v in value)
+
+
+def _holds_one(value: Sequence[Any], shape: tuple[int, ...]) -> bool:
+    """Whether a list or tuple has a nested list of that shape as its only part."""
+    array = _as_array(value[0]) if len(value) == 1 else None
+    return array is not None and array.shape == shape
 
 
 def _as_array(part: Any) -> Array | None:
