@@ -31,7 +31,7 @@ COUNT = 10_000
 PROOF = 1e-9  # relative error of a function that is right, in float64
 CANCELS = 1e-3  # of the largest gradient: one that is smaller is the rest of terms that cancel, and is measured by them
 RARE = ("block", "head", "head_dropout", "multi_head")  # slow to check, and made of the parts of the others
-DEFAULT_SIZES = 0.15  # how often the check chooses its own sizes, which include large ones
+DEFAULT_SIZES = 0.1  # how often the check chooses its own sizes, which include large ones
 Rng = np.random.Generator
 
 
@@ -77,7 +77,7 @@ def random_options(layer: str, rng: Rng) -> dict[str, Any]:
 
 def random_sizes(layer: str, rng: Rng, options: Mapping[str, Any]) -> dict[str, Any]:
     """Two values of each size that can be chosen, small ones mostly; or none, and the check chooses."""
-    if rng.random() < DEFAULT_SIZES:
+    if rng.random() < (DEFAULT_SIZES / 2 if layer in RARE else DEFAULT_SIZES):
         return {}
     limits = {"batch": 5, "tokens": 40, "width": 48, "heads": 4, "head_dim": 24, "vocabulary": 40}
     n_head = options.get("n_head")
@@ -111,7 +111,7 @@ def draw(seed: int, index: int, layer: str = "") -> Draw:
         "strict": bool(rng.random() < 0.25),
     }
     if sizes and rng.random() < 0.2 and not hasattr(kept, "__self__"):
-        kept.sizes = {name: values for name, values in sizes.items()}  # declared by the function
+        kept.sizes = dict(sizes)  # declared by the function
         return Draw(layer, author, function, kept, options, settings, {})
     return Draw(layer, author, function, kept, options, settings, sizes)
 
@@ -169,8 +169,7 @@ def attempt(seed: int, index: int) -> tuple[Draw, str, LayerReport | None]:
         if report.passed:
             return one, "", report
         cases = {o.case.name: list(o.case.inputs) for o in report.failed}
-        inputs = {name: [*x[:-1], 1.0] if np.ndim(x[-1]) == 0 and one.layer != "adamw" else x for name, x in cases.items()}
-        still = max(proof(one, x) for x in inputs.values())
+        still = max(proof(one, inputs) for inputs in cases.values())
     lines = " | ".join(line.strip() for line in str(report).splitlines() if line.strip().startswith("✗"))
     return one, f"called wrong in {', '.join(cases)}: {lines}; by autograd it is right to {still:.1e}", report
 
@@ -180,15 +179,17 @@ def run(count: int, seed: int) -> Outcome:
     layers: Counter[str] = Counter()
     names: set[str] = set()
     failures: list[str] = []
-    notes, slowest, most = 0, 0.0, 0.0
+    notes, most = 0, 0.0
     for index in range(count):
-        start = time.process_time()
-        one, wrong, report = attempt(seed, index)
-        slowest = max(slowest, time.process_time() - start)
+        try:
+            one, wrong, report = attempt(seed, index)
+        except Exception as raised:  # by the check itself
+            one, wrong, report = draw(seed, index), f"the check raised {type(raised).__name__}: {raised}", None
         layers[one.layer] += 1
         names.add(one.name)
         if wrong:
             failures.append(f"seed {seed} index {index}, {wrong}; {one.name}; {one.options} {one.settings} {one.sizes}")
+            print(f"  FAILED {failures[-1]}", flush=True)
         if report is not None and report.passed:
             notes += bool(report.warnings)
             most = max(most, worst(report))

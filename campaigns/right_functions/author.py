@@ -30,7 +30,7 @@ class Author:
         self.rng = rng
         self.chosen: dict[str, None] = {}
         self.xp: Any = {"numpy": np, "torch": torch}[self.one_of("arrays", "numpy", "torch")]
-        self.inside: str = self.one_of("inside", *[""] * 9, "float32", *["float64"] * 2)
+        self.inside: str = self.one_of("inside", *[""] * 13, "float32", *["float64"] * 2)
         self.tile = int(rng.integers(1, 25))
         self.dot: Function = self.choose("product", self._products())  # of matrices
         self._total: Function = self.choose("sum", self._sums())

@@ -73,9 +73,7 @@ def lora(author: Author) -> Function:
         """[weight | down] as one matrix, and [dout | dlow] as one gradient."""
         s = alpha / down.shape[1]
         dlow = s * dot(d, up.T)
-        dx = dot(
-            author.xp.concatenate([d, dlow], -1), author.xp.concatenate([weight.T, down.T], 0)
-        )
+        dx = dot(author.xp.concatenate([d, dlow], -1), author.xp.concatenate([weight.T, down.T], 0))
         return dx, author.dweight(x, dlow), author.dweight(s * dot(x, down), d)
 
     def by_autograd(x: Any, weight: Any, down: Any, up: Any, alpha: float, d: Any) -> tuple[Any, ...]:

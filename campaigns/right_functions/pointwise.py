@@ -56,7 +56,7 @@ def gelu_erf(author: Author) -> Function:
         return dout * 0.5 * special("erfc", -x * math.sqrt(0.5)) + dout * x * scale * xp.exp(-(x**2) / 2)
 
     def by_ndtr(x: Any, dout: Any) -> Any:
-        return dout * (special("ndtr", x) + x * xp.exp(-(x / math.sqrt(2)) ** 2) / math.sqrt(2 * math.pi))
+        return dout * (special("ndtr", x) + x * xp.exp(-((x / math.sqrt(2)) ** 2)) / math.sqrt(2 * math.pi))
 
     return author.choose("gelu", {"erf": by_erf, "erfc": by_erfc, "ndtr": by_ndtr})
 
