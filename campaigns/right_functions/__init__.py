@@ -1,7 +1,8 @@
 """Random right backward passes: every choice of an author is drawn, and the gradients stay the same.
 
-`author.py` has what all authors choose (NumPy or PyTorch, the precision inside, orders of products and sums), one file per
-topic the formulas, `holding.py` how the function and its results are held, and `oracle.py` the exact gradients by PyTorch.
+`author.py` has what all authors choose (NumPy or PyTorch, the precision inside, orders of products and sums), one file
+per topic the formulas, `holding.py` how the function and its results are held, `oracle.py` the exact gradients by
+PyTorch.
 """
 
 from __future__ import annotations

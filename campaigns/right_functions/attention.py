@@ -1,4 +1,4 @@
-"""Attention: whole matrices, loops over queries or keys, Jacobians written out, tiles with a running softmax, autograd."""
+"""Attention: whole matrices, loops over queries, Jacobians written out, tiles with a running softmax, autograd."""
 
 from __future__ import annotations
 

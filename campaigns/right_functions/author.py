@@ -1,4 +1,4 @@
-"""An author of backward passes: draws NumPy or PyTorch, the precision inside, and how products and sums are computed."""
+"""An author of backward passes: draws NumPy or PyTorch, the precision inside, and how to compute products and sums."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def tensor(x: Any) -> Any:
 
 def autograd(author: Author) -> Function:
     """(forward on tensors, inputs, dout) → the gradients, by one of PyTorch's ways."""
-    way = author.draw("autograd.grad", "backward()", "vjp", "grad of a sum")
+    way = author.draw(*["autograd.grad", "backward()", "grad of a sum"] * 2, "vjp")
 
     def gradients(forward: Function, inputs: Sequence[Any], dout: Any) -> list[Any]:
         author.used("by", way)

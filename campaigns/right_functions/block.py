@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def head_core(author: Author) -> Function:
             return [author.dot(a, w) + b for w, b in pairs]
         both = author.dot(a, xp.concatenate([w for w, _ in pairs], 1)) + xp.concatenate([b for _, b in pairs], 0)
         ends = np.cumsum([0, *(w.shape[1] for w, _ in pairs)])
-        return [both[..., i:j] for i, j in zip(ends[:-1], ends[1:], strict=True)]
+        return [both[..., i:j] for i, j in pairwise(ends)]
 
     def backward(
         a: Any, w_q: Any, b_q: Any, w_k: Any, b_k: Any, w_v: Any, b_v: Any, dout: Any, keep: Any, causal: bool,
@@ -51,7 +52,7 @@ def head_core(author: Author) -> Function:
         if fused:
             da, dweight, dbias = dense(a, xp.concatenate([w for w, _ in pairs], 1), xp.concatenate(grads, -1))
             ends = np.cumsum([0, *(w.shape[1] for w, _ in pairs)])
-            cuts = list(zip(ends[:-1], ends[1:], strict=True))
+            cuts = list(pairwise(ends))
             return (da, *(g for i, j in cuts for g in (dweight[:, i:j], dbias[i:j])))
         found = [dense(a, w, d) for d, (w, _) in zip(grads, pairs, strict=True)]
         return (sum(found[i][0] for i in order), *(g for one in found for g in one[1:]))
