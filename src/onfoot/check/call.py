@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from onfoot.arrays import is_torch, to_numpy
+from onfoot.check.guard import is_too_large, most_entries, numpy_restored
 from onfoot.check.isolated import DiedError, IsolatedFunction, RaisedError, place
 from onfoot.check.layer import Array
+from onfoot.check.wire import without_mask
 
 ARRAYS = ("auto", "numpy", "torch")
 DEATHS = ("crash", "timeout", "exit")
@@ -103,8 +105,10 @@ def call(
     answer = Answer()
     isolated = function if isinstance(function, IsolatedFunction) else None
     given = [copy_argument(x, "numpy" if isolated else arrays) for x in inputs]
+    replaced: list[str] = []
     try:
-        with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):  # stdout may carry JSON
+        # what it prints must not go to the standard output, which may carry JSON
+        with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr), numpy_restored(replaced):
             returned = isolated.run(given, options, arrays) if isolated else function(*given, **options)
     except DiedError as death:
         answer.add(death.kind, str(death))
@@ -112,7 +116,9 @@ def call(
     except RaisedError as error:
         answer.add("raises", str(error))
         return answer
-    except (Exception, SystemExit) as error:  # sys.exit() in user code must not end the check with status 0
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() in user code must not end the check with status 0
         answer.add("raises", raised(error) + location(error))
         return answer
     changed = [
@@ -123,7 +129,12 @@ def call(
     where = _writing_line(function, inputs, options) if changed and arrays == "numpy" else ""
     for name in changed:
         answer.add("mutates", f"it modifies its argument {name} in place{where}")
-    _read(returned, expected, answer)
+    for name in isolated.replaced if isolated else replaced:
+        answer.add("mutates", f"it replaces {name}")
+    try:
+        _read(returned, expected, answer)
+    except Exception as error:  # a list inside itself, an object that raises when it is asked for its dtype
+        answer.add("type", f"what it returns cannot be read: {raised(error)}")
     return answer
 
 
@@ -164,9 +175,12 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
             missing = ", ".join(name for i, (name, _) in enumerate(expected) if i not in found)
             answer.add("count", f"it does not return {missing}")
         return
-    gradients = []
+    gradients, most = [], most_entries([shape for _, shape in expected])
     for i, (name, shape) in enumerate(expected):
         part = found[i]
+        if is_too_large(part, most):
+            answer.add("shape", f"{name} has shape {tuple(part.shape)}; expected {shape}")
+            continue
         array = _as_array(part)
         if array is None:
             answer.add("type", f"{name} is {_kind(part)}; expected a floating-point array")
@@ -210,9 +224,9 @@ def _given(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answe
 
 def _by_shape(parts: Sequence[Any], expected: Sequence[tuple[str, tuple[int, ...]]]) -> dict[int, Any]:
     """Returns the first gradients, in order, that have the shapes of these parts; nothing if not all have one."""
-    found, i = {}, 0
+    found, i, most = {}, 0, most_entries([shape for _, shape in expected])
     for part in parts:
-        array = _as_array(part)
+        array = None if is_too_large(part, most) else _as_array(part)
         while i < len(expected) and (array is None or expected[i][1] != array.shape):
             i += 1
         if i == len(expected):
@@ -238,7 +252,7 @@ def _holds_one(value: Sequence[Any], shape: tuple[int, ...]) -> bool:
 def _as_array(part: Any) -> Array | None:
     """Returns `part` in float64, or None if it is not a floating-point array."""
     try:
-        array = to_numpy(part.double() if is_torch(part) else part)
+        array = to_numpy(part.double() if is_torch(part) else without_mask(part))
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return None
     if is_torch(part) and not part.is_floating_point():
@@ -256,7 +270,11 @@ def _kind(value: Any) -> str:
 
 def raised(error: BaseException) -> str:
     """The type and the first line of an error."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {(text.strip().splitlines() or [''])[0]}"
 
 
 def location(error: BaseException, caller: str = __file__) -> str:

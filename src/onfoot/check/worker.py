@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from onfoot.check.guard import most_entries, numpy_restored
 from onfoot.check.load import load_function
 from onfoot.check.wire import as_array, decode, encode, receive, send
 
@@ -41,7 +42,8 @@ def main(target: str, layer: str, import_seconds: str) -> None:
     with contextlib.suppress(EOFError):
         while True:
             answer(function, *receive(requests), answers, reports)
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
     os._exit(0)  # threads that the function left behind must not keep the process
 
 
@@ -80,24 +82,29 @@ def answer(function: Any, header: dict[str, Any], arrays: list[np.ndarray], answ
     before = [as_array(x) for x in given]
     before = [None if x is None else x.copy() for x in before]
     watch(header["timeout"], reports)
+    process = os.getpid()
+    replaced: list[str] = []
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), numpy_restored(replaced):
             returned = function(*given, **header["options"])
         found: list[np.ndarray] = []
-        tree = encode(returned, found)
+        tree = encode(returned, found, most_entries([np.shape(x) for x in given]))
         changed = {}
         for i, (old, new) in enumerate(zip(before, given, strict=True)):
             now = None if old is None else as_array(new)
             if old is not None and (now is None or now.shape != old.shape or now.tobytes() != old.tobytes()):
                 changed[str(i)] = encode(now, found)
-        out: dict[str, Any] = {"returned": tree, "changed": changed}
+        out: dict[str, Any] = {"returned": tree, "changed": changed, "replaced": replaced}
     except BaseException as error:
         from onfoot.check.call import location, raised
 
         out, found = {"raised": raised(error) + location(error, __file__)}, []
     finally:
+        if os.getpid() != process:
+            os._exit(0)  # the function has forked: only the process that was asked answers
         faulthandler.cancel_dump_traceback_later()
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # the function may have closed or replaced it
+        sys.stdout.flush()
     send(answers, out, found)
 
 
