@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ RECORD = Path(right.__file__).parent / "results" / "right.json"
 
 
 def test_no_right_function_is_called_wrong() -> None:
-    outcome = right.run(60, seed=15)
+    outcome = right.joined([right.piece(15, 0, 40), right.piece(15, 40, 60)])
     assert outcome.failures == []
     assert outcome.figures["passed"] == 60
     assert outcome.figures["different functions"] > 55
@@ -75,9 +76,21 @@ def test_a_check_that_raises_is_a_failure_of_the_campaign(monkeypatch: pytest.Mo
         raise ZeroDivisionError("no targets")
 
     monkeypatch.setattr(right, "check_layer", raising)
-    outcome = right.run(1, seed=3)
-    assert len(outcome.failures) == 1
-    assert "seed 3 index 0, the check raised ZeroDivisionError: no targets" in outcome.failures[0]
+    (failure,) = right.piece(3, 0, 1)["failures"]
+    assert "seed 3 index 0, the check raised ZeroDivisionError: no targets" in failure
+
+
+def test_a_piece_whose_process_crashes_is_a_failure_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(command: list[str], **more: Any) -> Any:
+        if command[-2] == "0":
+            return subprocess.CompletedProcess(command, -11, "", "")
+        found = {"draws": 5, "layers": {"gelu": 5}, "notes": 1, "names": ["a", "b"], "most": 0.5, "failures": []}
+        return subprocess.CompletedProcess(command, 0, json.dumps(found), "")
+
+    monkeypatch.setattr(right.subprocess, "run", ends)
+    outcome = right.run(right.PIECE + 5, seed=1)
+    assert outcome.failures == ["seed 1 from 0 to 1000: the process ended with -11 "]
+    assert outcome.figures["per layer"] == {"gelu": 5} and outcome.figures["different functions"] == 2
 
 
 @pytest.mark.parametrize("kind", ARRAYS)
