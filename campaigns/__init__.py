@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-CAMPAIGNS = ("fuzz", "kills", "arrays", "threads", "engines", "machines", "mutants")
+CAMPAIGNS = ("fuzz", "kills", "arrays", "threads", "engines", "machines", "mutants", "right")
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "campaigns" / "results", ROOT / "docs" / "reliability.md"
 SHOWN = 12  # figures in a cell
-LONG = ("folders", "equivalent")  # what is in the file alone
+LONG = ("folders", "equivalent", "per layer")  # what is in the file alone
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 

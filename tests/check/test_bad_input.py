@@ -127,6 +127,48 @@ def objects(q, k, v, dout):
     return dq, dk, dv.astype(object)
 
 
+def masked(q, k, v, dout):
+    dq, dk, dv = right(q, k, v, dout)
+    return dq, dk, np.ma.masked_array(dv, np.arange(dv.size).reshape(dv.shape) == 0)
+
+
+def huge(q, k, v, dout):
+    return np.broadcast_to(0.0, (10**5, 10**5, 10**5)), *right(q, k, v, dout)[1:]
+
+
+def huge_alone(q, k, v, dout):
+    return np.broadcast_to(0.0, (10**5, 10**5, 10**5))
+
+
+def inside_itself(q, k, v, dout):
+    found = list(right(q, k, v, dout))
+    found[2] = found
+    return found
+
+
+class NoDtype:
+    @property
+    def dtype(self):
+        raise RuntimeError("no dtype today")
+
+
+def unreadable(q, k, v, dout):
+    return *right(q, k, v, dout)[:2], NoDtype()
+
+
+class Silent(BaseException):
+    def __str__(self):
+        raise ValueError
+
+
+def silent(q, k, v, dout):
+    raise Silent
+
+
+def recursive(q, k, v, dout):
+    return recursive(q, k, v, dout)
+
+
 def too_few_arguments(q, k, v):
     return q, k, v
 
@@ -150,6 +192,13 @@ REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
     a_generator: ("count", "it returns a value of type generator; expected 3"),
     one_stack: ("count", "it returns a value of type list; expected 3"),
     objects: ("type", "dv is an array of object"),
+    masked: ("nan", "dv: 1 of 560 entries are nan or infinite"),
+    huge: ("shape", "dq has shape (100000, 100000, 100000); expected ("),
+    huge_alone: ("count", "it returns an array of float64; expected 3"),
+    inside_itself: ("type", "dv is a value of type list; expected a floating-point array"),
+    unreadable: ("type", "what it returns cannot be read: RuntimeError: no dtype today"),
+    silent: ("raises", "it raises Silent: (test_bad_input.py, line "),
+    recursive: ("raises", "it raises RecursionError: maximum recursion depth exceeded"),
     too_few_arguments: (
         "form",
         "it takes no upstream gradient, and its result on NumPy arrays cannot be differentiated",
@@ -168,7 +217,14 @@ def test_each_kind_of_problem_is_reported(function: Callable[..., Any]) -> None:
     assert "(q, k, v, dout) → dq, dk, dv" in text  # the contract is shown above
 
 
+def replacing_numpy(q, k, v, dout):
+    found = right(q, k, v, dout)
+    np.exp, np.linalg.norm = np.sin, np.cos
+    return found
+
+
 WARNED: dict[Callable[..., Any], str] = {
+    replacing_numpy: "note: it replaces numpy.exp: whoever uses it afterwards gets other values",
     with_none: "not given, and not judged: dk",
     mutating: "note: it modifies its argument q in place (test_bad_input.py, line ",
     reshaping: "note: it modifies its argument q in place: ",
@@ -180,6 +236,54 @@ def test_right_results_with_a_flaw_pass_with_a_warning(function: Callable[..., A
     report = attention(function, arrays="numpy")
     assert report.passed, str(report)
     assert WARNED[function] in " ".join(str(report).split())
+
+
+def test_numpy_and_its_error_state_are_as_before_after_a_check() -> None:
+    before, exp, norm = np.geterr(), np.exp, np.linalg.norm
+
+    def backward(q, k, v, dout):
+        np.seterr(all="raise")
+        return replacing_numpy(q, k, v, dout)
+
+    assert attention(backward, arrays="numpy").passed
+    assert (np.geterr(), np.exp, np.linalg.norm) == (before, exp, norm)
+
+
+def test_an_interrupt_from_the_keyboard_ends_the_check() -> None:
+    def backward(q, k, v, dout):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attention(backward)
+
+
+def test_a_nested_list_alone_in_a_tuple_is_read() -> None:
+    def backward(ids, weight, dout):
+        dweight = np.zeros_like(weight)
+        np.add.at(dweight, ids, dout)
+        return (dweight.tolist(),)
+
+    assert embedding(backward, dtypes="float64").passed
+
+
+@pytest.mark.parametrize("sizes", [{"tokens": 1}, {"tokens": 2, "batch": 1}, {"width": 1}])
+def test_the_smallest_sizes_can_be_chosen(sizes: dict[str, int]) -> None:
+    def loss(logits, targets, dout):
+        y = np.exp(logits - logits.max(-1, keepdims=True))
+        y /= y.sum(-1, keepdims=True)
+        counted = targets >= 0
+        return (y - np.eye(y.shape[-1])[targets.clip(0)]) * counted[..., None] * (dout / counted.sum())
+
+    assert softmax_cross_entropy(loss, strict=True, **sizes).passed
+
+
+def test_a_table_of_one_row_can_be_checked() -> None:
+    def backward(ids, weight, dout):
+        dweight = np.zeros_like(weight)
+        np.add.at(dweight, ids, dout)
+        return dweight
+
+    assert embedding(backward, vocabulary=1).passed
 
 
 def test_a_mask_with_zero_times_infinity_gets_a_hint() -> None:

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,83 @@ def tensors(x, weight, bias, dout):
     import torch
     assert isinstance(x, torch.Tensor)
     return dout @ weight.T, torch.einsum("bti,bto->io", x, dout), dout.sum((0, 1))
+
+def print_much(x, weight, bias, dout):
+    for _ in range(32 if x.shape[1] == 1 else 0):
+        sys.stdout.write("x" * 2**20)
+    return gradients(x, weight, bias, dout)
+
+def print_like_a_crash(x, weight, bias, dout):
+    print("Fatal Python error: this is only a line")
+    return gradients(x, weight, bias, dout)
+
+def note(pid):
+    with open("children", "a") as file:
+        file.write(f"{pid}\\n")
+
+def fork(x, weight, bias, dout):
+    if pid := os.fork():
+        note(pid)
+    return gradients(x, weight, bias, dout)
+
+def leave_a_child(x, weight, bias, dout):
+    if x.shape[1] == 1:
+        pid = os.fork()
+        time.sleep(0 if pid else 1000)
+        note(pid)
+    return gradients(x, weight, bias, dout)
+
+def stop(x, weight, bias, dout):
+    os.kill(os.getpid(), 19)
+
+def terminate(x, weight, bias, dout):
+    os.kill(os.getpid(), 15)
+
+def recurse(x, weight, bias, dout):
+    return recurse(x, weight, bias, dout)
+
+def raise_on_every_rounding(x, weight, bias, dout):
+    np.seterr(all="raise")
+    np.random.seed(0)
+    return gradients(x, weight, bias, dout)
+
+def replace_numpy(x, weight, bias, dout):
+    found = gradients(x, weight, bias, dout)
+    np.copy = np.asarray = np.shape = None
+    return found
+
+def close_stdout(x, weight, bias, dout):
+    sys.stdout.close()
+    return gradients(x, weight, bias, dout)
+
+def generator(x, weight, bias, dout):
+    yield from gradients(x, weight, bias, dout)
+
+def huge(x, weight, bias, dout):
+    _, dweight, dbias = gradients(x, weight, bias, dout)
+    return np.broadcast_to(0.0, (10**5, 10**5, 10**5)), dweight, dbias
+
+def complex_numbers(x, weight, bias, dout):
+    return [g.astype(complex) for g in gradients(x, weight, bias, dout)]
+
+def masked(x, weight, bias, dout):
+    dx, dweight, dbias = gradients(x, weight, bias, dout)
+    return dx, dweight, np.ma.masked_array(dbias, np.arange(len(dbias)) == 0)
+
+def objects(x, weight, bias, dout):
+    return [g.astype(object) for g in gradients(x, weight, bias, dout)]
+
+def inside_itself(x, weight, bias, dout):
+    found = list(gradients(x, weight, bias, dout))
+    found[2] = found
+    return found
+
+class Silent(BaseException):
+    def __str__(self):
+        raise ValueError
+
+def raise_what_cannot_be_printed(x, weight, bias, dout):
+    raise Silent
 """
 
 
@@ -155,6 +233,21 @@ REPORTED = {
     "picky": (0, ["✓ passes"]),
     "raising": (1, ["raises: it raises ValueError: matmul", "(kernels.py, line "]),
     "tensors": (0, ["PyTorch tensors", "✓ passes"]),
+    "print_much": (0, ["✓ passes"]),
+    "print_like_a_crash": (0, ["✓ passes"]),
+    "stop": (1, ["timeout: it did not return within 1 seconds", "(“odd sizes”)"]),
+    "terminate": (1, ["crash: its process died of SIGTERM"]),
+    "recurse": (1, ["raises: it raises RecursionError: maximum recursion depth exceeded", "(kernels.py, line "]),
+    "raise_on_every_rounding": (0, ["✓ passes"]),
+    "replace_numpy": (0, ["note: it replaces numpy.copy: whoever uses it afterwards", "✓ passes"]),
+    "close_stdout": (0, ["✓ passes"]),
+    "generator": (1, ["count: it returns a value of type generator; expected 3: dx, dweight, dbias"]),
+    "huge": (1, ["shape: dx has shape (100000, 100000, 100000); expected ("]),
+    "complex_numbers": (1, ["type: dx is an array of complex128; expected a floating-point array"]),
+    "masked": (1, ["nan: dbias: 1 of ", " entries are nan or infinite"]),
+    "objects": (1, ["type: dx is an array of object; expected a floating-point array"]),
+    "inside_itself": (1, ["raises: it raises RecursionError"]),
+    "raise_what_cannot_be_printed": (1, ["raises: it raises Silent: (kernels.py, line "]),
 }
 
 
@@ -277,6 +370,28 @@ def test_tensors_go_to_the_process_and_come_back(here: Path) -> None:
     assert isinstance(dx, torch.Tensor) and dbias.tolist() == [2.0, 2.0]
 
 
+def ends(pid: int) -> bool:
+    """Whether a process ends within ten seconds; it may wait for whoever adopted it to collect it."""
+    for _ in range(1000):
+        stat = Path(f"/proc/{pid}/stat")
+        try:
+            os.kill(pid, 0)
+            if stat.exists() and ") Z " in stat.read_text():
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("function", ["fork", "leave_a_child"])
+def test_processes_that_the_function_starts_end_with_the_check(here: Path, function: str) -> None:
+    assert run(f"kernels.py:{function}", "--layer", "linear", "--dtype", "float64").exit_code == 0
+    children = [int(line) for line in (here / "children").read_text().split()]
+    assert len(children) > (10 if function == "fork" else 1)
+    assert all(ends(pid) for pid in children)
+
+
 def test_a_killed_checker_leaves_no_process_behind(here: Path) -> None:
     code = (
         "import os, signal, time\nfrom onfoot.check import IsolatedFunction\n"
@@ -287,16 +402,7 @@ def test_a_killed_checker_leaves_no_process_behind(here: Path) -> None:
     child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    for _ in range(1000):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            break
-        if Path(f"/proc/{child}/stat").exists() and ") Z " in Path(f"/proc/{child}/stat").read_text():
-            break  # ended, and not yet collected by whoever adopted it
-        __import__("time").sleep(0.01)
-    else:
-        pytest.fail("the process still runs")
+    assert ends(child)
 
 
 # The messages

@@ -20,8 +20,10 @@ import numpy as np
 
 from onfoot.arrays import is_torch, to_numpy
 from onfoot.check.forms.form import Form, FormError
+from onfoot.check.guard import is_too_large, most_entries, numpy_restored
 from onfoot.check.isolated import DiedError, RaisedError, RemoteForm, place
 from onfoot.check.layer import Array
+from onfoot.check.wire import without_mask
 
 ARRAYS = ("auto", "numpy", "torch", "jax")
 DEATHS = ("crash", "timeout", "exit")
@@ -89,8 +91,10 @@ def call(
     """
     answer = Answer()
     given = [copy_argument(x, "numpy" if isinstance(function, (Form, RemoteForm)) else arrays) for x in inputs]
+    replaced: list[str] = []
     try:
-        with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):  # stdout may carry JSON
+        # what it prints must not go to the standard output, which may carry JSON
+        with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr), numpy_restored(replaced):
             returned = _returned(function, given, options, arrays, dtype)
     except DiedError as death:
         answer.add(death.kind, str(death))
@@ -101,7 +105,9 @@ def call(
     except RaisedError as error:
         answer.add("raises", str(error))
         return answer
-    except (Exception, SystemExit) as error:  # sys.exit() in user code must not end the check with status 0
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() in user code must not end the check with status 0
         answer.add("raises", raised(error) + location(error))
         return answer
     changed = [
@@ -112,7 +118,12 @@ def call(
     where = _writing_line(function, inputs, options, dtype) if changed and arrays == "numpy" else ""
     for name in changed:
         answer.add("mutates", f"it modifies its argument {name} in place{where}")
-    _read(_ordered(returned, order), expected, answer)
+    for name in function.function.replaced if isinstance(function, RemoteForm) else replaced:
+        answer.add("mutates", f"it replaces {name}")
+    try:
+        _read(_ordered(returned, order), expected, answer)
+    except Exception as error:  # a list inside itself, an object that raises when it is asked for its dtype
+        answer.add("type", f"what it returns cannot be read: {raised(error)}")
     return answer
 
 
@@ -176,9 +187,12 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
             missing = ", ".join(name for i, (name, _) in enumerate(expected) if i not in found)
             answer.add("count", f"it does not return {missing}")
         return
-    gradients = []
+    gradients, most = [], most_entries([shape for _, shape in expected])
     for i, (name, shape) in enumerate(expected):
         part = found[i]
+        if is_too_large(part, most):
+            answer.add("shape", f"{name} has shape {tuple(part.shape)}; expected {shape}")
+            continue
         array = _as_array(part)
         if array is None:
             answer.add("type", f"{name} is {_kind(part)}; expected a floating-point array")
@@ -202,7 +216,9 @@ def _given(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answe
             answer.add("count", f"it returns {', '.join(unknown)}; expected {', '.join(names)}")
             return {}
         return {i: returned[name] for i, name in enumerate(names) if returned.get(name) is not None}
-    several = isinstance(returned, (tuple, list)) and (len(expected) > 1 or not _is_numbers(returned))
+    several = isinstance(returned, (tuple, list)) and (
+        len(expected) > 1 or not _is_numbers(returned) or _holds_one(returned, expected[0][1])
+    )
     parts = list(returned) if several else [returned]
     if len(parts) > len(expected):
         parts = [part for part in parts if part is not None]  # None for inputs without a gradient, such as ids
@@ -220,9 +236,9 @@ def _given(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answe
 
 def _by_shape(parts: Sequence[Any], expected: Sequence[tuple[str, tuple[int, ...]]]) -> dict[int, Any]:
     """Returns the first gradients, in order, that have the shapes of these parts; nothing if not all have one."""
-    found, i = {}, 0
+    found, i, most = {}, 0, most_entries([shape for _, shape in expected])
     for part in parts:
-        array = _as_array(part)
+        array = None if is_too_large(part, most) else _as_array(part)
         while i < len(expected) and (array is None or expected[i][1] != array.shape):
             i += 1
         if i == len(expected):
@@ -239,10 +255,16 @@ def _is_numbers(value: Any) -> bool:
     return len(value) > 0 and all(_is_numbers(v) for v in value)
 
 
+def _holds_one(value: Sequence[Any], shape: tuple[int, ...]) -> bool:
+    """Whether a list or tuple has a nested list of that shape as its only part."""
+    array = _as_array(value[0]) if len(value) == 1 else None
+    return array is not None and array.shape == shape
+
+
 def _as_array(part: Any) -> Array | None:
     """Returns `part` in float64, or None if it is not a floating-point array."""
     try:
-        array = to_numpy(part.double() if is_torch(part) else part)
+        array = to_numpy(part.double() if is_torch(part) else without_mask(part))
         if array.dtype.kind == "V" and array.dtype.names is None:  # bfloat16, as JAX has it
             array = array.astype(np.float32)
     except (TypeError, ValueError, AttributeError, RuntimeError):
@@ -262,7 +284,11 @@ def _kind(value: Any) -> str:
 
 def raised(error: BaseException) -> str:
     """The type and the first line of an error."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {(text.strip().splitlines() or [''])[0]}"
 
 
 def location(error: BaseException, caller: str = __file__) -> str:

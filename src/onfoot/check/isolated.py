@@ -34,6 +34,7 @@ START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; sys.path.append(sys.argv[1]); "
     "from onfoot.check.worker import main; main(*sys.argv[2:])"
 )
+DUMP_LINES = 5_000  # of Python's report of a crash that are read
 DUMPS = ("Fatal Python error", "Windows fatal exception", "Timeout (")
 
 
@@ -60,6 +61,7 @@ class IsolatedFunction:
         self.target, self.layer, self.timeout = target, layer, timeout
         self.expected: Expected | None = None  # the layer as which the object is checked
         self.described = False
+        self.replaced: list[str] = []  # functions of NumPy that the last call replaced
         self.shown = 0  # characters of its output, of all processes
         self._start()
 
@@ -68,7 +70,9 @@ class IsolatedFunction:
         command = [sys.executable, "-c", self.code, root, self.target, self.layer, str(IMPORT_SECONDS)]
         pipe = subprocess.PIPE
         environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # threads cost more than they bring on small arrays
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+        )
         self.dump: list[str] = []
         self.answers: queue.Queue[tuple[dict[str, Any], list[np.ndarray]] | None] = queue.Queue()
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._read_answers, self._read_output)]
@@ -94,7 +98,8 @@ class IsolatedFunction:
             text = line.decode(errors="replace")
             begin = min((at for word in DUMPS if (at := text.find(word)) >= 0), default=-1)  # maybe after a print
             if dump or begin >= 0:
-                dump.append(text[max(begin, 0) :])
+                if len(dump) < DUMP_LINES:  # a function may print such words itself, and go on
+                    dump.append(text[max(begin, 0) :])
             elif self.shown < OUTPUT:
                 self.shown += len(text)
                 _show(text if self.shown < OUTPUT else text + "… the function prints more; the rest is not shown\n")
@@ -178,6 +183,7 @@ class IsolatedFunction:
             raise FormError(answer["form"])
         if "raised" in answer:
             raise RaisedError(answer["raised"])
+        self.replaced = answer["replaced"]
         for i, tree in answer["changed"].items():
             _overwrite(arguments[int(i)], decode(tree, received))
         return decode(answer["returned"], received)
@@ -213,9 +219,9 @@ class IsolatedFunction:
         return status
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, and those that the function has started from it."""
         if self.process.poll() is None:
-            self.process.kill()
+            _kill(self.process)
             self.process.wait()
         for thread in self.threads:
             thread.join(GRACE)
@@ -243,6 +249,13 @@ class RemoteForm:
         self, given: Sequence[Any], options: Mapping[str, Any], arrays: str, dtype: str = "", frozen: bool = False
     ) -> Any:
         return self.function.run(given, options, arrays, frozen, self, dtype)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that leads its own group, with the group."""
+    with contextlib.suppress(AttributeError, ProcessLookupError, PermissionError):  # Windows has no killpg
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def _parameter(name: str, kind: int, optional: bool) -> inspect.Parameter:

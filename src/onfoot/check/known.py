@@ -377,7 +377,7 @@ def _forgive_in_place(report: LayerReport) -> None:
     for o in report.outcomes:
         messages |= dict.fromkeys(p.message for p in o.problems if p.kind == "mutates")
         o.problems = [p for p in o.problems if p.kind != "mutates"]
-    report.warnings += [f"{message}: whoever uses that array afterwards gets other values" for message in messages]
+    report.warnings += [f"{message}: whoever uses it afterwards gets other values" for message in messages]
 
 
 def _warn(report: LayerReport) -> None:

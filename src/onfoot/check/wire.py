@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import struct
+import sys
 from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
 
 from onfoot.arrays import is_torch
+from onfoot.check.guard import is_too_large
 
 LONGEST = 2**32  # bytes; a longer message is not one of ours
 Arrays = list[np.ndarray]
@@ -55,19 +57,26 @@ def _exactly(stream: IO[bytes], n: int) -> bytes:
     return bytes(found)
 
 
-def encode(value: Any, arrays: Arrays) -> dict[str, Any]:
-    """Describes a value for JSON; its arrays are appended to `arrays`."""
+def encode(value: Any, arrays: Arrays, most: int = sys.maxsize) -> dict[str, Any]:
+    """Describes a value for JSON; its arrays are appended to `arrays`, unless they have more than `most` entries."""
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, np.generic)):
         return {"value": value}
     if isinstance(value, (tuple, list)):
-        return {"tuple" if isinstance(value, tuple) else "list": [encode(part, arrays) for part in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [encode(part, arrays, most) for part in value]}
     if isinstance(value, dict):
-        return {"dict": [[str(key), encode(part, arrays)] for key, part in value.items()]}
-    array = as_array(value)
+        return {"dict": [[str(key), encode(part, arrays, most)] for key, part in value.items()]}
+    array = None if is_too_large(value, most) else as_array(value)
     if array is None:
-        return {"other": getattr(value, "dtype", None) is not None and str(value.dtype), "type": type(value).__name__}
+        dtype = getattr(value, "dtype", None) is not None and str(value.dtype)
+        shape = list(value.shape) if is_too_large(value, most) else None
+        return {"other": dtype, "type": type(value).__name__, "shape": shape}
     arrays.append(array)
     return {"array": len(arrays) - 1}
+
+
+def without_mask(value: Any) -> Any:
+    """A masked array with nan in place of its masked entries; anything else as it is."""
+    return value.astype(np.float64).filled(np.nan) if np.ma.is_masked(value) and value.dtype.kind == "f" else value
 
 
 def as_array(value: Any) -> np.ndarray | None:
@@ -78,7 +87,7 @@ def as_array(value: Any) -> np.ndarray | None:
             value = value.numpy() if str(value.dtype) != "torch.bfloat16" else value.float().numpy()
         elif not hasattr(value, "__array__"):
             return None
-        array = np.asarray(value)
+        array = np.asarray(without_mask(value))
         if array.dtype.kind == "V":  # bfloat16, as JAX has it
             array = array.astype(np.float32)
     except (TypeError, ValueError, AttributeError, RuntimeError):
@@ -100,5 +109,7 @@ def decode(tree: dict[str, Any], arrays: Arrays, convert: Callable[[np.ndarray],
         opaque = type(rest[0][1], (Opaque,), {})()
         if content:
             opaque.dtype = content
+        if tree.get("shape"):
+            opaque.shape = tuple(tree["shape"])
         return opaque
     return content

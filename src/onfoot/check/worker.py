@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from onfoot.check.forms import Expected, Form, FormError, forms_of
+from onfoot.check.guard import most_entries, numpy_restored
 from onfoot.check.load import load_object
 from onfoot.check.wire import as_array, decode, encode, receive, send
 
@@ -51,7 +52,8 @@ def main(target: str, layer: str, import_seconds: str, load: Callable[[str, str]
                 faulthandler.cancel_dump_traceback_later()
             else:
                 answer(function, forms, header, arrays, answers, reports)
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
     os._exit(0)  # threads that the function left behind must not keep the process
 
 
@@ -111,20 +113,22 @@ def answer(
     if header["arrays"] != "numpy":
         import_module(header["arrays"])  # its time is not the function's
     watch(header["timeout"], reports)
+    process = os.getpid()
+    replaced: list[str] = []
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), numpy_restored(replaced):
             if form is None:
                 returned = function(*given, **header["options"])
             else:
                 returned = form.run(given, header["options"], header["arrays"], header["dtype"])
         found: list[np.ndarray] = []
-        tree = encode(returned, found)
+        tree = encode(returned, found, most_entries([np.shape(x) for x in given]))
         changed = {}
         for i, (old, new) in enumerate(zip(before, given, strict=True)):
             now = None if old is None else as_array(new)
             if old is not None and (now is None or now.shape != old.shape or now.tobytes() != old.tobytes()):
                 changed[str(i)] = encode(now, found)
-        out: dict[str, Any] = {"returned": tree, "changed": changed}
+        out: dict[str, Any] = {"returned": tree, "changed": changed, "replaced": replaced}
     except FormError as error:
         out, found = {"form": str(error)}, []
     except BaseException as error:
@@ -132,8 +136,11 @@ def answer(
 
         out, found = {"raised": raised(error) + location(error, __file__)}, []
     finally:
+        if os.getpid() != process:
+            os._exit(0)  # the function has forked: only the process that was asked answers
         faulthandler.cancel_dump_traceback_later()
-    sys.stdout.flush()
+    with contextlib.suppress(Exception):  # the function may have closed or replaced it
+        sys.stdout.flush()
     send(answers, {**out, "sentence": form.sentence if form is not None else ""}, found)
 
 

@@ -55,6 +55,8 @@ def cases(rng: np.random.Generator, reduction: str = "mean", sizes: Sizes = ANY)
         if ignored:
             targets[:, -1] = IGNORE
             targets[0, :ignored] = IGNORE  # a different number of targets per sequence
+        if not (targets != IGNORE).any():
+            return None  # with so few tokens, no target would be left
         upstream = float(rng.uniform(0.4, 0.9))
         return Case(name, (scale * rng.standard_normal((b, n, v)), targets, upstream), _sizes(b, n, v), beyond)
 

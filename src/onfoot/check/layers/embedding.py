@@ -46,7 +46,7 @@ def ids_of(rng: np.random.Generator, sizes: Sizes) -> Iterator[tuple[str, Array,
         if name == "no repeated ids":
             ids = rng.permutation(vocabulary)[: ids.size].reshape(ids.shape)
         if name == "a single id, repeated":
-            ids[:] = rng.integers(1, vocabulary)
+            ids[:] = rng.integers(min(1, vocabulary - 1), vocabulary)
         yield name, ids, vocabulary, width
 
 

@@ -9,6 +9,8 @@ from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.ops import lora_linear_backward, lora_linear_forward
 
+WIDE = 64  # from here on, the rank is more than half of it: beyond a tile of 16, 32 or 64
+
 PIECES = Pieces(
     scale=lambda alpha, rank: alpha / rank,
     low=lambda x, down: x @ down,
@@ -40,6 +42,7 @@ def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
         if fitted is None:
             return None
         (b, n, n_in), n_out = fitted, sizes.nearest("width", n_out)
+        r += n_in // 2 if n_in > WIDE else 0
         draw = rng.standard_normal
         x, weight, down, up = draw((b, n, n_in)), draw((n_in, n_out)), draw((n_in, r)), draw((r, n_out))
         inputs = (x, weight, down, 0 * up if fresh else up, alpha, draw((b, n, n_out)))
