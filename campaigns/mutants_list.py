@@ -1780,7 +1780,43 @@ SERVE = [
     ),
 ]  # fmt: skip
 
+LEARN = [
+    *of(
+        "learn/folder.py", "learn/test_folder.py",
+        ("    elif digest(here) == progress.given.get(name):", "    elif True:"),
+        ('not in ("", new):\n            write_text(beside, text)', 'not in ("", new):\n            write_text(here, text)'),
+        ("        _bring(folder, name, progress, changes)\n    progress.save()", "        _bring(folder, name, progress, changes)"),
+        ("(not folder.is_dir() or any(folder.iterdir())):", "not folder.is_dir():"),
+        ("    for folder in (Path(\".\"), Path(DEFAULT)):", "    for folder in (Path(\".\"),):"),
+    ),
+    *of(
+        "learn/progress.py", "learn/test_folder.py",
+        ('path.read_bytes().replace(b"\\r\\n", b"\\n")', "path.read_bytes()"),
+        ('        same = kept.get("sha256") == digest(self.folder / exercise.file)', "        same = True"),
+        ('kept["checks"] = kept.get("checks", 0) + 1', 'kept["checks"] = 1'),
+        ("(one for one in EXERCISES if not self.solved(one))", "(one for one in EXERCISES if self.solved(one))"),
+    ),
+    *of(
+        "learn/judge.py", "learn/test_commands.py",
+        ('        if changed:\n', "        if False:\n"),
+        ('    elif report.not_given:\n        verdict.status = "partial"', "    elif False:\n        pass"),
+        ('if name in report.not_given:\n        return "None"', 'if name in report.not_given:\n        return "right"'),
+    ),
+    *of(
+        "learn/session.py", "learn/test_commands.py",
+        ('        if status != "passed":', "        if False:"),
+        ("level or min(progress.hints(exercise) + 1, LEVELS)", "level or 1"),
+        ("        before = now", "        pass"),
+    ),
+    *of(
+        "learn/layers/gpt2.py", "learn/test_own_layers.py",
+        ("order=lambda n: tuple(reversed(range(n))),", "order=lambda n: tuple(range(n)),"),
+        ("both_uses=lambda head, embedding: head + embedding,", "both_uses=lambda head, embedding: head,"),
+        ("    x = x + linear_forward(merge_heads(", "    x = linear_forward(merge_heads("),
+    ),
+]  # fmt: skip
+
 MUTANTS: list[Mutant] = [
     *GENERATE, *CLI, *EXPLORE, *FORMATS, *TRAIN, *OPS, *MODELS, *CHECK, *ONFOOT, *TORCH, *BENCH, *KERNELS,
-    *RECORDING, *SERVE,
+    *RECORDING, *SERVE, *LEARN,
 ]  # fmt: skip
