@@ -197,8 +197,10 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, base: Path, data: Path) -> None:
+    with pytest.raises(ValueError, match="no data: pass --data FILE"):
+        finetune.start(tmp_path / "run", FinetuneOptions(model=str(base)))
+    assert not (tmp_path / "run").exists()
     for changes, message in (
-        ({"data": []}, "no data"),
         ({"epochs": -1.0}, "epochs must be >= 0 and <= 1,000,000, got -1.0"),
         ({"epochs": float("inf"), "steps": 0}, "epochs must be finite, got inf"),
         ({"batch_size": -1, "steps": 0}, "batch_size must be >= 0, got -1"),
