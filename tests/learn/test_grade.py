@@ -19,9 +19,10 @@ from hostile import TARGETS, Handed, in_call, mistaken, solution, submissions, w
 import onfoot.learn.grade as batch
 from onfoot.learn import EXERCISES
 from onfoot.learn.course import COURSE
-from onfoot.learn.grade import Result, grade, read_verdict
+from onfoot.learn.grade import Result, grade
 from onfoot.learn.grade_find import Submission, find_submissions
 from onfoot.learn.grade_limits import MIB, Limits
+from onfoot.learn.grade_process import read_verdict
 
 needs_filters = pytest.mark.optional("needs seccomp and Landlock of Linux: a fork bomb is one elsewhere")
 PROBE = (
