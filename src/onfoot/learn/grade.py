@@ -120,7 +120,7 @@ def grade(
     waiting = []
     for task in tasks:
         old = before.get((task.submission.student, task.exercise.name))
-        if old is not None and old.key == task.key:
+        if old is not None and old.key == task.key and old.status != "not graded":
             keep(old)
         else:
             waiting.append(task)
@@ -151,7 +151,7 @@ def judged(tasks: Sequence[Task], jobs: int, limits: Limits) -> Iterator[Result]
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
-    results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Result] = queue.SimpleQueue()
     running: dict[int, subprocess.Popen[str]] = {}
     stop = threading.Event()
 
@@ -163,18 +163,17 @@ def judged(tasks: Sequence[Task], jobs: int, limits: Limits) -> Iterator[Result]
                 return
             try:
                 results.put(judge_task(task, limits, running, stop))
-            except BaseException as error:  # a full disk; it is raised where the results are read
-                results.put(error)
+            except Exception as error:  # a full disk, too many open files: the batch goes on
+                found = Result(task.submission.student, task.exercise.name, task.exercise.number, "not graded")
+                found.message = f"{type(error).__name__}: {error}"
+                results.put(found)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(jobs, len(tasks)))]
     for thread in threads:
         thread.start()
     try:
         for _ in tasks:
-            result = results.get()
-            if isinstance(result, BaseException):
-                raise result
-            yield result
+            yield results.get()
     finally:
         stop.set()
         for process in list(running.values()):
