@@ -19,9 +19,10 @@ from hostile import TARGETS, Handed, in_call, mistaken, solution, submissions, w
 import onfoot.learn.grade as batch
 from onfoot.learn import EXERCISES
 from onfoot.learn.course import COURSE
-from onfoot.learn.grade import Result, grade, read_verdict
+from onfoot.learn.grade import Result, grade
 from onfoot.learn.grade_find import Submission, find_submissions
 from onfoot.learn.grade_limits import MIB, Limits
+from onfoot.learn.grade_process import read_verdict
 
 needs_filters = pytest.mark.optional("needs seccomp and Landlock of Linux: a fork bomb is one elsewhere")
 PROBE = (
@@ -132,6 +133,7 @@ def test_submissions_are_found_in_folders_archives_files_and_notebooks(tmp_path:
     with zipfile.ZipFile(folder / "bob.zip", "w") as archive:
         archive.writestr("../../e02_activation.py", solution(2))  # its name is not used as a path
         archive.writestr("__MACOSX/e01_linear.py", "")
+        archive.writestr("x" * 300 + ".py", "")  # no file system takes this name
         archive.writestr("big/e03_cross_entropy.py", "#" * 2**21)
     (folder / "cleo_e01_linear.py").write_text(solution(1))
     (folder / "cleo_e03_cross_entropy.py").write_text(solution(3))
@@ -148,7 +150,8 @@ def test_submissions_are_found_in_folders_archives_files_and_notebooks(tmp_path:
         "fay": set(),
     }
     notes = {one.student: one.notes for one in find_submissions([folder])}
-    assert "left out" in notes["bob"][0] and "cannot be read" in notes["fay"][0]
+    assert all("left out" in note for note in notes["bob"]) and len(notes["bob"]) == 2
+    assert "cannot be read" in notes["fay"][0]
     assert students(folder / "ada" / "onfoot-learn") == {"onfoot-learn": {"e01_linear.py"}}
 
 
@@ -213,3 +216,15 @@ def test_a_mistake_of_an_earlier_exercise_does_not_count_twice(monkeypatch: pyte
     assert result.notes == ["judged with the solutions of e01_linear"]
     assert judged({**own, "e01_linear.py": b"right"}).notes == []  # its own file, as long as that works
     assert judged({"e02_activation.py": b"import torch"}).notes[0] == "imports torch" and seen[-1] == right
+
+
+def test_a_judge_that_cannot_start_does_not_stop_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(batch, "run_judge", fail)
+    write([Handed(kind, 1, "x = 1", "") for kind in ("a", "b")], tmp_path / "in")
+    found = grade([tmp_path / "in"], kept=tmp_path / "kept")
+    assert [(one.status, one.message) for one in found] == [("not graded", "OSError: no space left")] * 2
+    monkeypatch.setattr(batch, "run_judge", lambda *_: {"status": "passed"})
+    assert [one.status for one in grade([tmp_path / "in"], kept=tmp_path / "kept", resume=True)] == ["passed"] * 2

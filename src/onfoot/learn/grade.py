@@ -9,14 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
-import secrets
-import shutil
-import stat
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,13 +22,8 @@ from onfoot.formats.write import append
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS, Exercise, get_exercise
 from onfoot.learn.grade_find import Submission, find_submissions, foreign_imports
 from onfoot.learn.grade_limits import Limits
+from onfoot.learn.grade_process import end_judge, run_judge
 
-JUDGE = (
-    "import sys; sys.dont_write_bytecode = True; sys.path[:] = [p for p in sys.path if p]; "
-    "sys.path.append(sys.argv[1]); from onfoot.learn.grade_judge import main; main()"
-)
-EXTRA_SECONDS = 240.0  # per function, beside the time of its calls: starts of processes, and the judge itself
-LONGEST = 2**22  # characters of a verdict
 JOBS = 2
 
 
@@ -131,7 +120,7 @@ def grade(
     waiting = []
     for task in tasks:
         old = before.get((task.submission.student, task.exercise.name))
-        if old is not None and old.key == task.key:
+        if old is not None and old.key == task.key and old.status != "not graded":
             keep(old)
         else:
             waiting.append(task)
@@ -162,7 +151,7 @@ def judged(tasks: Sequence[Task], jobs: int, limits: Limits) -> Iterator[Result]
     waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
-    results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Result] = queue.SimpleQueue()
     running: dict[int, subprocess.Popen[str]] = {}
     stop = threading.Event()
 
@@ -174,23 +163,21 @@ def judged(tasks: Sequence[Task], jobs: int, limits: Limits) -> Iterator[Result]
                 return
             try:
                 results.put(judge_task(task, limits, running, stop))
-            except BaseException as error:  # a full disk; it is raised where the results are read
-                results.put(error)
+            except Exception as error:  # a full disk, too many open files: the batch goes on
+                found = Result(task.submission.student, task.exercise.name, task.exercise.number, "not graded")
+                found.message = f"{type(error).__name__}: {error}"
+                results.put(found)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(jobs, len(tasks)))]
     for thread in threads:
         thread.start()
     try:
         for _ in tasks:
-            result = results.get()
-            if isinstance(result, BaseException):
-                raise result
-            yield result
+            yield results.get()
     finally:
         stop.set()
         for process in list(running.values()):
-            with contextlib.suppress(OSError):
-                process.terminate()
+            end_judge(process)
         for thread in threads:
             thread.join()
 
@@ -241,75 +228,3 @@ def is_as_given(submission: Submission, exercise: Exercise) -> bool:
 
 def with_solutions(submission: Submission, names: Iterable[str]) -> dict[str, bytes]:
     return {**submission.files, **{name: (SOLUTIONS / name).read_bytes() for name in names}}
-
-
-def run_judge(
-    files: dict[str, bytes], exercise: Exercise, limits: Limits, running: dict[int, subprocess.Popen[str]]
-) -> dict[str, Any]:
-    """The verdict of a new judge's process on these files, which are written to a folder of their own."""
-    root = str(Path(__file__).resolve().parents[2])
-    home = Path(tempfile.mkdtemp(prefix="onfoot-grade-")).resolve()
-    try:
-        folder = home / "submission"
-        folder.mkdir()
-        for name, text in files.items():
-            (folder / name).write_bytes(text)
-        secret = secrets.token_hex()
-        question = {
-            "folder": str(folder),
-            "exercise": exercise.number,
-            "limits": asdict(limits),
-            "secret": secret,
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-c", JUDGE, root],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            cwd=home,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        running[process.pid] = process
-        try:
-            seconds = len(exercise.parts) * (limits.seconds + EXTRA_SECONDS)
-            out, _ = process.communicate(json.dumps(question), seconds)
-        except (subprocess.TimeoutExpired, OSError):
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            process.kill()
-            process.wait()
-            return {"status": "not graded", "message": "the judge did not finish; read the file yourself"}
-        finally:
-            del running[process.pid]
-        return read_verdict(out, secret)
-    finally:
-        remove(home)
-
-
-def read_verdict(out: str, secret: str) -> dict[str, Any]:
-    """The verdict in what a judge's process wrote; without the secret, it is not from the judge."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        found = json.loads(out[:LONGEST])
-        if secrets.compare_digest(found["secret"], secret):
-            return dict(found["verdict"])
-    return {"status": "not graded", "message": "the judge's process was ended by something; read the file yourself"}
-
-
-def remove(folder: Path) -> None:
-    """Deletes a folder, also if a submission took away its own permissions."""
-
-    def mend(function: Callable[..., Any], path: str, error: Any) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(Path(path).parent, stat.S_IRWXU)
-            os.chmod(path, stat.S_IRWXU)
-            function(path)
-
-    for _ in range(3):
-        shutil.rmtree(folder, onerror=mend)
-        if not folder.exists():
-            return

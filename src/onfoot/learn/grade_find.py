@@ -12,8 +12,10 @@ from pathlib import Path
 
 from onfoot.learn.course import EXERCISES, Exercise
 from onfoot.learn.notebook_code import code_of
+from onfoot.terminal import printable
 
 LONGEST = 2**20  # bytes of a file that is read
+LONGEST_NAME = 100
 MOST = 200  # files of a submission
 STEM = re.compile(r"e(\d\d)_[a-z0-9_]+", re.IGNORECASE)
 KINDS = (".py", ".ipynb", ".zip")
@@ -88,10 +90,10 @@ def _joined(submissions: Iterable[Submission]) -> list[Submission]:
 def read_submission(path: Path) -> Submission:
     """Reads a folder, a zip file, a Python file or a notebook."""
     if path.is_dir():
-        submission = Submission(path.resolve().name)
-        _add(submission, _folder_files(path))
+        submission = Submission(printable(path.resolve().name))
+        _add(submission, _folder_files(path, submission))
     elif path.suffix.lower() == ".zip":
-        submission = Submission(path.stem)
+        submission = Submission(printable(path.stem))
         try:
             with zipfile.ZipFile(path) as archive:
                 _add(submission, _zip_files(archive, submission))
@@ -99,19 +101,28 @@ def read_submission(path: Path) -> Submission:
             submission.notes.append(f"{path.name} cannot be read: {error}")
     elif path.suffix.lower() in (".py", ".ipynb"):
         rest = STEM.sub("", path.stem).strip(" _-.") if STEM.search(path.stem) else path.stem
-        submission = Submission(rest or path.stem)
-        _add(submission, iter([(path.name, path.stat().st_size, path.read_bytes())]))
+        submission = Submission(printable(rest or path.stem))
+        _add(submission, iter([(path.name, *_read(path, submission))]))
     else:
         raise ValueError(f"{path} is not a submission: expected a folder, .zip, .py or .ipynb")
     return submission
 
 
-def _folder_files(folder: Path) -> Iterator[tuple[str, int, bytes]]:
+def _read(path: Path, submission: Submission) -> tuple[int, bytes]:
+    """The size and the text of a file; the text is empty if it is too large or cannot be read."""
+    try:
+        size = path.stat().st_size
+        return size, path.read_bytes() if size <= LONGEST else b""
+    except OSError as error:
+        submission.notes.append(f"{printable(path.name)} cannot be read: {error.strerror}")
+        return 0, b""
+
+
+def _folder_files(folder: Path, submission: Submission) -> Iterator[tuple[str, int, bytes]]:
     for path in sorted(folder.rglob("*"), key=lambda path: (len(path.parts), path)):
         parts = path.relative_to(folder).parts
         if path.suffix.lower() in (".py", ".ipynb") and path.is_file() and not path.is_symlink() and _visible(parts):
-            size = path.stat().st_size
-            yield path.name, size, path.read_bytes() if size <= LONGEST else b""
+            yield path.name, *_read(path, submission)
 
 
 def _zip_files(archive: zipfile.ZipFile, submission: Submission) -> Iterator[tuple[str, int, bytes]]:
@@ -153,6 +164,9 @@ def _add(submission: Submission, files: Iterator[tuple[str, int, bytes]]) -> Non
                 submission.notes.append(f"{name} is not a notebook: {error}")
                 continue
         chosen = course_name(name, text)
+        if not chosen.removesuffix(".py").isidentifier() or len(chosen) > LONGEST_NAME:
+            submission.notes.append(f"{printable(name)[:LONGEST_NAME]} was left out: it is not the name of a module")
+            continue
         if chosen in submission.files:
             if submission.files[chosen] != text:
                 submission.notes.append(f"{name} was left out: there is another {chosen}")

@@ -19,6 +19,7 @@ from onfoot.learn.grade_runner import LimitedExercise
 from onfoot.learn.grade_sandbox import adopt_orphans, die_with_parent
 from onfoot.learn.judge import Verdict, judge
 
+LONGEST = 4000  # characters of a text: the name of a type is the submission's, too
 MEMORY = 6144 * MIB  # of the judge itself
 
 
@@ -42,9 +43,9 @@ def judge_limited(folder: Path, exercise: Exercise, limits: Limits) -> dict[str,
 
 
 def plain(value: Any, folder: str) -> Any:
-    """The value without the name of the temporary folder."""
+    """The value without the name of the temporary folder, and with no text longer than is read."""
     if isinstance(value, str):
-        without = value.replace(folder + "/", "").replace(folder + "\\", "").replace(folder, ".")
+        without = value[:LONGEST].replace(folder + "/", "").replace(folder + "\\", "").replace(folder, ".")
         return re.sub(r" \(grade_child\.py, line \d+\)", "", without)  # a line of ours
     if isinstance(value, dict):
         return {key: plain(part, folder) for key, part in value.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 from onfoot.learn.course import EXERCISES, Exercise
 from onfoot.learn.grade import Result
+from onfoot.terminal import printable
 
 SIGNS = {"passed": "✓", "partial": "◐", "wrong": "✗", "unsolved": "·", "missing": "–", "not graded": "?"}
 FAILED = "!"  # it raises, crashes, does not end, cannot be imported, has another forward pass
@@ -203,6 +204,7 @@ def general(mistake: str) -> str:
 
 def cell(text: str) -> str:
     """Text for a spreadsheet: one that it would take for a formula gets an apostrophe."""
+    text = printable(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
