@@ -1448,7 +1448,7 @@ CHECK = [
         ("left.remove(i)", "pass"),
     ),
     *of(
-        "check/layouts.py", "check/test_forms.py",
+        "check/layouts.py", "check/test_names_in_code.py check/test_forms.py",
         ("return np.sum(gradients, axis=0)", "return first"),
         ("gradients = [g.T for g in gradients]", "pass"),
         ("x = np.swapaxes(x, 1, 2)", "pass"),

@@ -59,7 +59,7 @@ class Call:
         found = {**self.matching.arguments, **more.arguments}
         self.matching.options.update(more.options)
         self.matching.arguments = {n: found[n] for n in names if n in found}
-        self.positional = [n for n in names if parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY]
+        self.positional = [n for n in names if parameters[n].kind in POSITIONAL]
 
     @property
     def complete(self) -> bool:
@@ -74,7 +74,11 @@ class Call:
     def __call__(self, values: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
         given = {name: values[argument] for name, argument in self.matching.arguments.items() if argument in values}
         given |= {name: options[option] for name, option in self.matching.options.items() if option in options}
-        first = [given.pop(name) for name in self.positional if name in given]
+        first = []  # by position as far as it goes: a wrapper may have *args where its function has names
+        for name in self.positional:
+            if name not in given:
+                break
+            first.append(given.pop(name))
         return self.function(*first, **given)
 
 
