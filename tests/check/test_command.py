@@ -97,7 +97,7 @@ def test_options_of_the_layer_and_of_the_check(here: Path) -> None:
 
 
 INVALID = {
-    "right_attention:attention_backward": "Give --layer with one of attention, head,",
+    "right_attention:attention_backward": "Give --layer with one of attention, attention_dropout,",
     "right_attention:attention_backward --layer convolution": "unknown layer 'convolution'; choose from attention,",
     "right_attention:backwards --layer attention": "has no 'backwards'; it defines t, attention_backward",
     "right_attention.py:t.x --layer attention": "has no 't.x'",

@@ -165,7 +165,7 @@ PLANTED = {
     **{f"attention: dv, columns from {n}": ("attention", beyond_columns(n, 2)) for n in COLUMNS},
     **{f"linear: dweight, rows from {n}": ("linear", beyond_tokens(n, 1)) for n in TOKENS},
     **{f"lora: ddown, a rank from {n}": ("lora", beyond_columns(n, 1)) for n in (16, 32, 64)},
-    **{f"{layer}: tokens from {n}": (layer, beyond_tokens(n)) for layer in NEWER for n in (16, 64, 128)},
+    **{f"{layer}: tokens from {n}": (layer, beyond_tokens(n)) for layer in NEWER for n in (16, 128)},
     **{f"{layer}: columns from {n}": (layer, beyond_columns(n)) for layer in SEVERAL for n in (32, 64)},
     **{f"{layer}: the rest of a tile of 64": (layer, last_partial(64)) for layer in SEVERAL},
     **{f"{layer}: one sequence": (layer, batch_of_one()) for layer in SEVERAL if layer != "post_norm_block"},

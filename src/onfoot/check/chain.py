@@ -18,9 +18,8 @@ import numpy as np
 
 from onfoot.check.case_sizes import FIRST, Sizes
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces
-from onfoot.check.probes import _parameters as parameters
 from onfoot.check.probes import place_words
-from onfoot.check.words import argument_words, formula, piece_words
+from onfoot.check.words import argument_words, formula, parameters_of, piece_words
 
 SMALL = {"batch": 2, "heads": 2, "tokens": 3, "head_dim": 2, "vocabulary": 5}
 LARGEST = 150  # entries of a step that is tested
@@ -267,7 +266,7 @@ class _Search:
     def terms(self, one: Call) -> list[Term]:
         """The arguments of a step that adds or concatenates some of them, as terms of its result."""
         arguments, result = self.calls[one]
-        names = parameters(getattr(self.layer.pieces, one[0]), len(arguments))
+        names = parameters_of(getattr(self.layer.pieces, one[0]), len(arguments))
         arrays = [(argument_words(one[0], name, self.layer.name), x) for name, x in zip(names, arguments, strict=True)]
         arrays = [(name, x) for name, x in arrays if isinstance(x, np.ndarray) and x.ndim == result.ndim]
         same = [(name, x) for name, x in arrays if x.shape == result.shape]
