@@ -285,7 +285,7 @@ class _Search:
         if found.size > 1:
             same = [o for o in self.same.get(found.mistakes, []) if _on_route(o) != _on_route(found) and o.mistakes]
             same.sort(key=lambda o: -_step(o, self.evidence.layer.name))  # the last steps say more
-            return [o for o in same if self.explains(o, [*explained, *self.right], explained)][:2]
+            return [o for o in same if self.explains(o, [*explained, *self.right], explained)][:1]
         others = [one for one in self.options[explained[0]] if one.size == 1 and one.mistakes != found.mistakes]
         return [one for one in others if self.explains(one, [*explained, *self.right], explained)]
 

@@ -26,6 +26,7 @@ OF_SCORES = ("rho", "draw", "drho", "dscores")  # arguments that are (…, queri
 COST = 1.27
 GIVEN = "given"  # the piece that changes the inputs
 PAIR = "pair of features"
+PLURAL = {"query": "queries", PAIR: "pairs of features"}
 MOST_GROUPS = 64
 MOST_CALLS = 45  # a pass with more calls of pieces is not searched
 
@@ -307,7 +308,7 @@ class _Fit:
             yield self.named(place, group, rule)
 
     def named(self, place: Place, group: Group, rule: Rule) -> Mistake:
-        words = {"one": group.one, "ones": "queries" if group.one == "query" else f"{group.one}s"}
+        words = {"one": group.one, "ones": PLURAL.get(group.one, f"{group.one}s")}
         says, fix = rule.says.format(what=place.what, **words), self.with_formula(place, rule.fix.format(**words))
 
         def spread(shape: tuple[int, ...]) -> Array:
