@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from onfoot.cli import app
 from onfoot.learn import EXERCISES, get_exercise, judge, make_folder
-from onfoot.learn.course import SOLUTIONS
+from onfoot.learn.course import SOLUTIONS, foundations
 from onfoot.learn.progress import FILE, Progress
 from onfoot.learn.session import SECONDS, changed_files, check_exercise
 
@@ -176,13 +176,19 @@ def test_a_deleted_file_is_named_with_the_way_to_get_it_back(here: Path) -> None
 
 def test_an_exercise_waits_for_those_that_it_is_built_from(tmp_path: Path) -> None:
     make_folder(tmp_path / "mine")
-    folder = solved_folder(tmp_path / "mine", get_exercise(2))
-    verdict = check_exercise(folder, get_exercise(9))
+    folder = solved_folder(tmp_path / "mine", get_exercise(4))
+    verdict = check_exercise(folder, get_exercise(10))
     assert verdict.status == "blocked"
-    assert verdict.message.startswith("e09_block.py is built from e02_activation.py, which is not right yet.")
+    assert verdict.message.startswith("e10_tied.py is built from e04_embedding.py, which is not right yet.")
     assert Progress(folder).status(get_exercise(1)) == "passed"
-    shutil.copyfile(SOLUTIONS / "e02_activation.py", folder / "e02_activation.py")
-    assert check_exercise(folder, get_exercise(9)).passed
+    shutil.copyfile(SOLUTIONS / "e04_embedding.py", folder / "e04_embedding.py")
+    assert check_exercise(folder, get_exercise(10)).passed
+
+
+def test_what_an_exercise_is_built_from_is_found_through_others() -> None:
+    assert [one.number for one in foundations(get_exercise(11))] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert [one.number for one in foundations(get_exercise(17))] == [3, 6, 7]
+    assert foundations(get_exercise(1)) == []
 
 
 def test_hints_come_one_after_the_other(here: Path) -> None:
