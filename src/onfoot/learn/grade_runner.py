@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.isolated import DUMPS, GRACE, DiedError, RaisedError
+from onfoot.check.forms import FormError
+from onfoot.check.isolated import DUMPS, GRACE, DiedError, RaisedError, RemoteForm
 from onfoot.check.wire import receive
 from onfoot.learn.grade_limits import Limits, clean_environment
 from onfoot.learn.isolated import IsolatedExercise
@@ -128,16 +129,24 @@ class LimitedExercise(IsolatedExercise):
         self.__name__ = self.__qualname__ = self.layer
         self.sizes = None  # all sizes are judged, whatever it declares
 
-    def run(self, arguments: Sequence[Any], options: Mapping[str, Any], arrays: str, frozen: bool = False) -> Any:
+    def run(
+        self,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        arrays: str,
+        frozen: bool = False,
+        form: RemoteForm | None = None,
+        dtype: str = "",
+    ) -> Any:
         """Calls the function; what is not an answer of ours counts as a crash."""
         if self.final is not None:
             raise self.final
         try:
-            returned = super().run(arguments, options, arrays, frozen)
+            returned = super().run(arguments, options, arrays, frozen, form, dtype)
             check_sizes(returned, self.limits.answer_bytes // 8)
         except RaisedError as error:
             raise RaisedError(str(error)[:KEPT_OUTPUT]) from None
-        except DiedError:
+        except (DiedError, FormError):
             raise
         except ValueError as error:  # it was started again, and can no longer be imported
             raise DiedError("crash", str(error)) from None
