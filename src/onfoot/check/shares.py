@@ -141,14 +141,14 @@ def pair_rules() -> Iterator[tuple[str, Pairs, str, float]]:
     add = "add every tile (+=), do not overwrite"
     for k in TILES[:7]:
         tile, cost = f"tiles of {k} queries and {k} keys", COST + 0.01
-        off_diagonal, diagonal, near, far = _tiles(k)
+        off_diagonal, diagonal, near, far = _pairs_in_tiles(k)
         yield f"in {{}}, {tile} on the diagonal are left out", off_diagonal, every, cost
         yield f"in {{}}, only {tile} on the diagonal count: each tile overwrites the one before", diagonal, add, cost
         yield f"in {{}}, only keys less than {k} before the query count", near, every, cost
         yield f"in {{}}, keys less than {k} before the query are left out", far, every, cost
 
 
-def _tiles(k: int) -> tuple[Callable[..., Any], ...]:
+def _pairs_in_tiles(k: int) -> tuple[Callable[..., Any], ...]:
     """Which pairs (i, j) are in tiles of k off the diagonal, on it, closer than k, and farther."""
     return (
         lambda i, j, n: i // k != j // k,
