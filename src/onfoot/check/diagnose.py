@@ -174,7 +174,7 @@ class _Search:
         runs = 0
         for g in self.left() if any(self.evidence.ever_informative(g) for g in self.left()) else ():
             i = self.evidence.screen(g)
-            others = [h for h in range(len(self.evidence.layer.gradients)) if h not in self.left()]
+            explained = [h for h in range(len(self.evidence.layer.gradients)) if h not in self.left()]
             for base, top in itertools.product(bases, tops):
                 candidate = base.combined(top)
                 if runs >= MOST_ON_TOP or len(candidate.mistakes) < 2 or not _compatible(candidate):
@@ -182,7 +182,7 @@ class _Search:
                 runs += 1
                 if self.evidence.passes_screen(candidate, i, g) and self.evidence.fits(candidate, g):
                     self.options[g].append(candidate)
-                    if all(self.evidence.fits(candidate, h) for h in others):
+                    if all(self.evidence.fits(candidate, h) for h in explained):
                         break
                 self.evidence.forget(candidate)
 
