@@ -256,7 +256,11 @@ EDITS = [
         "rms_norm",
         ("ms + 1e-6", "ms + 1e-5", r"eps = 1e-05"),
         ("dx = r * (g - n * dot)", "dx = r * (g + n * dot)", r"sign"),
-        ("dx = r * (g - n * dot)", "dx = r * (g - n * dot * r)", r"1/rms|mean\(g ∘ x̂\)"),
+        (
+            "dx = r * (g - n * dot)",
+            "dx = r * (g - n * dot * r)",
+            r"1/rms|mean\(g ∘ x̂\)|x̂ in place of x in the second term",
+        ),
         ("dx = r * (g - n * dot)", "dx = r * (g - dot)", r"x̂"),
         ("dx = r * (g - n * dot)", "dx = r * (g - 2 * n * dot)", r"twice|2 times"),
         ("dx = r * (g - n * dot)", "dx = r * (g - 0.5 * n * dot)", r"mean\(g ∘ x̂\) is halved"),

@@ -237,11 +237,9 @@ def test_columns_of_another_array_are_named() -> None:
         r = down.shape[1]
         s = alpha / r
         dx = dout @ (weight + s * down @ up).T
-        cut = np.zeros((*dout.shape[:2], r))
-        cut[..., : dout.shape[-1]] = dout[..., :r]
-        return dx, s * np.einsum("bti,btr->ir", x, cut), s * np.einsum("btr,bto->ro", x @ down, dout)
+        return dx, s * np.einsum("bti,btr->ir", x, dout[..., :r]), s * np.einsum("btr,bto->ro", x @ down, dout)
 
-    found = diagnosis("lora", backward, seed=8)
+    found = diagnosis("lora", backward, seed=0)
     assert re.search("the first columns of dout in place of dout upᵗ", found.findings[0].name), found.findings
 
 

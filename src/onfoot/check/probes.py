@@ -364,7 +364,7 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
             if value.shape == x.shape:
                 says = f"{words} in place of {argument} in {what}"
                 yield probe(1.25, says, _from_recording(recordings, i, words))
-            elif value.ndim == x.ndim and value.shape[:-1] == x.shape[:-1] and value.shape[-1] > x.shape[-1]:
+            elif value.ndim == x.ndim and value.shape[:-1] == x.shape[:-1] and value.shape[-1] != 1:
                 says = f"the first columns of {words} in place of {argument} in {what}"
                 yield probe(1.26, says, _cut_from_recording(recordings, i, words))
         yield from _siblings(probe, recordings, found, x, i, f"{argument} in {what}")

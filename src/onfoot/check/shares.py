@@ -138,24 +138,21 @@ def pair_rules() -> Iterator[tuple[str, Pairs, str, float]]:
     yield "the pairs of a token with itself are left out of {}", lambda i, j, n: i != j, every, COST
     yield "only the pairs of a token with itself count in {}", lambda i, j, n: i == j, every, COST
     yield "the pairs of a token with the one before are left out of {}", lambda i, j, n: i != j + 1, every, COST
-    add = "add every tile (+=), do not overwrite"
     for k in TILES[:7]:
-        tile, cost = f"tiles of {k} queries and {k} keys", COST + 0.01
-        off_diagonal, diagonal, near, far = _pairs_in_tiles(k)
-        yield f"in {{}}, {tile} on the diagonal are left out", off_diagonal, every, cost
-        yield f"in {{}}, only {tile} on the diagonal count: each tile overwrites the one before", diagonal, add, cost
-        yield f"in {{}}, only keys less than {k} before the query count", near, every, cost
-        yield f"in {{}}, keys less than {k} before the query are left out", far, every, cost
+        yield from _pair_tiles(k, every)
 
 
-def _pairs_in_tiles(k: int) -> tuple[Callable[..., Any], ...]:
-    """Which pairs (i, j) are in tiles of k off the diagonal, on it, closer than k, and farther."""
-    return (
-        lambda i, j, n: i // k != j // k,
+def _pair_tiles(k: int, every: str) -> Iterator[tuple[str, Pairs, str, float]]:
+    tile, cost = f"tiles of {k} queries and {k} keys", COST + 0.01
+    yield f"in {{}}, {tile} on the diagonal are left out", lambda i, j, n: i // k != j // k, every, cost
+    yield (
+        f"in {{}}, only {tile} on the diagonal count: each tile overwrites the one before",
         lambda i, j, n: i // k == j // k,
-        lambda i, j, n: i - j < k,
-        lambda i, j, n: i - j >= k,
+        "add every tile (+=), do not overwrite",
+        cost,
     )
+    yield f"in {{}}, only keys less than {k} before the query count", lambda i, j, n: i - j < k, every, cost
+    yield f"in {{}}, keys less than {k} before the query are left out", lambda i, j, n: i - j >= k, every, cost
 
 
 @dataclass(frozen=True)
