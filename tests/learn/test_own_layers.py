@@ -87,7 +87,7 @@ AUTOGRAD: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", AUTOGRAD)
 def test_the_exact_gradients_are_those_of_autograd(name: str) -> None:
-    layer = OURS[name]
+    layer = OWN_LAYERS[name]
     for case in cases(layer):
         given = [torch.from_numpy(x) for x in case.inputs]
         *inputs, dout = given if name != "gpt2" else [*given, torch.tensor(1.0, dtype=torch.float64)]

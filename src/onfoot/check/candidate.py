@@ -87,6 +87,7 @@ class Evidence:
     answers: list[list[Array]]
     magnitudes: list[list[float]]  # of the correct gradients, per case
     dtype: str
+    work: int = 0  # gradients that were computed with candidates
     _runs: dict[tuple[Candidate, int], Gradients | None] = field(default_factory=dict)
     _budgets: dict[tuple[Candidate, int], list[float]] = field(default_factory=dict)
 
@@ -150,6 +151,7 @@ class Evidence:
             if candidate.changes:  # apply them to the cached result of the mistakes alone
                 grads = self.run(replace(candidate, changes=()), i)
                 return None if grads is None else _changed(grads, candidate, self.cases[i])
+            self.work += len(self.layer.gradients)
             return self.layer.run(self.pieces(candidate, self.cases[i]), self.cases[i], self.options)
         except (
             ValueError,

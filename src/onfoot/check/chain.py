@@ -69,8 +69,8 @@ def _one_of(steps: Sequence[str]) -> str:
 
 
 def is_composite(layer: Layer) -> bool:
-    """Whether the layer is a chain of parts, linear in its upstream gradient."""
-    return bool(layer.parts) and len(layer.gradients) >= 3 and layer.arguments[-1] == "dout"
+    """Whether the layer is a chain of parts, linear in its upstream gradient, that can be made small."""
+    return bool(layer.parts and layer.sizes) and len(layer.gradients) >= 3 and layer.arguments[-1] == "dout"
 
 
 def small_case(layer: Layer, options: Mapping[str, Any], sizes: Sizes) -> Case | None:

@@ -33,6 +33,7 @@ LIKELY = 1.2  # mistakes that cost more are kept only if the probes find nothing
 TIERS = (0.0, 1.225, 1.265, 1.32, 9.0)  # of the costs of the probes: if a tier explains all, the next is not tried
 MOST = 12  # explanations per gradient that are combined with those of others
 TOP = 1.235  # the cost of probes that are tried together with other mistakes
+MOST_WORK = 400_000  # gradients computed in a search, so that it ends in half a minute for a whole block
 MOST_ON_TOP = 1500  # pairs of which one is not in the catalogue
 
 
@@ -143,6 +144,8 @@ class _Search:
     def try_each(self, candidates: Iterable[Candidate], gradients: Iterable[int]) -> None:
         gradients = list(gradients)
         for candidate in candidates:
+            if self.evidence.work > MOST_WORK:
+                return
             for g in gradients:
                 if self.explains(candidate, [g], [g]):
                     self.options[g].append(candidate)
@@ -152,6 +155,8 @@ class _Search:
         screens = {g: self.evidence.screen(g) for g in self.wrong if self.evidence.ever_informative(g)}
         left = self.left()
         for probe in tried:
+            if self.evidence.work > MOST_WORK:
+                return
             self.tried.append(probe)
             candidate = _alone(probe)
             for g, i in screens.items():
@@ -177,6 +182,8 @@ class _Search:
             explained = [h for h in range(len(self.evidence.layer.gradients)) if h not in self.left()]
             for base, top in itertools.product(bases, tops):
                 candidate = base.combined(top)
+                if self.evidence.work > MOST_WORK:
+                    return
                 if runs >= MOST_ON_TOP or len(candidate.mistakes) < 2 or not _compatible(candidate):
                     continue
                 runs += 1

@@ -26,6 +26,7 @@ AXES = {
     2: ("row", "column"),
     3: ("sequence", "token", "feature"),
     4: ("sequence", "head", "token", "feature"),
+    5: ("sequence", "key head", "query head", "token", "feature"),  # grouped queries
 }
 
 Values = Mapping[str, Array]

@@ -175,6 +175,12 @@ ADAPTERS: dict[str, Adapter] = {
         lambda q, k, v, dout: ops.attention_forward(q, k, v, causal=False)[0],
     ),
     "attention": pair("attention"),
+    "unmasked": Adapter(
+        "attention_backward",
+        lambda module, q, k, v, dout: module.attention_forward(q, k, v, False)[0],
+        lambda module, q, k, v, dout: module.attention_backward(dout, module.attention_forward(q, k, v, False)[1]),
+        lambda q, k, v, dout: ops.attention_forward(q, k, v, causal=False)[0],
+    ),
     "self_attention": Adapter(
         "self_attention_backward",
         _self_attention,

@@ -31,11 +31,12 @@ def answer_text(verdict: Verdict, hints_seen: int = 0) -> str:
 def first_sentence(verdict: Verdict) -> str:
     """What matters most, in one or two sentences."""
     if verdict.passed:
-        functions = [part.part.function for part in verdict.parts]
+        functions = verdict.exercise.functions
         return f"Solved: {listed(functions)} {'is' if len(functions) == 1 else 'are'} right in every case."
     order = ("changed", "failed", "wrong", "partial", "unsolved")
     part = min((p for p in verdict.parts if p.status in order), key=lambda p: order.index(p.status))
-    function, solved = part.part.function, [p.part.function for p in verdict.parts if p.status == "passed"]
+    function, unsolved = part.part.function, {p.part.function for p in verdict.parts if p.status != "passed"}
+    solved = [one for one in verdict.exercise.functions if one not in unsolved]
     if part.status == "changed":
         return (
             f"Not judged: {part.problems[0]}. Only {function} is to be written; "
@@ -59,7 +60,7 @@ def sentence(names: Sequence[str], mark: str) -> str:
 
 def part_lines(part: PartVerdict) -> Iterator[str]:
     """A row per gradient, then what is wrong."""
-    yield f"  {part.part.function}"
+    yield f"  {part.part.function}{f' with {part.part.called_with}' if part.part.called_with else ''}"
     width = max(map(len, part.marks)) + 2
     for name, mark in part.marks.items():
         yield f"    {name:<{width}}{MARKS[mark]}"

@@ -25,6 +25,7 @@ class Part:
     layer_name: str  # of the checker, or of `learn.layers`
     options: Mapping[str, Any] = field(default_factory=dict)  # of the layer
     strict: bool = False  # whether the cases beyond the layer's contract count
+    called_with: str = ""  # arguments that tell two parts with the same function apart
 
     @property
     def layer(self) -> Layer:
@@ -54,6 +55,11 @@ class Exercise:
     @property
     def derivation(self) -> str:
         return f"docs/equations/{self.page}"
+
+    @property
+    def functions(self) -> list[str]:
+        """The functions to write."""
+        return list(dict.fromkeys(part.function for part in self.parts))
 
     @property
     def files(self) -> tuple[str, str]:
@@ -123,7 +129,10 @@ EXERCISES: tuple[Exercise, ...] = (
         7,
         "attention",
         "the mask",
-        (Part("attention_backward", "attention", "attention", strict=True),),
+        (
+            Part("attention_backward", "attention", "attention", strict=True),
+            Part("attention_backward", "unmasked", "attention", {"causal": False}, called_with="causal=False"),
+        ),
         "attention.md",
         ("attention",),
         needs=(3, 6),

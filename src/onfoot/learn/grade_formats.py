@@ -46,7 +46,7 @@ def feedback(result: Result) -> str:
 
 def otter_test(exercise: Exercise, points: float = 1.0) -> str:
     """A test file of Otter, in the format of doctests, for a notebook of the exercise."""
-    functions = ", ".join(part.function for part in exercise.parts)
+    functions = ", ".join(exercise.functions)
     call = (
         f"onfoot.learn.assert_solved({exercise.name!r}, {functions}, quiet=True)"  # a doctest compares what is printed
     )

@@ -20,6 +20,10 @@ from onfoot.learn.course import Exercise, Part
 from onfoot.learn.isolated import IsolatedExercise
 
 Start = Callable[[Path, str], IsolatedExercise]  # (file, adapter) -> the function in its process
+NOT_FINITE = (
+    "Look for 0/0, ∞ − ∞ or 0 · ∞. What is masked or left out has the gradient 0: it must not become ∞, "
+    "even where the forward pass has −∞."
+)
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -173,6 +177,9 @@ def from_report(part: Part, report: LayerReport) -> PartVerdict:
         for finding in report.diagnosis.findings if report.diagnosis is not None else ():
             verdict.mistakes.append(finding.name)
             verdict.explained.append(finding.explains)
+        if not verdict.mistakes and any(kind == "nan" for kind in found):
+            verdict.mistakes.append("a value that is not finite")
+            verdict.explained.append(NOT_FINITE)
     elif report.not_given:
         verdict.status = "partial"
     return verdict

@@ -22,7 +22,7 @@ def notebook(exercise: Exercise, solved: bool = False, nbgrader_points: float | 
     """The notebook of an exercise. With points, the cell that checks is one that nbgrader grades."""
     page = (COURSE / f"{exercise.stem}.md").read_text(encoding="utf-8").strip()
     code = ((SOLUTIONS if solved else COURSE) / exercise.file).read_text(encoding="utf-8").strip()
-    functions = ", ".join(part.function for part in exercise.parts)
+    functions = ", ".join(exercise.functions)
     check = f"import onfoot.learn\n\nonfoot.learn.assert_solved({exercise.name!r}, {functions})"
     graded: dict[str, Any] = {}
     if nbgrader_points is not None:

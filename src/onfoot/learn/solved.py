@@ -19,7 +19,7 @@ def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False
     The functions to write are passed; the given forward passes are found where these were defined.
     """
     exercise = find_exercise(name)
-    wanted = [part.function for part in exercise.parts]
+    wanted = exercise.functions
     given = {getattr(function, "__name__", ""): function for function in functions}
     missing = [function for function in wanted if not callable(given.get(function))]
     if missing:

@@ -86,6 +86,8 @@ with_one(
     rule=lambda da, a: np.stack([d @ (r * (np.eye(len(r)) - r.T)) for d, r in zip(da, a, strict=True)]),
 )
 with_one("the sum missing from the gradient of softmax", rule=lambda da, a: a * da)
+with_one("ρ multiplied into the gradient of ρ", rule=lambda da, a: a * (a * da - (a * a * da).sum(1)[:, None]))
+with_one("ρ and its gradient exchanged in the gradient of softmax", rule=lambda d, a: d * (a - (d * a).sum(1)[:, None]))
 with_one("softmax left out of the backward pass", rule=lambda da, a: da)
 with_one("softmax and scale left out of the backward pass", rule=lambda da, a: da, backward_scale=0)
 with_one("dk transposed", dk=lambda ds, q, k: np.dot(q.T, ds))
@@ -113,6 +115,10 @@ with_one(
 )
 with_one("no mask", see=lambda n, m, causal: np.full((n, m), True))
 with_one("a mask that lets the next token through", see=lambda n, m, causal: np.tril(np.full((n, m), True), m - n + 1))
+with_one(
+    "the diagonal masked in the gradient of the scores",
+    rule=lambda da, a: np.tril((da - (da * a).sum(1)[:, None]) * a, a.shape[1] - a.shape[0] - 1),
+)
 with_one("the mask transposed", see=lambda n, m, causal: np.triu(np.full((n, m), True), m - n))
 with_one("the mask aligned with the first key", see=lambda n, m, causal: np.tril(np.full((n, m), True)))
 with_one(

@@ -165,3 +165,16 @@ def embedding_path(ids, weight, dout):
 @plant("tied_embedding", "only the gradient through the logits")
 def logits_path(ids, weight, dout):
     return np.einsum("btv,btc->vc", dout, weight[ids])
+
+
+@plant("tied_embedding", "the embedding's rows overwrite those of the logits")
+def overwritten(ids, weight, dout):
+    dweight, through = np.einsum("btv,btc->vc", dout, weight[ids]), scatter(ids, dout @ weight, len(weight))
+    dweight[np.unique(ids)] = through[np.unique(ids)]
+    return dweight
+
+
+@plant("tied_embedding", "the logits' gradient reshaped in place of transposed")
+def reshaped_head(ids, weight, dout):
+    head = np.einsum("btc,btv->cv", weight[ids], dout)
+    return scatter(ids, dout @ weight, len(weight)) + head.reshape(weight.shape)

@@ -102,4 +102,4 @@ def mistakes_of(layer: Layer, options: Mapping[str, Any]) -> tuple[Mistake, ...]
     """Every catalogued mistake that can occur in a layer with these options."""
     given = {**layer.assumes, **options}
     known = (*layer.mistakes, *_applicable(layer.name)) if layer.name in LAYERS else _of_layer(layer)
-    return tuple(m for m in known if all(given[name] == value for name, value in m.needs.items()))
+    return tuple(m for m in known if all(given.get(name) == value for name, value in m.needs.items()))

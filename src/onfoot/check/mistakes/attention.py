@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onfoot.check.layer import Array, Mistake, Piece, transposed
-from onfoot.ops.attention import softmax
+from onfoot.ops.attention import softmax, softmax_backward
 
 
 def softmax_backward_without_keepdims(drho: Array, rho: Array) -> Array:
@@ -53,6 +53,16 @@ def softmax_backward_without_outer_product(drho: Array, rho: Array) -> Array:
 def softmax_backward_without_the_sum(drho: Array, rho: Array) -> Array:
     """dρ ∘ ρ: nothing is subtracted."""
     return drho * rho
+
+
+def softmax_backward_with_the_weights_twice(drho: Array, rho: Array) -> Array:
+    """dρ ∘ ρ in place of dρ."""
+    return softmax_backward(drho * rho, rho)
+
+
+def softmax_backward_with_exchanged_arguments(drho: Array, rho: Array) -> Array:
+    """[ρ − ~(ρ ⊖ dρ)] ∘ dρ."""
+    return softmax_backward(rho, drho)
 
 
 def key_gradient_transposed(draw: Array, q: Array) -> Array:
@@ -192,6 +202,20 @@ MISTAKES = (
         "25",
         RIGHT_25,
         _instead(softmax_backward_without_the_sum),
+    ),
+    _mistake(
+        "ρ multiplied into the gradient of ρ",
+        "The gradient of ρ is multiplied by ρ before it enters the gradient of softmax, which has this factor already.",
+        "25",
+        RIGHT_25,
+        _instead(softmax_backward_with_the_weights_twice),
+    ),
+    _mistake(
+        "ρ and its gradient exchanged in the gradient of softmax",
+        "The weights are used as the gradient, and the gradient as the weights.",
+        "25",
+        RIGHT_25,
+        _instead(softmax_backward_with_exchanged_arguments),
     ),
     _mistake(
         "softmax left out of the backward pass",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onfoot.arrays import scatter_add
+from onfoot.arrays import rows, scatter_add
 from onfoot.check.layer import Array, Mistake
 
 
@@ -18,6 +18,10 @@ def table_gradient_by_assignment(ids: Array, dy: Array, n_rows: int) -> Array:
 def _averaged(ids: Array, dy: Array, n_rows: int) -> Array:
     counts = np.bincount(ids.reshape(-1), minlength=n_rows)
     return scatter_add(n_rows, ids, dy) / np.maximum(counts, 1)[:, None]
+
+
+def _overwritten(embedding: Array, logits: Array) -> Array:
+    return np.where((embedding != 0).any(axis=-1, keepdims=True), embedding, logits)
 
 
 MISTAKES = (
@@ -86,5 +90,21 @@ MISTAKES = (
         "dweight = oheᵗ Δ_1 + doutᵗ features, the sum of both uses",
         lambda p: {"both_paths": lambda embedding, logits: logits},
         "E27",
+    ),
+    Mistake(
+        "the embedding's rows overwrite those of the logits",
+        "tied_embedding",
+        "In the rows of the tokens that occur, oheᵗ Δ_1 replaces doutᵗ features instead of being added to it.",
+        "TIE.1",
+        "dweight = oheᵗ Δ_1 + doutᵗ features, the sum of both uses",
+        lambda p: {"both_paths": _overwritten},
+    ),
+    Mistake(
+        "the logits' gradient reshaped in place of transposed",
+        "tied_embedding",
+        "featuresᵗ dout, (features, vocabulary), is reshaped to (vocabulary, features): its entries are mixed up.",
+        "TIE.1",
+        "transpose it: doutᵗ features",
+        lambda p: {"logits_path": lambda dy, features: (rows(features).T @ rows(dy)).reshape(dy.shape[-1], -1)},
     ),
 )

@@ -119,6 +119,17 @@ MISTAKES = (
         "E16",
     ),
     _mistake(
+        "the diagonal masked in the gradient of the scores",
+        "The gradient of a token's score with itself is set to 0, as if a token did not attend to itself.",
+        "25",
+        "the gradient of the scores is 0 above the diagonal only, and there ρ = 0 makes it 0 by itself",
+        lambda p: {
+            "dscores": lambda drho, rho, dots, scores, mask: np.where(
+                _shifted_mask(-1)(*scores.shape[-2:], True), p.dscores(drho, rho, dots, scores, mask), 0
+            )
+        },
+    ),
+    _mistake(
         "nan in fully masked rows",
         "Softmax of a row of −inf is undefined: −inf − (−inf) is nan.",
         "15",

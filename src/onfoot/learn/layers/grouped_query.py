@@ -84,6 +84,30 @@ MISTAKES = (
         "group dout as q was grouped",
         grouped_dout=interleaved,
     ),
+    mistake(
+        "grouped_query",
+        "ATT.3",
+        "the sum over the key heads in place of the group",
+        "dk and dv are summed over the heads of keys and values, not over the query heads that share them.",
+        "sum over the group",
+        over_group=lambda d: d.sum(axis=-4),
+    ),
+    mistake(
+        "grouped_query",
+        "ATT.3",
+        "not summed over the group",
+        "dk and dv have one part per query head; those of a group belong to the same keys and values.",
+        "sum over the group",
+        over_group=joined,
+    ),
+    mistake(
+        "grouped_query",
+        "34",
+        "the heads of dq in another order",
+        "Group and head are swapped before they are joined, so query head h gets the gradient of another.",
+        "join the heads as they were grouped",
+        joined=lambda x: joined(x.swapaxes(-4, -3)),
+    ),
 )
 
 GROUPED_QUERY = Layer(

@@ -21,6 +21,7 @@ PIECES = Pieces(
     affine=lambda x, weight, bias: x @ weight + bias,
     split=split_heads,
     merge=merge_heads,
+    cached=lambda keys, values: (keys, values),
     keys_so_far=lambda past, new: np.concatenate([past, new], axis=2),
     values_so_far=lambda past, new: np.concatenate([past, new], axis=2),
     kept=lambda joined, new: joined,
@@ -34,7 +35,8 @@ def steps(p: Pieces, x: Array, weight: Array, bias: Array, cuts: Array) -> Gradi
     for length in cuts:
         part = x[:, begin : begin + length]
         q, *new = (p.split(one, HEADS) for one in np.split(p.affine(part, weight, bias), 3, axis=-1))
-        k, v = p.keys_so_far(past[0], new[0]), p.values_so_far(past[1], new[1])
+        past_k, past_v = p.cached(*past)
+        k, v = p.keys_so_far(past_k, new[0]), p.values_so_far(past_v, new[1])
         rho = p.weights(p.scores(q, k), p.mask(q.shape[-2], k.shape[-2], True))
         found.append(p.merge(p.averaged(rho, v)))
         past = [p.kept(joined, one) for joined, one in zip((k, v), new, strict=True)]
@@ -120,6 +122,30 @@ MISTAKES = (
         "The new tokens of a chunk attend to all keys, also to those of later tokens of the same chunk.",
         "use the causal mask for every chunk",
         mask=lambda n_q, n_k, causal: np.ones((n_q, n_k), dtype=bool),
+    ),
+    mistake(
+        "kv_cache",
+        "13",
+        "no mask as soon as there is a cache",
+        "With cached keys the mask is left out, so a token of a later chunk attends to those after it in the chunk.",
+        "use the causal mask for every chunk",
+        mask=lambda n_q, n_k, causal: np.arange(n_k) <= np.arange(n_q)[:, None] + (n_k if n_k > n_q else 0),
+    ),
+    mistake(
+        "kv_cache",
+        "ATT.1",
+        "keys and values exchanged in the cache",
+        "What is taken out of the cache as keys was put in as values, and the other way round.",
+        "take them out in the order in which they were put in",
+        cached=lambda keys, values: (values, keys),
+    ),
+    mistake(
+        "kv_cache",
+        "34",
+        "heads merged without a transpose",
+        "The heads (batch, heads, tokens, d) are reshaped to (batch, tokens, features): tokens and features are mixed.",
+        "swap the axes of heads and tokens before the reshape",
+        merge=lambda x: x.reshape(x.shape[0], x.shape[2], -1),
     ),
 )
 
