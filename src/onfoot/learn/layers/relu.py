@@ -44,7 +44,7 @@ def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
 
 MISTAKES = (
     mistake(
-        "relu",
+        "learn_relu",
         "",
         "ReLU applied to the gradient",
         "dout is cut off where dout is negative; what counts is where x is negative.",
@@ -52,7 +52,7 @@ MISTAKES = (
         relu_dx=lambda dy, slope, x: np.maximum(dy, 0),
     ),
     mistake(
-        "relu",
+        "learn_relu",
         "",
         "the output in place of the slope",
         "dout is multiplied by max(x, 0), the value of ReLU, where its derivative belongs.",
@@ -60,7 +60,7 @@ MISTAKES = (
         relu_dx=lambda dy, slope, x: dy * np.maximum(x, 0),
     ),
     mistake(
-        "relu",
+        "learn_relu",
         "",
         "the gradient passes where x is negative",
         "The gradient is kept where x is negative and dropped where it is positive.",
@@ -68,7 +68,7 @@ MISTAKES = (
         relu_slope=lambda x: np.where(x > 0, 0.0, 1.0),
     ),
     mistake(
-        "relu",
+        "learn_relu",
         "",
         "dx is dout unchanged",
         "The gradient passes everywhere, as if the layer were y = x.",
@@ -78,7 +78,7 @@ MISTAKES = (
 )
 
 RELU = Layer(
-    name="relu",
+    name="learn_relu",
     arguments=("x", "dout"),
     gradients=("dx",),
     contract=("out = max(x, 0)", "x, dout (batch, tokens, features)"),

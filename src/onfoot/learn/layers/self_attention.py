@@ -67,7 +67,7 @@ def cases(rng: np.random.Generator, n_head: int = 2, sizes: Sizes = ANY) -> list
 
 MISTAKES = (
     mistake(
-        "self_attention",
+        "learn_self_attention",
         "33",
         "only the gradient through the queries",
         "x is the input of queries, keys and values, but only the gradient of the queries is passed back.",
@@ -75,7 +75,7 @@ MISTAKES = (
         side_by_side=lambda dq, dk, dv: np.concatenate([dq, 0 * dk, 0 * dv], axis=-1),
     ),
     mistake(
-        "self_attention",
+        "learn_self_attention",
         "33",
         "only the gradient through the values",
         "x is the input of queries, keys and values, but only the gradient of the values is passed back.",
@@ -102,7 +102,7 @@ MISTAKES = (
 )
 
 SELF_ATTENTION = Layer(
-    name="self_attention",
+    name="learn_self_attention",
     arguments=("x", "weight", "bias", "dout"),
     gradients=("dx", "dweight", "dbias"),
     contract=(

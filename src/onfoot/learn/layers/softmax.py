@@ -48,7 +48,7 @@ def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
 
 MISTAKES = (
     mistake(
-        "softmax",
+        "learn_softmax",
         "25",
         "the other weights of the row forgotten",
         "Only each weight's own derivative ρ (1 − ρ) is used; a score also changes all other weights of its row.",
@@ -56,7 +56,7 @@ MISTAKES = (
         dscores=lambda drho, rho, dots: drho * rho * (1 - rho),
     ),
     mistake(
-        "softmax",
+        "learn_softmax",
         "25",
         "the row sum missing",
         "The gradient is dρ ρ: the denominator of softmax is treated as a constant.",
@@ -64,7 +64,7 @@ MISTAKES = (
         dscores=lambda drho, rho, dots: drho * rho,
     ),
     mistake(
-        "softmax",
+        "learn_softmax",
         "25",
         "the row sum not multiplied by ρ",
         "The row sum is subtracted after dρ was multiplied by ρ, so it lacks the factor ρ.",
@@ -72,7 +72,7 @@ MISTAKES = (
         dscores=lambda drho, rho, dots: drho * rho - dots,
     ),
     mistake(
-        "softmax",
+        "learn_softmax",
         "25",
         "the sum over the wrong axis",
         "The sum runs over the rows, but softmax normalises each row by itself.",
@@ -80,7 +80,7 @@ MISTAKES = (
         row_dots=lambda drho, rho: (drho * rho).sum(axis=-2, keepdims=True),
     ),
     mistake(
-        "softmax",
+        "learn_softmax",
         "25",
         "the mean in place of the row sum",
         "The row's products dρ ρ are averaged; the weights already sum to 1, so they are summed.",
@@ -88,7 +88,7 @@ MISTAKES = (
         row_dots=lambda drho, rho: (drho * rho).mean(axis=-1, keepdims=True),
     ),
     mistake(
-        "softmax",
+        "learn_softmax",
         "25",
         "the sum over the whole array",
         "The sum runs over all rows together, but softmax normalises each row by itself.",
@@ -96,7 +96,7 @@ MISTAKES = (
         row_dots=lambda drho, rho: (drho * rho).sum(),
     ),
     mistake(
-        "softmax",
+        "learn_softmax",
         "25",
         "the row sum of dρ without ρ",
         "The plain sum of dρ over the row is subtracted; its entries must be weighted by ρ.",
@@ -106,7 +106,7 @@ MISTAKES = (
 )
 
 SOFTMAX = Layer(
-    name="softmax",
+    name="learn_softmax",
     arguments=("scores", "dout"),
     gradients=("dscores",),
     contract=("out = exp(scores) over its sum along the last axis", "scores, dout (batch, tokens, tokens)"),
