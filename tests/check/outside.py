@@ -354,10 +354,11 @@ NAMED = {
     ("linear", "dx through absolute weights"): "the absolute value of weight",
     ("linear", "tokens shifted by one"): "x is shifted cyclically by one token",
     ("linear", "decay added to dweight"): "dweight has 0.01 · weight added to it",
-    ("softmax_cross_entropy", "squared errors"): "the gradient of the squared error",
-    ("linear", "the first token left out of dbias"): "the first token of dout in dbias is left out",
+    ("linear", "the first token left out of dbias"): "the first token of dout (in dbias )?is left out",
     ("linear", "an activation in between"): "dx is set to 0 except where x > 0",
     ("lora", "α/(r + 1)"): r"1 \+ rank in place of rank in the scale",
+    ("embedding", "the first occurrence kept"): "only their first occurrence counts",
+    ("softmax_cross_entropy", "squared errors"): "squared error",
     ("softmax_cross_entropy", "smoothed labels"): "label smoothing = 0.1",
     ("softmax_cross_entropy", "a temperature"): "temperature.*number = 0.5",
     ("gelu", "SiLU"): "the derivative of SiLU",
@@ -372,4 +373,5 @@ NAMED = {
 }
 PARTLY = {
     ("layer_norm", "not centred above"): "x in place of x − mean in ā",
+    ("multi_head", "keys added to the values"): "increased by key in a weight's gradient",
 }

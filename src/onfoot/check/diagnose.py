@@ -252,7 +252,7 @@ class _Search:
         explained = [g for g in self.wrong if self.options[g]]
         if found is not None:
             out.residual = max((evidence.residual(found, g) for g in explained), default=math.inf)
-            out.findings = [*self._mistakes(found), *self._changes(found.changes)]
+            out.findings = [*self._mistakes(found, explained), *self._changes(found.changes)]
             out.candidates.append((found.names, out.residual))
             out.also = [one.names for one in self.twins(found, explained)]
         else:  # one by one: a mistake was made in one gradient but not in another
