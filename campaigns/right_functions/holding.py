@@ -92,7 +92,7 @@ HOLDERS: dict[str, Callable[[list[Any], tuple[str, ...]], Any]] = {
 
 
 class CallableObject:
-    """An object that is called, with a method that does the same."""
+    """An object that is called, with a method that does the same. (With `backward`, it would be taken for a layer.)"""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -100,14 +100,14 @@ class CallableObject:
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)
 
-    def backward(self, *arguments: Any) -> Any:
+    def gradients(self, *arguments: Any) -> Any:
         return self.function(*arguments)
 
 
 KINDS: dict[str, Callable[[Function], Any]] = {
     "": lambda function: function,
     "an object": CallableObject,
-    "a method": lambda function: CallableObject(function).backward,
+    "a method": lambda function: CallableObject(function).gradients,
     "a partial": functools.partial,
     "a lambda": lambda function: lambda *arguments: function(*arguments),
 }

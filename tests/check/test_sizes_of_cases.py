@@ -335,7 +335,7 @@ def test_every_case_has_allowed_sizes_and_different_shapes_where_any_is_allowed(
     )
     options = dict(found.options)
     for case in all_cases(found, 3, options, sizes):
-        assert all(n % 4 == 0 for n in np.shape(case.inputs[0])[-1:]), case.name
+        assert found.sizes == ("batch",) or all(n % 4 == 0 for n in np.shape(case.inputs[0])[-1:]), case.name
     assert len({np.shape(case.inputs[0]) for case in all_cases(found, 3, options, read_sizes({}))}) > 3
 
 

@@ -179,7 +179,7 @@ def test_the_command_finds_its_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     app.command()(command)
     monkeypatch.chdir(tmp_path)
     nothing = CliRunner().invoke(app, ["--steps", "1"])
-    assert isinstance(nothing.exception, ValueError) and "there are no exercises here" in str(nothing.exception)
+    assert isinstance(nothing.exception, ValueError) and "make them with: onfoot learn" in str(nothing.exception)
     monkeypatch.setattr(learn, "SIZES", {**learn.SIZES, "n_layer": 1, "n_embd": 8, "context": 8, "eval_windows": 2})
     write_course(tmp_path / "onfoot-learn", network=False)
     result = CliRunner().invoke(app, ["--steps", "2", "--quiet", "--out", "runs"])
