@@ -15,6 +15,7 @@ import onfoot
 from onfoot.cli.learn_train import train as command
 from onfoot.learn import train as learn
 from onfoot.learn.curves import columns, draw_curves, sketch
+from onfoot.learn.folder import FILE, make_folder
 from onfoot.models.own_network import OwnNetwork, compare_network
 from onfoot.own_engine import PairError
 from onfoot.own_engine.load import import_folder
@@ -181,7 +182,9 @@ def test_the_command_finds_its_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     nothing = CliRunner().invoke(app, ["--steps", "1"])
     assert isinstance(nothing.exception, ValueError) and "make them with: onfoot learn" in str(nothing.exception)
     monkeypatch.setattr(learn, "SIZES", {**learn.SIZES, "n_layer": 1, "n_embd": 8, "context": 8, "eval_windows": 2})
-    write_course(tmp_path / "onfoot-learn", network=False)
+    make_folder(tmp_path / "made")
+    course = write_course(tmp_path / "onfoot-learn", network=False)
+    (tmp_path / "made" / FILE).rename(course / FILE)  # by this file a folder of exercises is known
     result = CliRunner().invoke(app, ["--steps", "2", "--quiet", "--out", "runs"])
     assert result.exit_code == 0, result.output
     assert "All 6 pairs are yours" in " ".join(result.output.split())
