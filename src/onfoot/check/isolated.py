@@ -122,7 +122,8 @@ class IsolatedFunction:
 
     def hold(self, expected: Expected) -> list[RemoteForm]:
         """The forms that the object may have as this layer; raises a ValueError if there is none."""
-        if self.process.poll() is not None:
+        ended = self.process.poll()
+        if ended is not None:
             self._start()
         self.load()
         self.expected = expected
