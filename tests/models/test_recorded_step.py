@@ -166,28 +166,12 @@ def with_companions(ours: Model, **options: Any) -> tuple[Model, Model]:
     return ours, truth
 
 
-def one_rounding(truth: Model, tokens: np.ndarray, targets: Any) -> float:
-    """The largest relative change of a gradient, in float64, if every parameter is rounded to float32 once.
-
-    Some batches are several times as sensitive as others, whatever computes them.
-    """
-    _, right = truth.loss_and_grads(tokens, targets)
-    before = {name: np.array(p) for name, p in truth.params.items()}
-    rng = np.random.default_rng(0)
-    for p in truth.params.values():
-        p *= 1 + rng.uniform(-1, 1, p.shape) * 2**-24
-    _, moved = truth.loss_and_grads(tokens, targets)
-    for name, p in truth.params.items():
-        p[...] = before[name]
-    return max(np.linalg.norm(moved[name] - grad) / np.linalg.norm(grad) for name, grad in right.items())
-
-
 @pytest.mark.parametrize("targets", [None, ["lm_head"]], ids=["blocks", "head"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_companions_beside_frozen_layers(family: str, targets: list[str] | None, threads: int) -> None:
     ours, truth = with_companions(models(FAMILIES[family])[0], targets=targets)
     for tokens, wanted in batches(37, 6, 11):
-        compare(ours, truth, tokens, wanted, most=max(4e-6, 6 * one_rounding(truth, tokens, wanted)))
+        compare(ours, truth, tokens, wanted, most=4e-6)
     assert set(replays(ours)) == {threads}
 
 
