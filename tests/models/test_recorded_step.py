@@ -153,6 +153,18 @@ def test_packed_examples_have_positions_of_their_own_in_every_replay(family: str
     assert 1 <= len(ours._steps) <= 3  # as many targets as examples end
 
 
+def well_conditioned(ours: Model) -> Model:
+    """The model with an embedding whose numbers are about 1.
+
+    With small ones, a token's embedding and the output of a block can all but cancel, and the norm that follows
+    magnifies every rounding tenfold.
+    """
+    rng = np.random.default_rng(7)
+    for name in ours.params.keys() & {"transformer.wte.weight", "model.embed_tokens.weight"}:
+        ours.params[name] += rng.normal(0, 1, ours.params[name].shape).astype(np.float32)
+    return ours
+
+
 def with_companions(ours: Model, **options: Any) -> tuple[Model, Model]:
     """LoRA layers with an effect, on the same weights in both dtypes."""
     ours.add_lora(r=3, **options)
@@ -169,9 +181,9 @@ def with_companions(ours: Model, **options: Any) -> tuple[Model, Model]:
 @pytest.mark.parametrize("targets", [None, ["lm_head"]], ids=["blocks", "head"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_companions_beside_frozen_layers(family: str, targets: list[str] | None, threads: int) -> None:
-    ours, truth = with_companions(models(FAMILIES[family])[0], targets=targets)
+    ours, truth = with_companions(well_conditioned(models(FAMILIES[family])[0]), targets=targets)
     for tokens, wanted in batches(37, 6, 11):
-        compare(ours, truth, tokens, wanted, most=4e-6)
+        compare(ours, truth, tokens, wanted)
     assert set(replays(ours)) == {threads}
 
 
