@@ -110,7 +110,7 @@ def i_j(ds: Array) -> tuple[Array, Array]:
 ATTENTION = {
     "delta from v": ({"delta": lambda dout, out, v: (dout * v).sum(-1, keepdims=True)}, "row sum of v ∘ dout"),
     "delta from out": ({"delta": lambda dout, out, v: (out * out).sum(-1, keepdims=True)}, "the output ∘ the output"),
-    "no diagonal": ({"ds": lambda ds: ds * (i_j(ds)[0] != i_j(ds)[1])}, "the diagonal masked in the gradient of the scores"),
+    "no diagonal": ({"ds": lambda ds: ds * (i_j(ds)[0] != i_j(ds)[1])}, "the diagonal masked"),
     "diagonal tiles": (
         {"ds": lambda ds: ds * (i_j(ds)[0] // 3 == i_j(ds)[1] // 3)},
         "only tiles of 3 queries and 3 keys on the diagonal count",

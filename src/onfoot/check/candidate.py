@@ -19,6 +19,7 @@ from onfoot.check.layer import Array, Case, Gradients, Layer, Mistake, Pieces
 GATE = {"float64": 1e-9, "float32": 1e-4}  # relative distance above which a candidate is rejected at once
 FLOOR = 1 / 16  # of the correct gradient's budget: where a mistake cancels to 0 exactly, rounding remains
 LARGE = 20_000  # entries; numbers are fitted on smaller cases
+FAR = 1e-2  # squared relative distance: a number that leaves more does not explain the gradient
 NEARLY = 1e4  # rounding budgets: a fit that is further off is not polished
 HUGE = 1e12  # times the size of its terms: a gradient that large is a division by rounding noise
 
@@ -189,6 +190,8 @@ class Evidence:
         if ran is None or ran[g].shape != self.answers[i][g].shape:
             return math.inf
         got, answer = ran[g], self.answers[i][g]
+        if np.isfinite(gap := got - answer).all():
+            return norm(gap)
         return distance(got, answer) if np.array_equal(np.isfinite(got), np.isfinite(answer)) else math.inf
 
     def noise(self, candidate: Candidate, i: int, g: int) -> bool:
@@ -310,9 +313,17 @@ class Evidence:
         return value
 
     def _closest_from(self, candidate: Candidate, gradients: Sequence[int], starts: Sequence[float]) -> float | None:
-        """Gauss-Newton from the best of several starts, with shorter steps where the distance grows."""
+        """Gauss-Newton from the best of several starts: on two cases, and on the others as well if it fits these."""
+        gentle = self._gentle(candidate, gradients, starts[0])
+        value, left = self._descend(candidate, gradients, starts, gentle[:2])
+        if value is None or left > FAR:
+            return None
+        return self._descend(candidate, gradients, [value], gentle)[0]
 
-        cases = self._gentle(candidate, gradients, starts[0])
+    def _descend(
+        self, candidate: Candidate, gradients: Sequence[int], starts: Sequence[float], cases: Sequence[int]
+    ) -> tuple[float | None, float]:
+        """Gauss-Newton with shorter steps where the distance grows; the value, and the squared relative distance."""
 
         def at(value: float) -> tuple[float, float, float]:
             found = self._slopes(candidate, gradients, value, 1e-6 * abs(value) or 1e-12, cases)
@@ -322,7 +333,7 @@ class Evidence:
         (along, square, left), value = min(tried, key=lambda one: one[0][2])
         for _ in range(30):
             if not square > 0:
-                return None
+                return None, math.inf
             step = along / square
             while abs(step) > 1e-13 * abs(value):
                 new = at(value + step)
@@ -332,10 +343,10 @@ class Evidence:
                 step /= 4
             else:
                 break
-        return value
+        return value, left
 
     def _gentle(self, candidate: Candidate, gradients: Sequence[int], start: float) -> list[int]:
-        """The small cases without those that depend on the number far more than the others do.
+        """The small cases, those that depend on the number most first, without those that depend on it far more.
 
         With scores of thousands a temperature decides everything, and the way to it is full of other minima.
         """
@@ -343,7 +354,8 @@ class Evidence:
         squares = {i: self._slopes(candidate, gradients, start, step, [i])[1] for i in self.small}
         usual = [square for square in squares.values() if square > 0 and math.isfinite(square)]
         limit = 100 * float(np.median(usual)) if usual else math.inf
-        return [i for i, square in squares.items() if square <= limit] or self.small
+        kept = [i for i, square in squares.items() if square <= limit] or self.small
+        return sorted(kept, key=lambda i: -squares[i])
 
     def _slopes(
         self,
