@@ -32,7 +32,10 @@ from onfoot.check.report import LayerReport
 COUNT = 10_000
 PROOF = 1e-9  # relative error of a function that is right, in float64
 CANCELS = 1e-3  # of the largest gradient: one that is smaller is the rest of terms that cancel, and is measured by them
-RARE = ("block", "head", "head_dropout", "multi_head")  # slow to check, and made of the parts of the others
+RARE = (  # slow to check, and made of the parts of the others
+    "block", "relu_block", "post_norm_block", "head", "head_dropout", "multi_head", "self_attention",
+    "self_attention_separate", "cross_attention",
+)  # fmt: skip
 DEFAULT_SIZES = 0.05  # how often the check chooses its own sizes, which include large ones
 PIECE = 1_000  # draws per process
 Rng = np.random.Generator
@@ -73,6 +76,8 @@ def random_options(layer: str, rng: Rng) -> dict[str, Any]:
         "beta1": one_of(0.9, 0.8, 0.95, 0.5),
         "beta2": one_of(0.95, 0.999, 0.99, 0.9),
         "weight_decay": one_of(0.1, 0.0, 0.01),
+        "beta": float(10 ** rng.uniform(-2, 0)),
+        "max_norm": float(10 ** rng.uniform(-2, 2)),
     }
     defaults = LAYERS[layer].options
     return {name: drawn[name] if rng.random() < 0.5 else default for name, default in defaults.items()}
@@ -91,7 +96,7 @@ def random_sizes(layer: str, rng: Rng, options: Mapping[str, Any]) -> dict[str, 
         values = {int(n) for n in rng.integers(1, limits[size] + 1, 2)}
         if size == "tokens" and layer == "next_token_loss":
             values = {n + 1 for n in values}
-        if size == "head_dim" and (layer == "rope" or options.get("rotary")):
+        if size == "head_dim" and (layer in ("rope", "rope_attention") or options.get("rotary")):
             values = {2 * n for n in values}
         chosen[size] = sorted(values)
     return chosen

@@ -15,7 +15,8 @@ from campaigns.right_functions.losses import LOSSES
 from campaigns.right_functions.norms import NORMS
 from campaigns.right_functions.pointwise import POINTWISE
 from campaigns.right_functions.update import UPDATE
+from campaigns.right_functions.variants import VARIANTS
 
-MAKERS: dict[str, Maker] = {**ATTENTION, **DENSE, **NORMS, **LOSSES, **POINTWISE, **BLOCK, **UPDATE}
+MAKERS: dict[str, Maker] = {**ATTENTION, **DENSE, **NORMS, **LOSSES, **POINTWISE, **BLOCK, **VARIANTS, **UPDATE}
 
 __all__ = ["MAKERS", "Author", "Function", "Maker"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from campaigns.right_functions.author import Author, Function, Maker, autograd, t, tensor
+from campaigns.right_functions.author import FEW, Author, Function, Maker, autograd, t, tensor
 
 SCALES = {"": (0.0, 0.0), "q": (0.5, 0.0), "k": (0.0, 0.5), "q and k": (0.25, 0.25), "q and scores": (0.25, 0.0)}
 LOG2_E = math.log2(math.e)
@@ -256,4 +256,21 @@ def attention(author: Author) -> Function:
     return lambda q, k, v, dout, causal=True: core(q, k, v, dout, causal=causal)
 
 
-ATTENTION: dict[str, Maker] = {"attention": attention}
+def softmax_backward(author: Author) -> Function:
+    """dx = ρ ∘ (dout − Σ ρ dout) of a softmax over the last axis."""
+    weights, by_torch = softmax(author), autograd(author)
+    form = author.one_of("dx by", "factored", "terms", "Jacobian", "autograd")
+
+    def backward(x: Any, d: Any) -> tuple[Any, ...]:
+        if form == "autograd":
+            return (author.array(by_torch(lambda x: x.softmax(-1), [x], d)[0]),)
+        p = weights(x)
+        if form == "Jacobian" and x.shape[-1] <= FEW:
+            wide = p[..., :, None] * (author.like(np.eye(x.shape[-1]), p) - p[..., None, :])
+            return (author.dot(d[..., None, :], t(wide))[..., 0, :],)
+        return (p * (d - author.total(p * d)) if form == "factored" else p * d - p * author.total(d * p),)
+
+    return backward
+
+
+ATTENTION: dict[str, Maker] = {"attention": attention, "softmax": softmax_backward}

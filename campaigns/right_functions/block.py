@@ -1,18 +1,18 @@
-"""Heads with their projections, multi-head attention and GPT-2's block, out of the other authors' parts."""
+"""Heads with their projections, multi-head attention and blocks, out of the other authors' parts."""
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from campaigns.right_functions.attention import attention_core, hidden, softmax
-from campaigns.right_functions.author import Author, Function, Maker, t
+from campaigns.right_functions.attention import attention_core
+from campaigns.right_functions.author import Author, Function, Maker
 from campaigns.right_functions.dense import dense_core
+from campaigns.right_functions.mixing import mixing
 from campaigns.right_functions.norms import moments, norm_core
-from campaigns.right_functions.pointwise import CUBIC, ROOT, gelu_tanh, rope
+from campaigns.right_functions.pointwise import CUBIC, ROOT, gelu_tanh, relu_slope, rope
 
 
 def split(x: Any, n: int) -> Any:
@@ -92,49 +92,112 @@ def multi_head(author: Author) -> Function:
     return backward
 
 
-def block(author: Author) -> Function:
-    core, dense, slope, weights = (make(author) for make in (attention_core, dense_core, gelu_tanh, softmax))
-    norm, measured = norm_core(author), moments(author)
-    xp, dot, packed = author.xp, author.dot, author.yes("packed q, k, v")
+def _norms(author: Author) -> tuple[Function, Function]:
+    """A layer norm forward, and backward: (x, weight, d) → dx, dweight, dbias."""
+    norm, measured, xp = norm_core(author), moments(author), author.xp
 
     def normed(x: Any, weight: Any, bias: Any) -> Any:
         centred, square = measured(x, True)
         return centred / xp.sqrt(square + 1e-5) * weight + bias
 
-    def norm_backward(x: Any, weight: Any, d: Any) -> tuple[Any, ...]:
+    def backward(x: Any, weight: Any, d: Any) -> tuple[Any, ...]:
         z, dx = norm(x, weight, d, 1e-5, True)
         return dx, author.over_tokens(d * z), author.over_tokens(d)
+
+    return normed, backward
+
+
+def _attention(author: Author) -> Function:
+    """(a, w_qkv, b_qkv, n_head, causal) → all heads' outputs side by side, and their backward pass."""
+    core, dense, mixed, xp = attention_core(author), dense_core(author), mixing(author), author.xp
+    packed = author.yes("packed q, k, v")
+
+    def forward(a: Any, w_qkv: Any, b_qkv: Any, n_head: int, causal: bool) -> tuple[Any, Function]:
+        width = a.shape[-1]
+        parts = [slice(i * width, (i + 1) * width) for i in range(3)]
+        if packed:
+            both = author.dot(a, w_qkv) + b_qkv
+            q, k, v = (split(both[..., part], n_head) for part in parts)
+        else:
+            q, k, v = (split(author.dot(a, w_qkv[:, part]) + b_qkv[part], n_head) for part in parts)
+
+        def backward(d: Any) -> tuple[Any, ...]:
+            dqkv = xp.concatenate([merged(g) for g in core(q, k, v, split(d, n_head), causal=causal)], -1)
+            return dense(a, w_qkv, dqkv)
+
+        return merged(mixed(q, k, v, causal)), backward
+
+    return forward
+
+
+def pre_norm(author: Author, active: Function, slope: Function) -> Function:
+    """The norms before attention and MLP."""
+    attend, dense, dot = _attention(author), dense_core(author), author.dot
+    normed, norm_backward = _norms(author)
 
     def backward(
         x: Any, g1: Any, b1: Any, w_qkv: Any, b_qkv: Any, w_proj: Any, b_proj: Any, g2: Any, b2: Any, w_fc: Any,
         b_fc: Any, w_out: Any, b_out: Any, dout: Any, n_head: int = 2, causal: bool = True,
     ) -> tuple[Any, ...]:  # fmt: skip
-        width, n = x.shape[-1], x.shape[1]
-        a = normed(x, g1, b1)
-        parts = [slice(i * width, (i + 1) * width) for i in range(3)]
-        if packed:
-            both = dot(a, w_qkv) + b_qkv
-            q, k, v = (split(both[..., part], n_head) for part in parts)
-        else:
-            q, k, v = (split(dot(a, w_qkv[:, part]) + b_qkv[part], n_head) for part in parts)
-        s = dot(q, t(k)) / math.sqrt(q.shape[-1])
-        unseen = author.like(hidden(n, n, causal), s)
-        mixed = merged(dot(weights(xp.where(unseen, author.like(np.array(-math.inf), s), s)), v))
+        mixed, attention_backward = attend(normed(x, g1, b1), w_qkv, b_qkv, n_head, causal)
         h = x + dot(mixed, w_proj) + b_proj
         m = normed(h, g2, b2)
         z = dot(m, w_fc) + b_fc
-        active = 0.5 * z * (1 + xp.tanh(ROOT * (z + CUBIC * z**3)))
-        dactive, *dout_ = dense(active, w_out, dout)
+        dactive, *dout_ = dense(active(z), w_out, dout)
         dm, *dfc = dense(m, w_fc, slope(z, dactive))
         dh, *dnorm2 = norm_backward(h, g2, dm)
         dh = dh + dout
         dmixed, *dproj = dense(mixed, w_proj, dh)
-        dqkv = xp.concatenate([merged(d) for d in core(q, k, v, split(dmixed, n_head), causal=causal)], -1)
-        da, *dattn = dense(a, w_qkv, dqkv)
+        da, *dattn = attention_backward(dmixed)
         dx, *dnorm1 = norm_backward(x, g1, da)
         return (dx + dh, *dnorm1, *dattn, *dproj, *dnorm2, *dfc, *dout_)
 
     return backward
 
 
-BLOCK: dict[str, Maker] = {"head": head, "head_dropout": head_dropout, "multi_head": multi_head, "block": block}
+def post_norm(author: Author, active: Function, slope: Function) -> Function:
+    """The norms after the skip connections."""
+    attend, dense, dot = _attention(author), dense_core(author), author.dot
+    normed, norm_backward = _norms(author)
+
+    def backward(
+        x: Any, g1: Any, b1: Any, w_qkv: Any, b_qkv: Any, w_proj: Any, b_proj: Any, g2: Any, b2: Any, w_fc: Any,
+        b_fc: Any, w_out: Any, b_out: Any, dout: Any, n_head: int = 2, causal: bool = True,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        mixed, attention_backward = attend(x, w_qkv, b_qkv, n_head, causal)
+        first = x + dot(mixed, w_proj) + b_proj
+        h = normed(first, g1, b1)
+        z = dot(h, w_fc) + b_fc
+        hidden_ = active(z)
+        dsecond, *dnorm2 = norm_backward(h + dot(hidden_, w_out) + b_out, g2, dout)
+        dactive, *dout_ = dense(hidden_, w_out, dsecond)
+        dh, *dfc = dense(h, w_fc, slope(z, dactive))
+        dfirst, *dnorm1 = norm_backward(first, g1, dh + dsecond)
+        dmixed, *dproj = dense(mixed, w_proj, dfirst)
+        dx, *dattn = attention_backward(dmixed)
+        return (dfirst + dx, *dnorm1, *dattn, *dproj, *dnorm2, *dfc, *dout_)
+
+    return backward
+
+
+def block(author: Author) -> Function:
+    xp, slope = author.xp, gelu_tanh(author)
+    return pre_norm(author, lambda z: 0.5 * z * (1 + xp.tanh(ROOT * (z + CUBIC * z**3))), slope)
+
+
+def relu_block(author: Author) -> Function:
+    return pre_norm(author, lambda z: z * (z > 0), relu_slope(author))
+
+
+def post_norm_block(author: Author) -> Function:
+    return post_norm(author, lambda z: z * (z > 0), relu_slope(author))
+
+
+BLOCK: dict[str, Maker] = {
+    "head": head,
+    "head_dropout": head_dropout,
+    "multi_head": multi_head,
+    "block": block,
+    "relu_block": relu_block,
+    "post_norm_block": post_norm_block,
+}

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy with given targets and with next-token targets; targets of −100 are ignored."""
+"""Softmax cross-entropy, alone and with the logits' weights; targets of −100 are ignored. The loss of DPO."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch.nn.functional as F
 
 from campaigns.right_functions.attention import softmax
 from campaigns.right_functions.author import Author, Function, Maker, autograd, tensor
+from campaigns.right_functions.dense import dense_core, scatter
+from campaigns.right_functions.norms import moments, norm_core
+from campaigns.right_functions.pointwise import sigmoid_and_slope
 
 IGNORE = -100
 
@@ -141,4 +144,83 @@ def next_token_loss(author: Author) -> Function:
     return backward
 
 
-LOSSES: dict[str, Maker] = {"softmax_cross_entropy": softmax_cross_entropy, "next_token_loss": next_token_loss}
+def loss_head(author: Author) -> Function:
+    """The logits' weights and the loss, all tokens at once or a few at a time."""
+    loss, dense, few = softmax_cross_entropy(author), dense_core(author), author.yes("tokens in chunks", 0.3)
+
+    def whole(x: Any, weight: Any, bias: Any, targets: Any, dout: float) -> list[Any]:
+        return list(dense(x, weight, loss(author.dot(x, weight) + bias, targets, dout)[0]))
+
+    def backward(x: Any, weight: Any, bias: Any, targets: Any, dout: float = 1.0) -> list[Any]:
+        if not few:
+            return whole(x, weight, bias, targets, dout)
+        n, step, parts = x.shape[1], author.tile, []
+        for i in range(0, n, step):
+            own = x[:, i : i + step]
+            parts.append(whole(own, weight, bias, targets[:, i : i + step], dout * own.shape[1] / n))
+        dx = author.xp.concatenate([part[0] for part in parts], 1)
+        return [dx, sum(part[1] for part in parts), sum(part[2] for part in parts)]
+
+    return backward
+
+
+def tied_head(author: Author) -> Function:
+    loss, add, norm, measured = (make(author) for make in (softmax_cross_entropy, scatter, norm_core, moments))
+    by_torch, by_autograd, xp = autograd(author), author.yes("by autograd", 0.15), author.xp
+
+    def backward(
+        ids: Any, weight: Any, ln_weight: Any, ln_bias: Any, targets: Any, dout: float = 1.0
+    ) -> tuple[Any, ...]:
+        if by_autograd:
+            places, wanted = tensor(ids), tensor(targets)
+
+            def forward(table: Any, w: Any, b: Any) -> Any:
+                logits = F.layer_norm(F.embedding(places, table), w.shape, w, b) @ table.T
+                return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+            upstream = torch.tensor(dout, dtype=tensor(weight).dtype)
+            return tuple(author.array(g) for g in by_torch(forward, [weight, ln_weight, ln_bias], upstream))
+        x = weight[ids]
+        centred, square = measured(x, True)
+        h = centred / xp.sqrt(square + 1e-5) * ln_weight + ln_bias
+        (dlogits,) = loss(author.dot(h, weight.T), targets, dout)
+        dh = author.dot(dlogits, weight)
+        z, dx = norm(x, ln_weight, dh, 1e-5, True)
+        dtable = add(ids, dx, len(weight)) + author.dweight(dlogits, h)
+        return dtable, author.over_tokens(dh * z), author.over_tokens(dh)
+
+    return backward
+
+
+def dpo(author: Author) -> Function:
+    """−σ(−margin) beta/n for the chosen answers, its opposite for the rejected ones."""
+    sigmoid, _ = sigmoid_and_slope(author)
+    by_torch, by_autograd = autograd(author), author.yes("by autograd", 0.2)
+    grouped, one_minus = author.yes("by model"), author.yes("1 − σ")
+
+    def backward(
+        chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any, dout: float = 1.0, beta: float = 0.1
+    ) -> tuple[Any, ...]:
+        if by_autograd:
+            past = tensor(ref_chosen) - tensor(ref_rejected)
+            upstream = torch.tensor(dout, dtype=tensor(chosen).dtype)
+            given = [chosen, rejected]
+            found = by_torch(lambda a, b: -F.logsigmoid(beta * (a - b - past)).mean(), given, upstream)
+            return tuple(author.array(g) for g in found)
+        margin = (chosen - rejected) - (ref_chosen - ref_rejected)
+        if grouped:
+            margin = (chosen - ref_chosen) - (rejected - ref_rejected)
+        slope = sigmoid(beta * margin) - 1 if one_minus else -sigmoid(-beta * margin)
+        grad = slope * (beta * dout / len(chosen))
+        return grad, -grad
+
+    return backward
+
+
+LOSSES: dict[str, Maker] = {
+    "softmax_cross_entropy": softmax_cross_entropy,
+    "next_token_loss": next_token_loss,
+    "loss_head": loss_head,
+    "tied_head": tied_head,
+    "dpo": dpo,
+}

@@ -60,6 +60,64 @@ def _block(x: Any, *given: Any, n_head: int = 2, causal: bool = True) -> Any:
     return h + F.linear(hidden, w_out.T, b_out)
 
 
+def _relu_block(x: Any, *given: Any, n_head: int = 2, causal: bool = True) -> Any:
+    """Pre-norm, with PyTorch's own encoder layer."""
+    return _encoder(x, given, n_head, causal, norm_first=True)
+
+
+def _post_norm_block(x: Any, *given: Any, n_head: int = 2, causal: bool = True) -> Any:
+    return _encoder(x, given, n_head, causal, norm_first=False)
+
+
+def _encoder(x: Any, given: Any, n_head: int, causal: bool, norm_first: bool) -> Any:
+    g1, b1, w_qkv, b_qkv, w_proj, b_proj, g2, b2, w_fc, b_fc, w_out, b_out = given
+    layer = torch.nn.TransformerEncoderLayer(
+        x.shape[-1], n_head, w_fc.shape[1], 0.0, batch_first=True, norm_first=norm_first, dtype=torch.float64
+    )
+    named = {
+        "self_attn.in_proj_weight": w_qkv.T, "self_attn.in_proj_bias": b_qkv,
+        "self_attn.out_proj.weight": w_proj.T, "self_attn.out_proj.bias": b_proj,
+        "linear1.weight": w_fc.T, "linear1.bias": b_fc, "linear2.weight": w_out.T, "linear2.bias": b_out,
+        "norm1.weight": g1, "norm1.bias": b1, "norm2.weight": g2, "norm2.bias": b2,
+    }  # fmt: skip
+    unseen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1) if causal else None
+    return torch.func.functional_call(layer, named, (x,), {"src_mask": unseen})
+
+
+def _projected(query: Any, key: Any, value: Any, *given: Any, causal: bool = False, n_head: int = 2) -> Any:
+    """Multi-head attention by PyTorch's own function."""
+    w_q, b_q, w_k, b_k, w_v, b_v, w_o, b_o = given
+    unseen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).triu(1) if causal else None
+    out, _ = F.multi_head_attention_forward(
+        *(x.transpose(0, 1) for x in (query, key, value)), query.shape[-1], n_head, None,
+        torch.cat([b_q, b_k, b_v]), None, None, False, 0.0, w_o.T, b_o, need_weights=False, attn_mask=unseen,
+        use_separate_proj_weight=True, q_proj_weight=w_q.T, k_proj_weight=w_k.T, v_proj_weight=w_v.T,
+    )  # fmt: skip
+    return out.transpose(0, 1)
+
+
+def _packed(x: Any, w_qkv: Any, b_qkv: Any, w_o: Any, b_o: Any, causal: bool = True, n_head: int = 2) -> Any:
+    parts = [part for w, b in zip(w_qkv.chunk(3, 1), b_qkv.chunk(3), strict=True) for part in (w, b)]
+    return _projected(x, x, x, *parts, w_o, b_o, causal=causal, n_head=n_head)
+
+
+def _rope_attention(q: Any, k: Any, v: Any, positions: Any, causal: bool, theta: float) -> Any:
+    return _attention(_rotated(q, positions, theta), _rotated(k, positions, theta), v, causal)
+
+
+def _grouped(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+
+
+def _tied_head(ids: Any, weight: Any, ln_weight: Any, ln_bias: Any, targets: Any) -> Any:
+    hidden = F.layer_norm(F.embedding(ids, weight), ln_weight.shape, ln_weight, ln_bias)
+    return _loss(F.linear(hidden, weight), targets, "mean")
+
+
+def _dpo(chosen: Any, rejected: Any, ref_chosen: Any, ref_rejected: Any, beta: float) -> Any:
+    return -F.logsigmoid(beta * ((chosen - ref_chosen) - (rejected - ref_rejected))).mean()
+
+
 def _loss(logits: Any, targets: Any, reduction: str) -> Any:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
 
@@ -70,6 +128,20 @@ FORWARD: dict[str, Callable[..., Any]] = {
     "head_dropout": _head,
     "multi_head": _multi_head,
     "block": _block,
+    "relu_block": _relu_block,
+    "post_norm_block": _post_norm_block,
+    "attention_dropout": lambda q, k, v, keep, causal: _attention(q, k, v, causal, keep),
+    "rope_attention": _rope_attention,
+    "grouped_query_attention": _grouped,
+    "self_attention": _packed,
+    "self_attention_separate": lambda x, *given, **options: _projected(x, x, x, *given, **options),
+    "cross_attention": _projected,
+    "loss_head": lambda x, weight, bias, targets: _loss(F.linear(x, weight.T, bias), targets, "mean"),
+    "tied_head": _tied_head,
+    "dpo": _dpo,
+    "softmax": lambda x: F.softmax(x, -1),
+    "relu": F.relu,
+    "silu": F.silu,
     "layer_norm": lambda x, weight, bias, eps: F.layer_norm(x, x.shape[-1:], weight, bias, eps),
     "rms_norm": lambda x, weight, eps: F.rms_norm(x, x.shape[-1:], weight, eps),
     "linear": lambda x, weight, bias: F.linear(x, weight.T, bias),
@@ -82,13 +154,17 @@ FORWARD: dict[str, Callable[..., Any]] = {
     "swiglu": lambda gate, up: F.silu(gate) * up,
     "rope": _rotated,
 }
-WITHOUT_GRADIENT = {"head_dropout": (7,), "lora": (1, 4)}  # keep; the frozen weight and alpha
+WITHOUT_GRADIENT = {  # keep; the frozen weight and alpha; the reference
+    "head_dropout": (7,), "attention_dropout": (3,), "lora": (1, 4), "dpo": (2, 3),
+}  # fmt: skip
 
 
 def exact(layer: str, inputs: Inputs, options: Mapping[str, Any]) -> list[np.ndarray]:
     """The gradients (AdamW: the new values) in float64, computed by PyTorch alone."""
     if layer == "adamw":
         return _adamw(*inputs, **options)
+    if layer == "adamw_step":
+        return _adamw_step(*inputs, **options)
     *given, dout = [torch.tensor(x) if isinstance(x, np.ndarray) else x for x in inputs]
     fixed = WITHOUT_GRADIENT.get(layer, ())
     leaves = [
@@ -119,6 +195,21 @@ def _adamw(param: Any, grad: Any, m: Any, v: Any, step: int, **options: float) -
     return [x.detach().numpy() for x in (p, state["exp_avg"], state["exp_avg_sq"])]
 
 
+def _adamw_step(
+    weight: Any, bias: Any, x: Any, dout: Any, m_weight: Any, v_weight: Any, m_bias: Any, v_bias: Any, step: int,
+    max_norm: float, weight_decay: float, **options: float,
+) -> list[np.ndarray]:  # fmt: skip
+    w, b = (torch.nn.Parameter(torch.tensor(p, dtype=torch.float64)) for p in (weight, bias))
+    F.linear(torch.tensor(x).double(), w.T, b).backward(torch.tensor(dout).double())
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in (w, b)))  # type: ignore[union-attr]
+    scale = min(1.0, max_norm / norm) if norm else 1.0
+    found = []
+    for p, m, v, decay in ((w, m_weight, v_weight, weight_decay), (b, m_bias, v_bias, 0.0)):
+        grad = scale * p.grad.numpy()  # type: ignore[union-attr]
+        found.append(_adamw(p.detach().numpy(), grad, m, v, step, weight_decay=decay, **options))
+    return [found[0][0], found[1][0], *found[0][1:], *found[1][1:]]
+
+
 def random_inputs(layer: str, rng: Rng, options: Mapping[str, Any], sizes: Mapping[str, int]) -> Inputs:
     """Inputs of the layer in these sizes (batch, tokens, width, heads, head_dim, vocabulary), the upstream one last."""
     b, n, d, h, d_k, v = (sizes[name] for name in ("batch", "tokens", "width", "heads", "head_dim", "vocabulary"))
@@ -146,6 +237,37 @@ def random_inputs(layer: str, rng: Rng, options: Mapping[str, Any], sizes: Mappi
             draw(b, n, wide), *norm(wide), *dense(wide, 3 * wide), *dense(wide, wide), *norm(wide), *dense(wide, d),
             *dense(d, wide), draw(b, n, wide),
         ],
+        "relu_block": lambda: made["block"](),
+        "post_norm_block": lambda: made["block"](),
+        "attention_dropout": lambda: [
+            *(draw(b, h, n, d_k) for _ in range(3)), (rng.random((b, h, n, n)) > 0.3) / 0.7, draw(b, h, n, d_k)
+        ],
+        "rope_attention": lambda: [
+            *(draw(b, h, n, 2 * d_k) for _ in range(3)), int(rng.integers(0, 30)) + np.arange(n),
+            draw(b, h, n, 2 * d_k),
+        ],
+        "grouped_query_attention": lambda: [draw(b, 3 * h, n, d_k), draw(b, h, n, d_k), draw(b, h, n, d_k),
+                                            draw(b, 3 * h, n, d_k)],
+        "self_attention": lambda: [
+            draw(b, n, wide), *dense(wide, 3 * wide), *dense(wide, wide), draw(b, n, wide)
+        ],
+        "self_attention_separate": lambda: [
+            draw(b, n, wide), *(x for _ in range(4) for x in dense(wide, wide)), draw(b, n, wide)
+        ],
+        "cross_attention": lambda: [
+            draw(b, n, wide), draw(b, n + 2, wide), draw(b, n + 2, wide),
+            *(x for _ in range(4) for x in dense(wide, wide)), draw(b, n, wide),
+        ],
+        "loss_head": lambda: [
+            draw(b, n, d), *dense(d, v), rng.integers(0, v, (b, n)), float(rng.uniform(0.4, 0.9))
+        ],
+        "tied_head": lambda: [
+            rng.integers(0, v, (b, n)), draw(v, d), *norm(d), rng.integers(0, v, (b, n)), float(rng.uniform(0.4, 0.9))
+        ],
+        "dpo": lambda: [*(20 * draw(n) for _ in range(4)), float(rng.uniform(0.4, 0.9))],
+        "softmax": lambda: [3 * draw(b, n, d), draw(b, n, d)],
+        "relu": lambda: [draw(b, n, d), draw(b, n, d)],
+        "silu": lambda: [2 * draw(b, n, d), draw(b, n, d)],
         "layer_norm": lambda: [draw(b, n, d), *norm(d), draw(b, n, d)],
         "rms_norm": lambda: [draw(b, n, d), norm(d)[0], draw(b, n, d)],
         "linear": lambda: [draw(b, n, d), *dense(d, d_k), draw(b, n, d_k)],
@@ -160,5 +282,9 @@ def random_inputs(layer: str, rng: Rng, options: Mapping[str, Any], sizes: Mappi
         "swiglu": lambda: [2 * draw(b, n, d), draw(b, n, d), draw(b, n, d)],
         "rope": lambda: [draw(b, h, n, 2 * d_k), int(rng.integers(0, 30)) + np.arange(n), draw(b, h, n, 2 * d_k)],
         "adamw": lambda: [draw(n, d), draw(n, d), draw(n, d), draw(n, d) ** 2 + 0.1, int(rng.integers(1, 300))],
+        "adamw_step": lambda: [
+            *dense(d, d_k), draw(b, n, d), draw(b, n, d_k), draw(d, d_k), draw(d, d_k) ** 2 + 0.1, draw(d_k),
+            draw(d_k) ** 2 + 0.1, int(rng.integers(1, 300)),
+        ],
     }  # fmt: skip
     return made[layer]()

@@ -1,4 +1,4 @@
-"""GELU in both forms, SwiGLU and rotary position embeddings."""
+"""GELU in both forms, SiLU, SwiGLU, ReLU and rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from campaigns.right_functions.author import Author, Function, Maker, autograd, tensor
+from campaigns.right_functions.author import FEW, Author, Function, Maker, autograd, tensor
 
 ROOT = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
@@ -74,7 +74,8 @@ def gelu(author: Author) -> Function:
     return backward
 
 
-def swiglu(author: Author) -> Function:
+def sigmoid_and_slope(author: Author) -> tuple[Function, Function]:
+    """σ(x), and the slope of x σ(x) given x and σ(x)."""
     xp = author.xp
     sigmoid = author.choose(
         "sigmoid",
@@ -94,6 +95,11 @@ def swiglu(author: Author) -> Function:
             "y + s (1 − y)": lambda x, s: x * s + s * (1 - x * s),
         },
     )
+    return sigmoid, slope
+
+
+def swiglu(author: Author) -> Function:
+    sigmoid, slope = sigmoid_and_slope(author)
     with_autograd, by_torch = author.yes("by autograd", 0.15), autograd(author)
     early = author.yes("dout ∘ up first")
 
@@ -102,6 +108,61 @@ def swiglu(author: Author) -> Function:
             return tuple(author.array(g) for g in by_torch(lambda g, u: F.silu(g) * u, [gate, up], d))
         s = sigmoid(gate)
         return (d * up) * slope(gate, s) if early else d * (up * slope(gate, s)), d * (gate * s)
+
+    return backward
+
+
+def silu(author: Author) -> Function:
+    sigmoid, slope = sigmoid_and_slope(author)
+    with_autograd, by_torch, rows = author.yes("by autograd", 0.15), autograd(author), author.yes("token by token", 0.2)
+
+    def backward(x: Any, d: Any) -> tuple[Any, ...]:
+        if with_autograd:
+            return (author.array(by_torch(F.silu, [x], d)[0]),)
+        if rows and x.shape[1] <= FEW:
+            found = [d[:, i] * slope(x[:, i], sigmoid(x[:, i])) for i in range(x.shape[1])]
+            return (author.xp.stack(found, 1),)
+        return (d * slope(x, sigmoid(x)),)
+
+    return backward
+
+
+def relu_slope(author: Author) -> Function:
+    """(x, dout) → dx of max(x, 0)."""
+    xp = author.xp
+
+    def in_place(x: Any, d: Any) -> Any:
+        out = d * 1
+        out[x <= 0] = 0
+        return out
+
+    def by_sign(x: Any, d: Any) -> Any:
+        return d * (xp.sign(x) + 1) / 2
+
+    def from_output(x: Any, d: Any) -> Any:
+        y = xp.maximum(x, 0 * x)
+        return d * (y != 0)
+
+    return author.choose(
+        "relu",
+        {
+            "mask": lambda x, d: d * (x > 0),
+            "where": lambda x, d: xp.where(x > 0, d, 0 * d),
+            "in place": in_place,
+            "sign": by_sign,
+            "from the output": from_output,
+        },
+    )
+
+
+def relu(author: Author) -> Function:
+    slope, with_autograd, by_torch = relu_slope(author), author.yes("by autograd", 0.15), autograd(author)
+    flat = author.yes("as one row", 0.2)
+
+    def backward(x: Any, d: Any) -> tuple[Any, ...]:
+        if with_autograd:
+            return (author.array(by_torch(F.relu, [x], d)[0]),)
+        return (slope(x.reshape(-1), d.reshape(-1)).reshape(x.shape) if flat else slope(x, d),)
 
     return backward
 
@@ -179,4 +240,4 @@ def rope(author: Author) -> Function:
     return backward
 
 
-POINTWISE: dict[str, Maker] = {"gelu": gelu, "swiglu": swiglu, "rope": rope}
+POINTWISE: dict[str, Maker] = {"gelu": gelu, "swiglu": swiglu, "silu": silu, "relu": relu, "rope": rope}

@@ -66,4 +66,37 @@ def adamw(author: Author) -> Function:
     return by_torch if author.yes("torch.optim", 0.25) else by_hand
 
 
-UPDATE: dict[str, Maker] = {"adamw": adamw}
+def adamw_step(author: Author) -> Function:
+    """The gradients of a linear layer, clipped together, then both updates."""
+    update, xp = adamw(author), author.xp
+    norm = author.choose(
+        "norm",
+        {
+            "sum of squares": lambda a, b: math.sqrt(float((a * a).sum() + (b * b).sum())),
+            "norm of norms": lambda a, b: math.hypot(float(xp.linalg.norm(a)), float(xp.linalg.norm(b))),
+            "one long vector": lambda a, b: float(xp.linalg.norm(xp.concatenate([a.reshape(-1), b]))),
+        },
+    )
+    clip = author.choose(
+        "clip",
+        {
+            "if larger": lambda n, most: most / n if n > most else 1.0,
+            "min": lambda n, most: min(1.0, most / n) if n else 1.0,
+            "max": lambda n, most: most / max(n, most),
+        },
+    )
+
+    def backward(
+        weight: Any, bias: Any, x: Any, dout: Any, m_weight: Any, v_weight: Any, m_bias: Any, v_bias: Any, step: int,
+        max_norm: float = 1.0, weight_decay: float = 0.1, **options: float,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        dweight, dbias = author.dweight(x, dout), author.over_tokens(dout)
+        scale = clip(norm(dweight, dbias), max_norm)
+        weights = update(weight, scale * dweight, m_weight, v_weight, step, weight_decay=weight_decay, **options)
+        biases = update(bias, scale * dbias, m_bias, v_bias, step, weight_decay=0.0, **options)
+        return weights[0], biases[0], *weights[1:], *biases[1:]
+
+    return backward
+
+
+UPDATE: dict[str, Maker] = {"adamw": adamw, "adamw_step": adamw_step}
