@@ -165,9 +165,9 @@ def worst(report: LayerReport) -> float:
     return max((m.error / m.allowed for o in counted for m in o.measured if m.allowed), default=0.0)
 
 
-def attempt(seed: int, index: int) -> tuple[Draw, str, LayerReport | None]:
+def attempt(seed: int, index: int, layer: str = "") -> tuple[Draw, str, LayerReport | None]:
     """One draw: what it is, what is wrong ("" if nothing), and the report of the check."""
-    one = draw(seed, index)
+    one = draw(seed, index, layer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         off = proven(one, np.random.default_rng([seed, index, 1]))
