@@ -35,7 +35,8 @@ class Store {
   /** The complete array. */
   matrix(id) {
     if (!this.matrices.has(id)) {
-      this.matrices.set(id, this.load(id, {}).then((values) => new Matrix(values, this.meta(id).shape)));
+      const { shape } = this.meta(id); // of this run, though another may have replaced it when the numbers arrive
+      this.matrices.set(id, this.load(id, {}).then((values) => new Matrix(values, shape)));
     }
     return this.matrices.get(id);
   }
@@ -53,9 +54,9 @@ class Store {
   }
 
   /** Adds the arrays and formulas that come with a part of the page to the document. */
-  register(part) {
-    Object.assign(state.doc.tensors, part.tensors || {});
-    Object.assign(state.doc.math, part.math || {});
+  register(part, doc = state.doc) {
+    Object.assign(doc.tensors, part.tensors || {});
+    Object.assign(doc.math, part.math || {});
     return part;
   }
 }
@@ -75,12 +76,12 @@ class ServedStore extends Store {
     this.first = answer;
   }
 
-  async study(body) {
-    const answer = this.first || (await this.ask("api/study", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-    }));
+  /** The document of a text. The page comes with that of the text it opens with. */
+  async study(body, signal) {
+    const isFirst = this.first && body[this.opening.kind] === this.opening.value;
+    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
+    const answer = isFirst ? this.first : await this.ask("api/study", request);
+    if (signal && signal.aborted) throw new Error("another text was requested");
     this.first = null;
     this.matrices.clear();
     this.key = answer.document.key;
@@ -95,7 +96,8 @@ class ServedStore extends Store {
   }
 
   async part(name, query = {}) {
-    return this.register(await this.ask(this.path(name, query)));
+    const { doc } = state;
+    return this.register(await this.ask(this.path(name, query)), doc);
   }
 
   async proofs(method, steps) {

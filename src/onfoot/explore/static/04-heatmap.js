@@ -163,16 +163,16 @@ class HeatMap {
     const { meta } = this;
     if (meta.row_labels) return meta.row_labels[r];
     const at = meta.rows ? meta.rows[r] : r;
-    if (meta.axes[0] === "token") return this.narrow ? state.doc.tokens[at].text : `${at} ${state.doc.tokens[at].text}`;
-    if (meta.axes[0] === "vocabulary") return state.doc.vocabulary[at];
+    if (meta.axes[0] === "token") return this.narrow ? tokenLabel(at) : `${at} ${tokenLabel(at)}`;
+    if (meta.axes[0] === "vocabulary") return short(state.doc.vocabulary[at], 5);
     return String(at);
   }
 
   columnLabel(c) {
     const axis = this.meta.axes[this.meta.axes.length - 1];
     const at = this.meta.columns ? this.meta.columns[c] : c;
-    if (axis === "token") return state.doc.tokens[at].text;
-    if (axis === "vocabulary") return state.doc.vocabulary[at];
+    if (axis === "token") return tokenLabel(at);
+    if (axis === "vocabulary") return short(state.doc.vocabulary[at], 5);
     return String(at);
   }
 
@@ -277,6 +277,8 @@ class HeatMap {
     else if (y + this.h > scroller.scrollTop + height) scroller.scrollTop = y + this.h - height;
   }
 }
+
+const tokenLabel = (t) => (t in state.doc.tokens ? short(state.doc.tokens[t].text, 5) : "");
 
 let lastId = 0;
 const uniqueId = (name) => `${name}-${++lastId}`;

@@ -37,8 +37,9 @@ class Figure {
       this.plot,
       this.answer,
     );
-    this.element.addEventListener("choose", (event) => this.linked.choose(event.detail.r, event.detail.c));
-    this.ready = this.show();
+    this.element.addEventListener("choose", (event) => this.choose(event.detail.r, event.detail.c));
+    this.element.figure = this;
+    this.ready = this.show().catch((error) => this.plot.replaceChildren(h("p", { class: "aside" }, error.message)));
     this.element.ready = this.ready;
   }
 
@@ -71,11 +72,16 @@ class Figure {
       label: this.meta.symbol,
       maxHeight: this.maxHeight,
       selected: { r: Math.min(r, this.matrix.rows - 1), c: Math.min(c, this.matrix.cols - 1) },
-      onselect: (row, column) => this.linked.choose(row, column),
+      onselect: (row, column) => this.choose(row, column),
       onhover: (cell) => this.linked.hover(cell, this),
     });
     this.plot.replaceChildren(this.map.element, legend(this.map.largest, this.map.signed));
     await this.explain();
+  }
+
+  choose(r, c) {
+    this.linked.choose(r, c);
+    chosenIn(this, r, c);
   }
 
   select(r, c) {
@@ -125,8 +131,10 @@ function fillBadge(element, id) {
 
 /** Fetches the checks of the gradients of some steps by one method ("proof" or "autograd") and fills their badges. */
 function prove(method, steps) {
+  const { doc } = state;
   const isNew = steps.filter((id) => !state.proving[`${method} ${id}`]);
-  const request = isNew.length ? store.proofs(method, isNew).then((proofs) => showProofs(method, isNew, proofs)) : null;
+  const show = (proofs) => state.doc === doc && showProofs(method, isNew, proofs);
+  const request = isNew.length ? store.proofs(method, isNew).then(show) : null;
   for (const id of isNew) state.proving[`${method} ${id}`] = request;
   return Promise.all(steps.map((id) => state.proving[`${method} ${id}`]));
 }

@@ -53,8 +53,8 @@ function headChoice(b) {
 function chooseHead(head, b) {
   state.head = head;
   const now = state.steps.get(state.step);
-  if (now.head !== null) select(now.id.replace(/^(\d+)\.\d+\./, `$1.${head}.`));
-  else if (b !== undefined) select(`${b}.${head}.a_2`);
+  if (now.head !== null) select(now.id.replace(/^(\d+)\.\d+\./, `$1.${head}.`), { push: true });
+  else if (b !== undefined) select(`${b}.${head}.a_2`, { push: true });
   showRows();
 }
 
@@ -70,7 +70,7 @@ function mapRow(step) {
       "aria-level": step.head === null ? "1" : "2",
       "aria-selected": "false",
       data: { step: step.id },
-      onclick: () => select(step.id, { focus: true }),
+      onclick: () => select(step.id, { focus: true, push: true }),
     },
   );
 }
