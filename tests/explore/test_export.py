@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,7 +153,11 @@ def test_the_command_serves_the_page_until_it_is_interrupted() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout and running.stderr
         address = running.stdout.readline().split()[0]
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+        port = urllib.parse.urlsplit(address).port
+        assert f"ssh -L {port}:127.0.0.1:{port} " in running.stdout.readline()
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(address.partition("?")[0], timeout=30)
         with urllib.request.urlopen(address, timeout=30) as page:
             assert b"the name" in page.read()
         try:

@@ -40,8 +40,8 @@ def explore(
 ) -> None:
     """Show every activation, error signal and gradient of a text on an interactive page.
 
-    The page is served on 127.0.0.1 only and loads nothing from the network. --export writes one file that works
-    offline and contains every number for one text.
+    The page is served on 127.0.0.1 only, to whoever has the printed address, and loads nothing from the network.
+    --export writes one file that works offline and contains every number for one text.
     """
     from onfoot.cli.console import show_text
 
@@ -63,14 +63,17 @@ def explore(
         raise ValueError(
             'the server needs starlette and uvicorn: pip install "onfoot[explore]"; or use --export FILE'
         ) from None
+    from onfoot.explore.access import forwarding_hint, new_token, page_address
     from onfoot.explore.serve import listen, serve
     from onfoot.explore.server import Explorer
 
     explorer = Explorer(loaded, opening, own)
     explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
     listening = listen(port)
-    print(f"http://127.0.0.1:{listening.getsockname()[1]}/   press Ctrl-C to stop", flush=True)
-    serve(explorer, listening, browser)
+    port, token = listening.getsockname()[1], new_token()
+    print(f"{page_address(port, token)}   press Ctrl-C to stop", flush=True)
+    print(forwarding_hint(port), flush=True)
+    serve(explorer, listening, browser, token)
 
 
 def _load(folder: Path | None) -> Model:

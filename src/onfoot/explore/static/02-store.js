@@ -67,6 +67,9 @@ function decoded(base64) {
   return new Float64Array(bytes.buffer);
 }
 
+const GIVEN_TOKEN = new URLSearchParams(location.search).get("token");
+const TOKEN = GIVEN_TOKEN ? { "X-Onfoot-Token": GIVEN_TOKEN } : {}; // every request has it; the address keeps it for a reload
+
 class ServedStore extends Store {
   served = true;
 
@@ -118,7 +121,7 @@ class ServedStore extends Store {
   async fetch(path, options) {
     let response;
     try {
-      response = await fetch(path, options);
+      response = await fetch(path, { ...options, headers: { ...(options || {}).headers, ...TOKEN } });
     } catch {
       throw new Error("the server is not responding; is onfoot explore still running?");
     }
