@@ -324,7 +324,6 @@ CLI = [
         ("return len(page.encode())", "return len(page)"),
         ("{size / 1e6:.1f} MB", "{size / 1e3:.1f} MB"),
         ("model.merge_adapter()", "pass"),
-        ("text = TEXT", 'text = "a b"'),
     ),
 ]  # fmt: skip
 

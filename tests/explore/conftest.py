@@ -53,7 +53,9 @@ def serving(model: Model, own_engine: OwnEngine | None = None, token: str = "", 
     opening: dict[str, Any] = {"kind": "text", "value": TEXT, "ids_only": False}
     if own_engine is not None:
         opening["own"] = own_engine.name
-    server = new_server(Explorer(model, opening, own_engine), number, type("Limited", (TimedConnection,), limits), token)
+    server = new_server(
+        Explorer(model, opening, own_engine), number, type("Limited", (TimedConnection,), limits), token
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

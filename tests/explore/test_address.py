@@ -42,8 +42,8 @@ def test_back_returns_from_a_followed_number_and_forward_goes_there_again(page: 
     page.go_back()
     at_step(page, "embedding")
     until(
-        page, "[...document.querySelectorAll('.detail > .pair output.value')].map(y => y.innerText).join() === x.join()",
-        before,
+        page, "[...document.querySelectorAll('.detail > .pair output.value')].map(y => y.innerText).join() === x",
+        ",".join(before),
     )  # fmt: skip
     page.go_forward()
     at_step(page, "0.5")
@@ -70,7 +70,7 @@ def test_held_arrow_keys_leave_one_entry_and_views_one_each(page: Any) -> None:
     length = page.evaluate("history.length")
     for _ in range(4):
         page.keyboard.press("ArrowDown")
-    page.locator('.figure [role=grid]').first.focus()
+    page.locator(".figure [role=grid]").first.focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     assert said(page)["step"] == "0.9"

@@ -166,9 +166,3 @@ def test_the_command_serves_the_page_until_it_is_interrupted() -> None:
             assert "Traceback" not in running.stderr.read()
         finally:
             running.kill()
-
-
-def test_a_users_own_model_needs_a_text(tmp_path: Path) -> None:
-    onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=9), 0).save(tmp_path)
-    again = CliRunner().invoke(app, ["explore", str(tmp_path), "--export", str(tmp_path / "page.html")])
-    assert again.exit_code == 2 and "no input; give --text" in again.stderr

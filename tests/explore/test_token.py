@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import Watched, serving
 from waiting import until
 
+from conftest import Watched, serving
 from onfoot.explore.access import is_local, new_token, page_address, private_link
 from onfoot.models.model import Model
 

@@ -28,7 +28,9 @@ def page_address(port: int, token: str) -> str:
 
 def forwarding_hint(port: int) -> str:
     """How to open the page from another machine."""
-    return f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}, then open the same address there"
+    return (
+        f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}, then open the same address there"
+    )
 
 
 def is_local(host: str) -> bool:

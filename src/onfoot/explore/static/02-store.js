@@ -2,6 +2,8 @@
 
 const MAX_CELLS = 400000; // larger arrays are requested by row or column
 
+const STEP_ROUNDING = 1e-14; // of a sum over a step's numbers, relative to the largest of them
+
 class Matrix {
   constructor(values, shape) {
     this.values = values;
@@ -51,6 +53,19 @@ class Store {
 
   async cell(id, r, c) {
     return (await this.line(id, "row", r))[c];
+  }
+
+  /** The largest absolute value of an array; 0 if it is too large to load. */
+  async largest(id) {
+    if (this.size(id) > MAX_CELLS) return 0;
+    return (await this.matrix(id)).values.reduce((a, x) => (Number.isFinite(x) ? Math.max(a, Math.abs(x)) : a), 0);
+  }
+
+  /** The size at which an array is drawn in full: its largest number, or what rounding leaves of the step's error signal. */
+  async scale(id) {
+    const step = state.steps.get(stepOf(id));
+    const signal = this.meta(id).gradient && step && step.backward ? await this.largest(step.backward) : 0;
+    return Math.max(await this.largest(id), STEP_ROUNDING * signal);
   }
 
   /** Adds the arrays and formulas that come with a part of the page to the document. */

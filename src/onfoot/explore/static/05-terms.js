@@ -52,8 +52,8 @@ async function explanation(id, r, c) {
     return box;
   }
   if (!terms.length) return box;
-  const largest = Math.max(...terms.map((term) => Math.abs(term.value)));
-  const rows = terms.map((term, i) => termRow(meta.terms[i], term, largest, terms.length));
+  const largest = Math.max(...terms.map((term) => Math.abs(term.value)), (STEP_ROUNDING / 10) * (await store.scale(id)));
+  const rows = terms.map((term, i) => termRow(meta.terms[i], term, largest));
   box.append(h("div", { class: "terms", role: "table", "aria-label": "The terms of this number" }, rows));
   if (terms.length > 1 || terms[0].products) {
     box.append(
@@ -69,19 +69,18 @@ async function explanation(id, r, c) {
   return box;
 }
 
-function termRow(term, found, largest, n) {
-  const sign = (term.sign || 1) < 0 ? MINUS : n > 1 ? "+" : "";
+function termRow(term, found, largest) {
+  const sign = (term.sign || 1) < 0 ? MINUS : "";
   const alone = !found.products && term.factors.length === 1 && (term.factors[0].power || 1) === 1;
   const row = h(
     "div",
     { class: "term", role: "row", data: { value: String(found.value) } },
-    h("span", { class: "sign", role: "cell" }, sign),
-    h("span", { class: "term-label", role: "cell" }, alone ? factorLink(term.factors[0].tensor, ...found.parts[0].cell, term.label) : math(term.label)),
+    h("span", { class: "term-label", role: "cell" }, sign && h("span", { class: "sign" }, `${sign} `), alone ? factorLink(term.factors[0].tensor, ...found.parts[0].cell, term.label) : math(term.label)),
     bar(found.value, largest),
-    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, signed(found.value, 6)),
+    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, `= ${brief(found.value, 6)}`),
   );
   if (alone) return row;
-  if (found.products) return [row, products(term, found)];
+  if (found.products) return [row, products(term, found, largest)];
   return [row, h("p", { class: "factors" }, term.factors.map((factor, i) => factorText(factor, found.parts[i], i)))];
 }
 
@@ -100,12 +99,12 @@ function factorLink(id, r, c, label) {
   return h("button", { class: "factor go", title: "Go to this number", onclick: () => goTo(step, id, r, c) }, symbol);
 }
 
-function products(term, found) {
+function products(term, found, floor) {
   const order = found.products.map((value, j) => [Math.abs(value), j]).sort((a, b) => b[0] - a[0] || a[1] - b[1]);
   const shown = order.filter(([size]) => size > 0).slice(0, MAX_PRODUCTS);
   const rest = order.slice(shown.length);
   const left = rest.reduce((a, [, j]) => a + found.products[j], 0);
-  const largest = shown.length ? shown[0][0] : 0;
+  const largest = shown.length ? Math.max(shown[0][0], 1e-3 * floor) : 0;
   const lines = shown.map(([, j]) =>
     h(
       "tr",

@@ -65,8 +65,11 @@ class Figure {
 
   async show() {
     this.matrix = await store.matrix(this.id);
-    const { r, c } = this.linked.cell;
+    const scale = await store.scale(this.id);
+    const { r, c } = this.own(this.linked.cell);
     this.map = new HeatMap({
+      scale,
+      names: this.id === "a_0", // token ids name tokens: they have no size
       matrix: this.matrix,
       meta: this.meta,
       label: this.meta.symbol,
@@ -75,17 +78,25 @@ class Figure {
       onselect: (row, column) => this.choose(row, column),
       onhover: (cell) => this.linked.hover(cell, this),
     });
-    this.plot.replaceChildren(this.map.element, legend(this.map.largest, this.map.signed));
+    this.plot.replaceChildren(this.map.element, this.map.names ? "" : legend(this.map.largest, this.map.signed));
+    if (this.map.found < this.map.largest) this.plot.append(h("p", { class: "aside rounding" }, `rounding only: at most ${tiny(this.map.found)}`));
     await this.explain();
   }
 
+  /** The cell of this array for a cell of the figures it is linked with. The tokens are a row: its columns are their rows. */
+  own({ r, c }) {
+    return this.id === "a_0" ? { r: 0, c: r } : { r, c };
+  }
+
   choose(r, c) {
-    this.linked.choose(r, c);
+    if (this.id === "a_0") this.linked.choose(c, this.linked.cell.c);
+    else this.linked.choose(r, c);
     chosenIn(this, r, c);
   }
 
-  select(r, c) {
+  select(...cell) {
     if (!this.map) return;
+    const { r, c } = this.own({ r: cell[0], c: cell[1] });
     const row = Math.min(r, this.matrix.rows - 1);
     const column = Math.min(c, this.matrix.cols - 1);
     this.map.select(row, column);

@@ -225,6 +225,9 @@ async function proveAll(key) {
 
 function start() {
   refreshColours();
+  correctScripts();
+  const bar = document.querySelector(".view-bar");
+  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
   if (!store.opening.own) {
     document.getElementById("tab-own").remove();
     delete VIEWS.own;
