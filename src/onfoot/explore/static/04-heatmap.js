@@ -9,7 +9,7 @@ class HeatMap {
     Object.assign(this, options);
     this.finite = this.matrix.values.filter((x) => Number.isFinite(x));
     this.found = this.finite.reduce((a, x) => Math.max(a, Math.abs(x)), 0);
-    this.largest = Math.max(this.found, this.scale || 0); // what is rounding beside the step's numbers is drawn as nearly 0
+    this.largest = this.found && Math.max(this.found, this.scale || 0); // what is rounding beside the step's numbers is drawn as nearly 0
     this.signed = this.finite.some((x) => x < 0);
     this.selected = this.selected || { r: 0, c: 0 };
     this.hovered = null;

@@ -38,12 +38,12 @@ async function explain(id, r, c) {
   const terms = await Promise.all((meta.terms || []).map((term) => termAt(term, r, c)));
   const sum = terms.reduce((a, term) => a + term.value, 0);
   const scale = Math.max(...terms.flatMap((t) => (t.products || [t.value]).map(Math.abs)), Math.abs(cell), 1e-300);
-  return { meta, cell, terms, sum, error: Math.abs(sum - cell), right: Math.abs(sum - cell) <= ROUNDING * scale };
+  return { meta, cell, terms, sum, scale, error: Math.abs(sum - cell), right: Math.abs(sum - cell) <= ROUNDING * scale };
 }
 
 /** The element that shows them. */
 async function explanation(id, r, c) {
-  const { meta, cell, terms, sum, error, right } = await explain(id, r, c);
+  const { meta, cell, terms, sum, scale, error, right } = await explain(id, r, c);
   const name = h("span", { class: "cell-name" }, math(meta.symbol), h("span", { class: "at" }, `[${cellLabel(meta, r, c)}]`));
   const head = h("p", { class: "number" }, name, " = ", h("output", { class: "value", data: { value: String(cell) } }, exact(cell)));
   const box = h("div", { class: "explanation", data: { tensor: id, r, c } }, head);
@@ -52,7 +52,7 @@ async function explanation(id, r, c) {
     return box;
   }
   if (!terms.length) return box;
-  const largest = Math.max(...terms.map((term) => Math.abs(term.value)), (STEP_ROUNDING / 10) * (await store.scale(id)));
+  const largest = Math.max(...terms.map((term) => Math.abs(term.value)), STEP_ROUNDING * scale); // what rounding leaves of large products is no full bar
   const rows = terms.map((term, i) => termRow(meta.terms[i], term, largest));
   box.append(h("div", { class: "terms", role: "table", "aria-label": "The terms of this number" }, rows));
   if (terms.length > 1 || terms[0].products) {
@@ -80,7 +80,7 @@ function termRow(term, found, largest) {
     h("span", { class: "term-value", role: "cell", title: exact(found.value) }, `= ${brief(found.value, 6)}`),
   );
   if (alone) return row;
-  if (found.products) return [row, products(term, found, largest)];
+  if (found.products) return [row, products(term, found)];
   return [row, h("p", { class: "factors" }, term.factors.map((factor, i) => factorText(factor, found.parts[i], i)))];
 }
 
@@ -99,12 +99,12 @@ function factorLink(id, r, c, label) {
   return h("button", { class: "factor go", title: "Go to this number", onclick: () => goTo(step, id, r, c) }, symbol);
 }
 
-function products(term, found, floor) {
+function products(term, found) {
   const order = found.products.map((value, j) => [Math.abs(value), j]).sort((a, b) => b[0] - a[0] || a[1] - b[1]);
   const shown = order.filter(([size]) => size > 0).slice(0, MAX_PRODUCTS);
   const rest = order.slice(shown.length);
   const left = rest.reduce((a, [, j]) => a + found.products[j], 0);
-  const largest = shown.length ? Math.max(shown[0][0], 1e-3 * floor) : 0;
+  const largest = shown.length ? shown[0][0] : 0;
   const lines = shown.map(([, j]) =>
     h(
       "tr",
