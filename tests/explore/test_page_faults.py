@@ -189,7 +189,8 @@ def test_the_map_is_a_tree_with_one_tab_stop(page: Any) -> None:
 def test_scripts_sit_where_a_mathematics_font_has_them(page: Any) -> None:
     """With or without one: below and above the base, and not past it."""
     open_step(page, "0.5")
-    places = page.evaluate("""() => [...document.querySelectorAll('.detail .formula :is(msub, msup, msubsup)')].map(x => {
+    scripts = page.locator(".detail .formula :is(msub, msup, msubsup)")
+    places = scripts.evaluate_all("""all => all.map(x => {
         const size = parseFloat(getComputedStyle(x.firstChild).fontSize);
         const bottom = y => y.getBoundingClientRect().bottom;
         return [x.localName, ...[...x.children].slice(1).map(y => (bottom(y) - bottom(x.firstChild)) / size)];
@@ -210,8 +211,10 @@ def test_nothing_overlaps_at_768_and_formulas_scroll_inside_on_a_phone(watched: 
             open_step(page, step)
             page.wait_for_timeout(50)
             overlaps = page.evaluate("""() => [...document.querySelectorAll('.term')].filter(term => {
-                const boxes = ['.term-label', '.bar', '.term-value'].map(x => term.querySelector(x).getBoundingClientRect());
-                const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+                const parts = ['.term-label', '.bar', '.term-value'].map(x => term.querySelector(x));
+                const boxes = parts.map(x => x.getBoundingClientRect());
+                const beside = (a, b) => a.right <= b.left + 1 || b.right <= a.left + 1;
+                const meet = (a, b) => !beside(a, b) && a.top < b.bottom - 1 && b.top < a.bottom - 1;
                 return meet(boxes[0], boxes[1]) || meet(boxes[1], boxes[2]) || meet(boxes[0], boxes[2]);
             }).length""")
             assert overlaps == 0, (width, step)
@@ -248,7 +251,7 @@ def test_bars_are_visible_with_forced_colours(watched: Any, port: int) -> None:
     until(page, SHOWN)
     for selector in (".chip-loss", ".term .bar i", ".predicted-bar"):
         colours = page.locator(selector).evaluate_all(
-            "all => all.map(x => [getComputedStyle(x).backgroundColor, getComputedStyle(document.body).backgroundColor])"
+            "all => all.map(x => [x, document.body].map(y => getComputedStyle(y).backgroundColor))"
         )
         assert colours and all(own != ground and own != "rgba(0, 0, 0, 0)" for own, ground in colours), selector
 
@@ -261,9 +264,11 @@ def test_long_numbers_stay_in_their_columns(watched: Any, exported: Path) -> Non
             page.locator(f"#tab-{view}").click()
             page.wait_for_selector(f".view.{'one-step' if view == 'step' else view}")
             until(page, "document.querySelector('main canvas')")
-            out = page.evaluate("""() => [...document.querySelectorAll('main .num, main .value, main dd, main .token')].filter(x => {
-                const box = x.getBoundingClientRect();
-                const home = x.closest('.table-scroll, .figure, .pairs, .attribution li, .arithmetic').getBoundingClientRect();
-                return !x.closest('.table-scroll') && (box.right > home.right + 1.5 || x.scrollWidth > x.clientWidth + 1 && getComputedStyle(x).display !== 'inline' && getComputedStyle(x).overflowX === 'visible');
+            values = page.locator("main").locator(".num, .value, dd, .token")  # a table that is too wide scrolls
+            out = values.evaluate_all("""all => all.filter(x => !x.closest('.table-scroll')).filter(x => {
+                const home = x.closest('.figure, .pairs, .attribution li, .arithmetic').getBoundingClientRect();
+                const { display, overflowX } = getComputedStyle(x);
+                const spills = display !== 'inline' && overflowX === 'visible' && x.scrollWidth > x.clientWidth + 1;
+                return spills || x.getBoundingClientRect().right > home.right + 1.5;
             }).map(x => x.outerHTML.slice(0, 120))""")
             assert out == [], (view, width)
