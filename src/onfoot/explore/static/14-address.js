@@ -76,6 +76,8 @@ async function recallLate(query) {
     const left = history.state;
     await figuresReady();
     const figure = await showAt();
+    await frame(); // the figures get their height in the next frame
+    await frame();
     if (left && "y" in left) {
       if (state.mapElement) state.mapElement.scrollTop = left.map;
       scrollTo(0, left.y);
@@ -85,6 +87,7 @@ async function recallLate(query) {
   }
 }
 
+const frame = () => new Promise(requestAnimationFrame);
 const figuresReady = () => Promise.all([...document.querySelectorAll("#main .figure")].map((element) => element.ready));
 
 /** Shows what an address says that was gone back to, typed or linked. */
