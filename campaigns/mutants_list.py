@@ -324,7 +324,6 @@ CLI = [
         ("return len(page.encode())", "return len(page)"),
         ("{size / 1e6:.1f} MB", "{size / 1e3:.1f} MB"),
         ("model.merge_adapter()", "pass"),
-        ("text = TEXT", 'text = "a b"'),
     ),
 ]  # fmt: skip
 
@@ -437,9 +436,9 @@ EXPLORE = [
     ),
     *of(
         "explore/server.py", "explore/test_server.py explore/test_page_numbers.py",
-        ("if len(hosts) != 1 or hosts[0] not in self.hosts:", "if not hosts or hosts[0] not in self.hosts:"),
+        ("if len(hosts) != 1 or not (hosts[0] in self.hosts", "if not hosts or not (hosts[0] in self.hosts"),
         ('(b"same-origin", b"none")', '(b"same-origin", b"none", b"cross-site")'),
-        ('.removeprefix("http://") not in self.hosts', '.removeprefix("http://") in self.hosts'),
+        ('.removeprefix("http://") != hosts[0]', '.removeprefix("http://") == hosts[0]'),
         ("if len(body) > MAX_BODY:", "if len(body) > 2 * MAX_BODY:"),
         ("MAX_STUDIES = 4", "MAX_STUDIES = 5"),
         ("MAX_STEPS = 16", "MAX_STEPS = 17"),

@@ -43,7 +43,7 @@ def test_ids_are_run_as_ids_and_the_size_is_in_megabytes(folder: Path, tmp_path:
 def test_the_default_opens_with_its_own_text() -> None:
     from onfoot.explore.default_model import TEXT
 
-    assert _opening(_load(None), None, None, is_default=True) == {"kind": "text", "value": TEXT, "ids_only": False}
+    assert _opening(_load(None), None, None, None) == {"kind": "text", "value": TEXT, "ids_only": False}
     assert TEXT == "the value of the value"
 
 

@@ -42,7 +42,7 @@ def study(model: Model, tokens: np.ndarray) -> Study:
 
 
 @contextmanager
-def serving(model: Model, own_engine: OwnEngine | None = None, **limits: float) -> Iterator[int]:
+def serving(model: Model, own_engine: OwnEngine | None = None, token: str = "", **limits: float) -> Iterator[int]:
     """The port of a running server, with the given limits for its connections, and a user's own pairs if given."""
     from onfoot.explore.connections import TimedConnection
     from onfoot.explore.serve import listen, new_server
@@ -53,7 +53,9 @@ def serving(model: Model, own_engine: OwnEngine | None = None, **limits: float) 
     opening: dict[str, Any] = {"kind": "text", "value": TEXT, "ids_only": False}
     if own_engine is not None:
         opening["own"] = own_engine.name
-    server = new_server(Explorer(model, opening, own_engine), number, type("Limited", (TimedConnection,), limits))
+    server = new_server(
+        Explorer(model, opening, own_engine), number, type("Limited", (TimedConnection,), limits), token
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,7 +153,11 @@ def test_the_command_serves_the_page_until_it_is_interrupted() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout and running.stderr
         address = running.stdout.readline().split()[0]
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+        port = urllib.parse.urlsplit(address).port
+        assert f"ssh -L {port}:127.0.0.1:{port} " in running.stdout.readline()
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(address.partition("?")[0], timeout=30)
         with urllib.request.urlopen(address, timeout=30) as page:
             assert b"the name" in page.read()
         try:
@@ -160,9 +166,3 @@ def test_the_command_serves_the_page_until_it_is_interrupted() -> None:
             assert "Traceback" not in running.stderr.read()
         finally:
             running.kill()
-
-
-def test_a_users_own_model_needs_a_text(tmp_path: Path) -> None:
-    onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=9), 0).save(tmp_path)
-    again = CliRunner().invoke(app, ["explore", str(tmp_path), "--export", str(tmp_path / "page.html")])
-    assert again.exit_code == 2 and "no input; give --text" in again.stderr

@@ -19,7 +19,10 @@ def explore(
         Path | None,
         typer.Argument(help="Model folder; by default a small model that is included.", show_default=False),
     ] = None,
-    text: Annotated[str | None, typer.Option("--text", help="Initial text.", show_default=False)] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", help="Initial text; by default a line of the run's data.", show_default=False),
+    ] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", help="Initial token ids, instead of a text.", show_default=False)
     ] = None,
@@ -40,8 +43,8 @@ def explore(
 ) -> None:
     """Show every activation, error signal and gradient of a text on an interactive page.
 
-    The page is served on 127.0.0.1 only and loads nothing from the network. --export writes one file that works
-    offline and contains every number for one text.
+    The page is served on 127.0.0.1 only, to whoever has the printed address, and loads nothing from the network.
+    --export writes one file that works offline and contains every number for one text.
     """
     from onfoot.cli.console import show_text
 
@@ -49,7 +52,7 @@ def explore(
         raise ValueError("give --text or --tokens, not both")
     own = _own_engine(engine)
     loaded = _load(model)
-    opening = _opening(loaded, text, tokens, is_default=model is None)
+    opening = _opening(loaded, text, tokens, model)
     if own is not None:
         opening["own"] = own.name
     if export is not None:
@@ -63,14 +66,17 @@ def explore(
         raise ValueError(
             'the server needs starlette and uvicorn: pip install "onfoot[explore]"; or use --export FILE'
         ) from None
+    from onfoot.explore.access import forwarding_hint, new_token, page_address
     from onfoot.explore.serve import listen, serve
     from onfoot.explore.server import Explorer
 
     explorer = Explorer(loaded, opening, own)
     explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
     listening = listen(port)
-    print(f"http://127.0.0.1:{listening.getsockname()[1]}/   press Ctrl-C to stop", flush=True)
-    serve(explorer, listening, browser)
+    port, token = listening.getsockname()[1], new_token()
+    print(f"{page_address(port, token)}   press Ctrl-C to stop", flush=True)
+    print(forwarding_hint(port), flush=True)
+    serve(explorer, listening, browser, token)
 
 
 def _load(folder: Path | None) -> Model:
@@ -98,17 +104,15 @@ def _own_engine(name: str | None) -> OwnEngine | None:
     return engine
 
 
-def _opening(model: Model, text: str | None, tokens: str | None, is_default: bool) -> dict[str, Any]:
+def _opening(model: Model, text: str | None, tokens: str | None, folder: Path | None) -> dict[str, Any]:
     """The initial input of the page."""
-    from onfoot.explore.default_model import TEXT
+    from onfoot.explore.opening import choose_input
 
     ids_only = model.tokenizer is None
     if tokens is not None:
         return {"kind": "ids", "value": tokens, "ids_only": ids_only}
-    if text is None and is_default:
-        text = TEXT
     if text is None:
-        raise ValueError('no input; give --text "…", or --tokens "3 1 4 1 5" for a model without a tokenizer')
+        return {**choose_input(model, folder), "ids_only": ids_only}
     return {"kind": "text", "value": text, "ids_only": ids_only}
 
 

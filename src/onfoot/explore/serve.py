@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from onfoot.explore.access import page_address, private_link
 from onfoot.explore.connections import TimedConnection
 from onfoot.explore.server import application
 
@@ -31,10 +32,12 @@ def listen(port: int) -> socket.socket:
     return listening
 
 
-def new_server(explorer: Explorer, port: int, protocol: type[TimedConnection] = TimedConnection) -> uvicorn.Server:
-    """The server of the page on that port."""
+def new_server(
+    explorer: Explorer, port: int, protocol: type[TimedConnection] = TimedConnection, token: str = ""
+) -> uvicorn.Server:
+    """The server of the page on that port; with a token, it answers only requests that have it."""
     config = uvicorn.Config(
-        application(explorer, port),
+        application(explorer, port, token),
         http=protocol,
         log_level="warning",
         server_header=False,
@@ -46,9 +49,10 @@ def new_server(explorer: Explorer, port: int, protocol: type[TimedConnection] = 
     return uvicorn.Server(config)
 
 
-def serve(explorer: Explorer, listening: socket.socket, open_browser: bool) -> None:
+def serve(explorer: Explorer, listening: socket.socket, open_browser: bool, token: str) -> None:
     """Serves the page on a bound socket until Ctrl-C."""
     port = listening.getsockname()[1]
-    if open_browser:
-        threading.Timer(0.3, webbrowser.open, [f"http://{LOOPBACK}:{port}/"]).start()
-    new_server(explorer, port).run(sockets=[listening])
+    with private_link(page_address(port, token)) as link:
+        if open_browser:
+            threading.Timer(0.3, webbrowser.open, [link]).start()
+        new_server(explorer, port, token=token).run(sockets=[listening])

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from onfoot.explore import page, texts
+from onfoot.explore.access import LOCAL_NAMES, PUBLIC, has_token, is_local
 from onfoot.explore.study import Study, study_key
 
 if TYPE_CHECKING:
@@ -46,12 +47,14 @@ class Guard:
     """Middleware that accepts only requests from this page in a local browser, and adds `HEADERS` to every response.
 
     Another site can make the browser send requests here, even under its own host name if that resolves to this
-    machine (DNS rebinding). So Host must be ours, and so must Origin if it is sent.
+    machine (DNS rebinding). So Host must be ours, and so must Origin if it is sent. Another user of this machine can
+    send requests here too. So with a token, only requests that have it are answered; those may name another port,
+    which is forwarded to this one.
     """
 
-    def __init__(self, app: ASGIApp, port: int) -> None:
-        self.app = app
-        self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+    def __init__(self, app: ASGIApp, port: int, token: str = "") -> None:
+        self.app, self.token = app, token
+        self.hosts = {f"{name}:{port}" for name in LOCAL_NAMES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,13 +79,18 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
         hosts = [host.decode("latin-1") for host in headers.get(b"host", [])]
-        if len(hosts) != 1 or hosts[0] not in self.hosts:
+        known = bool(self.token) and has_token(self.token, headers, scope["query_string"])
+        if len(hosts) != 1 or not (hosts[0] in self.hosts or (self.token and is_local(hosts[0]))):
             return _message("this server accepts requests for 127.0.0.1 and localhost only", 421)
         for origin in headers.get(b"origin", []):
-            if origin.decode("latin-1").removeprefix("http://") not in self.hosts:
+            if origin.decode("latin-1").removeprefix("http://") != hosts[0]:
                 return _message("requests from other pages are refused", 403)
-        if any(site not in (b"same-origin", b"none") for site in headers.get(b"sec-fetch-site", [])):
+        followed = known and scope["path"] == "/" and headers.get(b"sec-fetch-mode") == [b"navigate"]  # a link to here
+        if any(site not in (b"same-origin", b"none") for site in headers.get(b"sec-fetch-site", [])) and not followed:
             return _message("requests from other pages are refused", 403)
+        if self.token and not known and scope["path"] not in PUBLIC:
+            text = "the token is missing or of an earlier run; open the address that onfoot explore printed"
+            return PlainTextResponse(text, 403) if scope["path"] == "/" else _message(text, 403)
         lengths = headers.get(b"content-length", [])
         if any(not length.isdigit() or int(length) > MAX_BODY for length in lengths):
             return _message(f"the request body must be at most {MAX_BODY:,} bytes", 413)
@@ -132,7 +140,7 @@ class Explorer:
         return self.studies[key]
 
 
-def application(explorer: Explorer, port: int) -> ASGIApp:
+def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
     """The server's routes behind `Guard`. The files are a fixed table: no request names a path on disk."""
     files: dict[str, tuple[Callable[[], str], str]] = {
         "/app.js": (page.script, "text/javascript"),
@@ -193,7 +201,7 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
     ]
     handlers = {404: lambda request, error: _message("page not found", 404)}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), port)
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)
 
 
 def _tensor(study: Study, query: Any) -> Response:

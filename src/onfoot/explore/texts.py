@@ -69,6 +69,14 @@ def shown(model: Model, id: int) -> str:
     return "".join(VISIBLE.get(character, character) for character in text) if "�" not in text else f"#{id}"
 
 
+def special_ids(model: Model) -> list[int]:
+    """The ids of special tokens, such as <|endoftext|>, which do not stand for text."""
+    if model.tokenizer is None:
+        return []
+    added = model.tokenizer.backend.get_added_tokens_decoder()
+    return [id for id, token in added.items() if token.special and id < model.config.vocab_size]
+
+
 def vocabulary(model: Model) -> list[str]:
     """Every token of the model in printable form."""
     return [shown(model, id) for id in range(model.config.vocab_size)]

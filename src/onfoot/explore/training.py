@@ -8,6 +8,7 @@ import numpy as np
 
 from onfoot.attribution import attribute
 from onfoot.explore.study_context import StudyContext
+from onfoot.explore.swaps import tried_swaps
 from onfoot.explore.tensors import TOKEN
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.tables import Formula
@@ -114,9 +115,16 @@ def drivers(m: StudyContext) -> str:
 
 
 def attribution(m: StudyContext) -> dict[str, Any]:
-    """Gradient × input of each token, and the swaps with the lowest predicted loss, with the actual change."""
-    result = attribute(m.model, m.tokens[0], m.targets[0], n_swaps=SWAPS)
-    return {"contributions": result.contributions.tolist(), "swaps": [vars(swap) for swap in result.swaps]}
+    """Gradient × input of each token, and the swaps that lower the loss most."""
+    result = attribute(m.model, m.tokens[0], m.targets[0], n_swaps=0)
+    tried = tried_swaps(m)
+    lower = sorted((swap for swap in tried if swap.actual < 0), key=lambda swap: swap.actual)
+    return {
+        "contributions": result.contributions.tolist(),
+        "swaps": [vars(swap) for swap in lower[:SWAPS]],
+        "tried": len(tried),
+        "lower": len(lower),
+    }
 
 
 def explain_training(m: StudyContext) -> dict[str, Any]:

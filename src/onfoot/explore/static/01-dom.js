@@ -89,7 +89,7 @@ function indexLabel(meta, axis, index) {
 }
 
 const quoted = (text) => `“${text}”`;
-const tokenText = (t) => quoted(state.doc.tokens[t].text);
+const tokenText = (t) => (t in state.doc.tokens ? quoted(state.doc.tokens[t].text) : ""); // a shorter text may have replaced this one
 
 /** The label of a cell, such as 3 “v”, 7 for Δ_5[3 “v”, 7]; vectors have no row. */
 function cellLabel(meta, r, c) {

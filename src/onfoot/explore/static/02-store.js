@@ -2,6 +2,8 @@
 
 const MAX_CELLS = 400000; // larger arrays are requested by row or column
 
+const STEP_ROUNDING = 1e-14; // of a sum over a step's numbers, relative to the largest of them
+
 class Matrix {
   constructor(values, shape) {
     this.values = values;
@@ -35,7 +37,8 @@ class Store {
   /** The complete array. */
   matrix(id) {
     if (!this.matrices.has(id)) {
-      this.matrices.set(id, this.load(id, {}).then((values) => new Matrix(values, this.meta(id).shape)));
+      const { shape } = this.meta(id); // of this run, though another may have replaced it when the numbers arrive
+      this.matrices.set(id, this.load(id, {}).then((values) => new Matrix(values, shape)));
     }
     return this.matrices.get(id);
   }
@@ -52,10 +55,23 @@ class Store {
     return (await this.line(id, "row", r))[c];
   }
 
+  /** The largest absolute value of an array; 0 if it is too large to load. */
+  async largest(id) {
+    if (this.size(id) > MAX_CELLS) return 0;
+    return (await this.matrix(id)).values.reduce((a, x) => (Number.isFinite(x) ? Math.max(a, Math.abs(x)) : a), 0);
+  }
+
+  /** The size at which an array is drawn in full: its largest number, or what rounding leaves of the step's error signal. */
+  async scale(id) {
+    const step = state.steps.get(stepOf(id));
+    const signal = this.meta(id).gradient && step && step.backward ? await this.largest(step.backward) : 0;
+    return Math.max(await this.largest(id), STEP_ROUNDING * signal);
+  }
+
   /** Adds the arrays and formulas that come with a part of the page to the document. */
-  register(part) {
-    Object.assign(state.doc.tensors, part.tensors || {});
-    Object.assign(state.doc.math, part.math || {});
+  register(part, doc = state.doc) {
+    Object.assign(doc.tensors, part.tensors || {});
+    Object.assign(doc.math, part.math || {});
     return part;
   }
 }
@@ -66,6 +82,9 @@ function decoded(base64) {
   return new Float64Array(bytes.buffer);
 }
 
+const GIVEN_TOKEN = new URLSearchParams(location.search).get("token");
+const TOKEN = GIVEN_TOKEN ? { "X-Onfoot-Token": GIVEN_TOKEN } : {}; // every request has it; the address keeps it for a reload
+
 class ServedStore extends Store {
   served = true;
 
@@ -75,12 +94,12 @@ class ServedStore extends Store {
     this.first = answer;
   }
 
-  async study(body) {
-    const answer = this.first || (await this.ask("api/study", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-    }));
+  /** The document of a text. The page comes with that of the text it opens with. */
+  async study(body, signal) {
+    const isFirst = this.first && body[this.opening.kind] === this.opening.value;
+    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
+    const answer = isFirst ? this.first : await this.ask("api/study", request);
+    if (signal && signal.aborted) throw new Error("another text was requested");
     this.first = null;
     this.matrices.clear();
     this.key = answer.document.key;
@@ -95,7 +114,8 @@ class ServedStore extends Store {
   }
 
   async part(name, query = {}) {
-    return this.register(await this.ask(this.path(name, query)));
+    const { doc } = state;
+    return this.register(await this.ask(this.path(name, query)), doc);
   }
 
   async proofs(method, steps) {
@@ -116,7 +136,7 @@ class ServedStore extends Store {
   async fetch(path, options) {
     let response;
     try {
-      response = await fetch(path, options);
+      response = await fetch(path, { ...options, headers: { ...(options || {}).headers, ...TOKEN } });
     } catch {
       throw new Error("the server is not responding; is onfoot explore still running?");
     }

@@ -4,11 +4,12 @@ const GUTTER = { token: 44, vocabulary: 34, position: 24, feature: 24, depth: 86
 const TOP = 16;
 
 class HeatMap {
-  /** options: matrix, meta, label, selected {r, c}, onselect(r, c), onhover({r, c}) or onhover(null), maxHeight */
+  /** options: matrix, meta, label, selected {r, c}, onselect(r, c), onhover({r, c}) or onhover(null), maxHeight, scale, names */
   constructor(options) {
     Object.assign(this, options);
     this.finite = this.matrix.values.filter((x) => Number.isFinite(x));
-    this.largest = this.finite.reduce((a, x) => Math.max(a, Math.abs(x)), 0);
+    this.found = this.finite.reduce((a, x) => Math.max(a, Math.abs(x)), 0);
+    this.largest = this.found && Math.max(this.found, this.scale || 0); // what is rounding beside the step's numbers is drawn as nearly 0
     this.signed = this.finite.some((x) => x < 0);
     this.selected = this.selected || { r: 0, c: 0 };
     this.hovered = null;
@@ -114,14 +115,25 @@ class HeatMap {
       context.fillRect(x, y, this.w - gap, this.h - gap);
       return;
     }
-    context.fillStyle = colourOf(value, this.largest);
+    context.fillStyle = this.names ? cssVariable("sunk") : colourOf(value, this.largest);
     context.fillRect(x, y, this.w - gap, this.h - gap);
+    if (this.names) return this.drawName(context, String(value), x, y);
     if (value === 0 && Math.min(this.w, this.h) >= 7) {
       context.fillStyle = dot;
       context.globalAlpha = 0.55;
       context.fillRect(x + this.w / 2 - 1, y + this.h / 2 - 1, 1.5, 1.5);
       context.globalAlpha = 1;
     }
+  }
+
+  /** An id as text, where it fits. */
+  drawName(context, text, x, y) {
+    context.font = `10px ${cssVariable("mono")}`;
+    if (context.measureText(text).width > this.w - 1) return;
+    context.fillStyle = cssVariable("ink");
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillText(text, x + this.w / 2, y + this.h / 2);
   }
 
   drawLabels(context, { c0, c1, r0, r1, left, top }) {
@@ -155,7 +167,8 @@ class HeatMap {
       const x = this.gutter + (c + 0.5) * this.w - left;
       if (x < this.gutter) continue;
       context.fillStyle = cssVariable(chosen ? "ink" : "muted");
-      context.fillText(this.columnLabel(c), x, TOP / 2);
+      const half = context.measureText(this.columnLabel(c)).width / 2;
+      context.fillText(this.columnLabel(c), Math.min(x, this.viewWidth - half - 1), TOP / 2);
     }
   }
 
@@ -163,16 +176,16 @@ class HeatMap {
     const { meta } = this;
     if (meta.row_labels) return meta.row_labels[r];
     const at = meta.rows ? meta.rows[r] : r;
-    if (meta.axes[0] === "token") return this.narrow ? state.doc.tokens[at].text : `${at} ${state.doc.tokens[at].text}`;
-    if (meta.axes[0] === "vocabulary") return state.doc.vocabulary[at];
+    if (meta.axes[0] === "token") return this.narrow ? tokenLabel(at) : `${at} ${tokenLabel(at)}`;
+    if (meta.axes[0] === "vocabulary") return short(state.doc.vocabulary[at], 5);
     return String(at);
   }
 
   columnLabel(c) {
     const axis = this.meta.axes[this.meta.axes.length - 1];
     const at = this.meta.columns ? this.meta.columns[c] : c;
-    if (axis === "token") return state.doc.tokens[at].text;
-    if (axis === "vocabulary") return state.doc.vocabulary[at];
+    if (axis === "token") return tokenLabel(at);
+    if (axis === "vocabulary") return short(state.doc.vocabulary[at], 5);
     return String(at);
   }
 
@@ -277,6 +290,8 @@ class HeatMap {
     else if (y + this.h > scroller.scrollTop + height) scroller.scrollTop = y + this.h - height;
   }
 }
+
+const tokenLabel = (t) => (t in state.doc.tokens ? short(state.doc.tokens[t].text, 5) : "");
 
 let lastId = 0;
 const uniqueId = (name) => `${name}-${++lastId}`;

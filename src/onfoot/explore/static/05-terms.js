@@ -38,12 +38,12 @@ async function explain(id, r, c) {
   const terms = await Promise.all((meta.terms || []).map((term) => termAt(term, r, c)));
   const sum = terms.reduce((a, term) => a + term.value, 0);
   const scale = Math.max(...terms.flatMap((t) => (t.products || [t.value]).map(Math.abs)), Math.abs(cell), 1e-300);
-  return { meta, cell, terms, sum, error: Math.abs(sum - cell), right: Math.abs(sum - cell) <= ROUNDING * scale };
+  return { meta, cell, terms, sum, scale, error: Math.abs(sum - cell), right: Math.abs(sum - cell) <= ROUNDING * scale };
 }
 
 /** The element that shows them. */
 async function explanation(id, r, c) {
-  const { meta, cell, terms, sum, error, right } = await explain(id, r, c);
+  const { meta, cell, terms, sum, scale, error, right } = await explain(id, r, c);
   const name = h("span", { class: "cell-name" }, math(meta.symbol), h("span", { class: "at" }, `[${cellLabel(meta, r, c)}]`));
   const head = h("p", { class: "number" }, name, " = ", h("output", { class: "value", data: { value: String(cell) } }, exact(cell)));
   const box = h("div", { class: "explanation", data: { tensor: id, r, c } }, head);
@@ -52,8 +52,8 @@ async function explanation(id, r, c) {
     return box;
   }
   if (!terms.length) return box;
-  const largest = Math.max(...terms.map((term) => Math.abs(term.value)));
-  const rows = terms.map((term, i) => termRow(meta.terms[i], term, largest, terms.length));
+  const largest = Math.max(...terms.map((term) => Math.abs(term.value)), STEP_ROUNDING * scale); // what rounding leaves of large products is no full bar
+  const rows = terms.map((term, i) => termRow(meta.terms[i], term, largest));
   box.append(h("div", { class: "terms", role: "table", "aria-label": "The terms of this number" }, rows));
   if (terms.length > 1 || terms[0].products) {
     box.append(
@@ -69,16 +69,15 @@ async function explanation(id, r, c) {
   return box;
 }
 
-function termRow(term, found, largest, n) {
-  const sign = (term.sign || 1) < 0 ? MINUS : n > 1 ? "+" : "";
+function termRow(term, found, largest) {
+  const sign = (term.sign || 1) < 0 ? MINUS : "";
   const alone = !found.products && term.factors.length === 1 && (term.factors[0].power || 1) === 1;
   const row = h(
     "div",
     { class: "term", role: "row", data: { value: String(found.value) } },
-    h("span", { class: "sign", role: "cell" }, sign),
-    h("span", { class: "term-label", role: "cell" }, alone ? factorLink(term.factors[0].tensor, ...found.parts[0].cell, term.label) : math(term.label)),
+    h("span", { class: "term-label", role: "cell" }, sign && h("span", { class: "sign" }, `${sign} `), alone ? factorLink(term.factors[0].tensor, ...found.parts[0].cell, term.label) : math(term.label)),
     bar(found.value, largest),
-    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, signed(found.value, 6)),
+    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, `= ${brief(found.value, 6)}`),
   );
   if (alone) return row;
   if (found.products) return [row, products(term, found)];

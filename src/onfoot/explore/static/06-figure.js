@@ -37,8 +37,9 @@ class Figure {
       this.plot,
       this.answer,
     );
-    this.element.addEventListener("choose", (event) => this.linked.choose(event.detail.r, event.detail.c));
-    this.ready = this.show();
+    this.element.addEventListener("choose", (event) => this.choose(event.detail.r, event.detail.c));
+    this.element.figure = this;
+    this.ready = this.show().catch((error) => this.plot.replaceChildren(h("p", { class: "aside" }, error.message)));
     this.element.ready = this.ready;
   }
 
@@ -64,22 +65,38 @@ class Figure {
 
   async show() {
     this.matrix = await store.matrix(this.id);
-    const { r, c } = this.linked.cell;
+    const scale = await store.scale(this.id);
+    const { r, c } = this.own(this.linked.cell);
     this.map = new HeatMap({
+      scale,
+      names: this.id === "a_0", // token ids name tokens: they have no size
       matrix: this.matrix,
       meta: this.meta,
       label: this.meta.symbol,
       maxHeight: this.maxHeight,
       selected: { r: Math.min(r, this.matrix.rows - 1), c: Math.min(c, this.matrix.cols - 1) },
-      onselect: (row, column) => this.linked.choose(row, column),
+      onselect: (row, column) => this.choose(row, column),
       onhover: (cell) => this.linked.hover(cell, this),
     });
-    this.plot.replaceChildren(this.map.element, legend(this.map.largest, this.map.signed));
+    this.plot.replaceChildren(this.map.element, this.map.names ? "" : legend(this.map.largest, this.map.signed));
+    if (this.map.found < this.map.largest) this.plot.append(h("p", { class: "aside rounding" }, `rounding only: at most ${tiny(this.map.found)}`));
     await this.explain();
   }
 
-  select(r, c) {
+  /** The cell of this array for a cell of the figures it is linked with. The tokens are a row: its columns are their rows. */
+  own({ r, c }) {
+    return this.id === "a_0" ? { r: 0, c: r } : { r, c };
+  }
+
+  choose(r, c) {
+    if (this.id === "a_0") this.linked.choose(c, this.linked.cell.c);
+    else this.linked.choose(r, c);
+    chosenIn(this, r, c);
+  }
+
+  select(...cell) {
     if (!this.map) return;
+    const { r, c } = this.own({ r: cell[0], c: cell[1] });
     const row = Math.min(r, this.matrix.rows - 1);
     const column = Math.min(c, this.matrix.cols - 1);
     this.map.select(row, column);
@@ -125,8 +142,10 @@ function fillBadge(element, id) {
 
 /** Fetches the checks of the gradients of some steps by one method ("proof" or "autograd") and fills their badges. */
 function prove(method, steps) {
+  const { doc } = state;
   const isNew = steps.filter((id) => !state.proving[`${method} ${id}`]);
-  const request = isNew.length ? store.proofs(method, isNew).then((proofs) => showProofs(method, isNew, proofs)) : null;
+  const show = (proofs) => state.doc === doc && showProofs(method, isNew, proofs);
+  const request = isNew.length ? store.proofs(method, isNew).then(show) : null;
   for (const id of isNew) state.proving[`${method} ${id}`] = request;
   return Promise.all(steps.map((id) => state.proving[`${method} ${id}`]));
 }

@@ -26,9 +26,12 @@ function blockHead(b, n) {
     {
       class: "block-head",
       type: "button",
+      role: "treeitem",
+      id: `block-${b}`,
       data: { block: b },
+      "aria-level": "1",
       "aria-expanded": String(open),
-      tabindex: n > 1 ? "0" : "-1",
+      tabindex: "-1",
       onclick: () => toggleBlock(b),
     },
     `Block ${b + 1}`,
@@ -45,16 +48,16 @@ function toggleBlock(b) {
 /** The buttons that choose the head shown in the map. */
 function headChoice(b) {
   const buttons = Array.from({ length: state.doc.model.heads }, (_, head) =>
-    h("button", { type: "button", class: "head", data: { head }, "aria-pressed": String(head === state.head), onclick: () => chooseHead(head, b) }, String(head + 1)),
+    h("button", { type: "button", class: "head", role: "treeitem", "aria-level": "3", tabindex: "-1", "aria-label": `Head ${head + 1}`, data: { head }, "aria-selected": String(head === state.head), onclick: () => chooseHead(head, b) }, String(head + 1)),
   );
-  return h("div", { class: "heads", data: { block: b }, role: "group", "aria-label": `Head of block ${b + 1}` }, h("span", {}, "head"), buttons);
+  return h("div", { class: "heads", data: { block: b }, role: "group", "aria-label": `Head of block ${b + 1}` }, h("span", { "aria-hidden": "true" }, "head"), buttons);
 }
 
 function chooseHead(head, b) {
   state.head = head;
   const now = state.steps.get(state.step);
-  if (now.head !== null) select(now.id.replace(/^(\d+)\.\d+\./, `$1.${head}.`));
-  else if (b !== undefined) select(`${b}.${head}.a_2`);
+  if (now.head !== null) select(now.id.replace(/^(\d+)\.\d+\./, `$1.${head}.`), { push: true });
+  else if (b !== undefined) select(`${b}.${head}.a_2`, { push: true });
   showRows();
 }
 
@@ -67,10 +70,10 @@ function mapRow(step) {
       role: "treeitem",
       id: `row-${step.id}`,
       tabindex: "-1",
-      "aria-level": step.head === null ? "1" : "2",
+      "aria-level": step.block === null ? "1" : step.head === null ? "2" : "3",
       "aria-selected": "false",
       data: { step: step.id },
-      onclick: () => select(step.id, { focus: true }),
+      onclick: () => select(step.id, { focus: true, push: true }),
     },
   );
 }
@@ -102,16 +105,25 @@ function showRows() {
       if (!element.hidden && !element.firstChild) fillRow(element, step);
       const chosen = step === now;
       element.setAttribute("aria-selected", String(chosen));
-      element.tabIndex = chosen ? 0 : -1;
       if (step.id.endsWith(".3") && step.head === null) element.setAttribute("aria-expanded", String(state.openHeads.has(step.block)));
     } else if (element.classList.contains("heads")) {
       const b = Number(element.dataset.block);
       element.hidden = !state.openBlocks.has(b) || !state.openHeads.has(b);
-      for (const button of element.querySelectorAll("button")) button.setAttribute("aria-pressed", String(Number(button.dataset.head) === state.head));
+      for (const button of element.querySelectorAll("button")) button.setAttribute("aria-selected", String(Number(button.dataset.head) === state.head));
     } else if (element.classList.contains("block-head")) {
       element.setAttribute("aria-expanded", String(state.openBlocks.has(Number(element.dataset.block))));
     }
   }
+  setTabStop();
+}
+
+/** Makes one item of the tree reachable with Tab: the selected step, or the block that hides it. */
+function setTabStop() {
+  const items = treeItems();
+  const block = String(state.steps.get(state.step).block);
+  const focused = items.find((item) => item === document.activeElement && item.dataset.block);
+  const stop = focused || items.find((item) => item.dataset.step === state.step) || items.find((item) => item.dataset.block === block) || items[0];
+  for (const item of state.mapElement.querySelectorAll("[role=treeitem]")) item.tabIndex = item === stop ? 0 : -1;
 }
 
 /** The ids of the visible steps, in map order. */
@@ -120,13 +132,14 @@ function shownSteps() {
 }
 
 function mapKey(event) {
-  if (!event.target.closest(".row") || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.target.closest(".block-head")) blockKey(event);
+  if (!event.target.closest(".row")) return;
   const now = state.steps.get(state.step);
   const shown = shownSteps();
   const at = shown.indexOf(state.step);
   let to = null;
-  if (event.key === "ArrowDown" || event.key === "j") to = shown[at + 1];
-  else if (event.key === "ArrowUp" || event.key === "k") to = shown[at - 1];
+  if (["ArrowDown", "ArrowUp", "j", "k"].includes(event.key)) to = moveInTree(event.target.closest(".row"), event.key === "ArrowDown" || event.key === "j" ? 1 : -1);
   else if (event.key === "Home") to = shown[0];
   else if (event.key === "End") to = shown[shown.length - 1];
   else if (event.key === "ArrowRight" && now.id.endsWith(".3") && now.head === null) {
@@ -135,7 +148,8 @@ function mapKey(event) {
     showRows();
   } else if (event.key === "ArrowLeft" && now.block !== null) {
     if (now.head !== null) to = `${now.block}.3`;
-    else if (now.id.endsWith(".3")) state.openHeads.delete(now.block);
+    else if (now.id.endsWith(".3") && state.openHeads.has(now.block)) state.openHeads.delete(now.block);
+    else focusItem(document.getElementById(`block-${now.block}`));
     showRows();
   } else if (/^[1-9]$/.test(event.key) && now.head !== null && Number(event.key) <= state.doc.model.heads) {
     chooseHead(Number(event.key) - 1);
@@ -146,6 +160,42 @@ function mapKey(event) {
       if (first && state.step === now.id) first.focus();
     });
   } else return;
+  event.preventDefault();
+  if (to) select(to, { focus: true });
+}
+
+/** The visible items of the tree, in order. The heads of a block are chosen with 1 to 9. */
+const treeItems = () => [...state.mapElement.querySelectorAll(".row, .block-head")].filter((item) => !item.hidden);
+
+/** The step after or before an item; a block that is closed gets the focus itself, and null is returned. */
+function moveInTree(item, by) {
+  const items = treeItems();
+  let at = items.indexOf(item) + by;
+  while (at in items && items[at].classList.contains("block-head") && items[at].getAttribute("aria-expanded") === "true") at += by;
+  if (!(at in items)) return null;
+  if (items[at].dataset.step) return items[at].dataset.step;
+  focusItem(items[at]);
+  return null;
+}
+
+/** Moves the tree's one tab stop to an item. */
+function focusItem(item) {
+  item.focus();
+  setTabStop();
+}
+
+/** Arrow keys on the head of a block: → opens it or enters it, ← closes it. */
+function blockKey(event) {
+  const item = event.target.closest(".block-head");
+  const b = Number(item.dataset.block);
+  const open = state.openBlocks.has(b);
+  let to = null;
+  if (event.key === "ArrowRight" && open) to = moveInTree(item, 1);
+  else if ((event.key === "ArrowRight" && !open) || (event.key === "ArrowLeft" && open)) {
+    toggleBlock(b);
+    focusItem(item);
+  } else if (event.key === "ArrowDown" || event.key === "ArrowUp") to = moveInTree(item, event.key === "ArrowDown" ? 1 : -1);
+  else if (event.key !== "ArrowLeft") return;
   event.preventDefault();
   if (to) select(to, { focus: true });
 }

@@ -41,7 +41,7 @@ function detailHead(step) {
 function moveBy(by) {
   const shown = shownSteps();
   const to = shown[shown.indexOf(state.step) + by];
-  if (to) select(to);
+  if (to) select(to, { push: true });
 }
 
 function backToMap() {

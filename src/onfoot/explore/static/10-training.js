@@ -147,7 +147,7 @@ function driverSection(id) {
   );
 }
 
-function attributionSection({ contributions, swaps }) {
+function attributionSection({ contributions, swaps, tried, lower }) {
   const largest = Math.max(...contributions.map(Math.abs));
   const { tokens, vocabulary } = state.doc;
   return h(
@@ -159,12 +159,12 @@ function attributionSection({ contributions, swaps }) {
       "ol",
       { class: "attribution" },
       contributions.map((value, t) =>
-        h("li", { data: { attribution: t, value: String(value) }, title: exact(value) }, h("span", { class: "token" }, tokens[t].text), bar(value, largest), h("span", { class: "num" }, brief(value, 3))),
+        h("li", { data: { attribution: t, value: String(value) }, title: exact(value) }, h("span", { class: "token", title: tokens[t].text }, tokens[t].text), bar(value, largest), h("span", { class: "num" }, brief(value, 3))),
       ),
     ),
-    h("h4", {}, "Swaps with the lowest predicted loss"),
-    h("p", { class: "lead" }, "The prediction is first order, but replacing a token is a large step; compare it with the actual change."),
-    h(
+    h("h4", {}, "Swaps that lower the loss"),
+    h("p", { class: "lead" }, `${lower ? grouped(lower) : "None"} of ${plural(tried, "swap")} ${lower === 1 ? "lowers" : lower ? "lower" : "lowers"} the loss${lower > swaps.length ? `, and these lower it most` : ""}. Special tokens are left out. The prediction is first order, but replacing a token is a large step: compare it with the actual change.`),
+    swaps.length > 0 && h(
       "div",
       { class: "table-scroll" },
       h(
@@ -177,7 +177,7 @@ function attributionSection({ contributions, swaps }) {
           swaps.map((swap) =>
             h(
               "tr",
-              {},
+              { data: { swap: `${swap.position} ${swap.new}`, actual: String(swap.actual) } },
               h("td", { class: "num" }, String(swap.position)),
               h("td", {}, quoted(vocabulary[swap.old])),
               h("td", {}, quoted(vocabulary[swap.new])),

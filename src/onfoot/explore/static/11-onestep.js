@@ -1,6 +1,7 @@
 // AdamW steps on this text, and the first steps of LoRA training.
 
 const FIRST_LR = 0.001;
+const MAX_STEPS = 20;
 
 async function drawOneStep() {
   state.optimizer = state.optimizer || { lr: FIRST_LR, steps: 1 };
@@ -18,10 +19,12 @@ async function drawOneStep() {
 
 function controls() {
   const { lr, steps } = state.optimizer;
-  const rate = h("input", { id: "lr", type: "number", min: "0.000001", max: "1", step: "any", value: String(lr), disabled: !store.served });
+  const rate = h("input", { id: "lr", type: "number", min: "0.000001", max: "1", step: "any", value: String(lr), disabled: !store.served, "aria-describedby": "message", oninput: () => isRate() && showMessage("") });
+  const isRate = () => Number(rate.value) > 0 && Number(rate.value) <= 1;
   const takeSteps = async (n) => {
     const wanted = { lr: Number(rate.value), steps: n };
-    if (!(wanted.lr > 0 && wanted.lr <= 1)) return showMessage("the learning rate must be > 0 and <= 1");
+    if (!isRate()) return showMessage("the learning rate must be > 0 and <= 1");
+    showMessage("");
     const before = state.optimizer;
     state.optimizer = wanted;
     await setView("step").catch((error) => {
@@ -38,7 +41,7 @@ function controls() {
     h("label", { for: "lr" }, "learning rate"),
     rate,
     h("button", { id: "first-step", type: "button", class: "primary", disabled: !store.served, onclick: () => takeSteps(1) }, steps === 1 ? "Take a step" : "Start over"),
-    h("button", { id: "next-step", type: "button", disabled: !store.served || steps >= 20, onclick: () => takeSteps(steps + 1) }, `Take step ${steps + 1}`),
+    h("button", { id: "next-step", type: "button", disabled: !store.served || steps >= MAX_STEPS, onclick: () => takeSteps(steps + 1) }, `Take step ${steps + 1}`),
     !store.served && h("span", { class: "aside" }, "This exported page contains step 1 only; run onfoot explore to take more."),
   );
 }
@@ -84,7 +87,7 @@ function updateSection(part) {
   const box = h("div", { class: "update" });
   const choice = h(
     "select",
-    { id: "parameter", onchange: () => showUpdate(box, part, choice.value) },
+    { id: "parameter", onchange: () => chooseUpdate(box, part, choice.value) },
     part.parameters.map((row) => h("option", { value: row.name }, `${row.name.replace("transformer.", "")}`)),
   );
   const first = part.parameters.find((row) => row.name.endsWith("attn.c_proj.weight")) || part.parameters[0];
@@ -93,8 +96,14 @@ function updateSection(part) {
   return h("section", { class: "block" }, h("h3", {}, "The AdamW update"), h("p", { class: "controls" }, h("label", { for: "parameter" }, "parameter"), choice), box);
 }
 
-function showUpdate(box, part, name) {
+function chooseUpdate(box, part, name) {
   state.updateOf = name;
+  state.at = null;
+  pushHash();
+  showUpdate(box, part, name);
+}
+
+function showUpdate(box, part, name) {
   const row = part.parameters.find((one) => one.name === name);
   const linked = new Linked({ r: 0, c: 0 });
   const sums = h("div", { class: "arithmetic" });

@@ -3,7 +3,8 @@
 async function drawMistakes() {
   const listed = await store.part("mistakes");
   const keys = listed.groups.flatMap((group) => group.mistakes.map((one) => one.key));
-  state.mistake = keys.includes(state.mistake) ? state.mistake : keys.find((key) => key.includes("γ outside")) || keys[0];
+  state.firstMistake = keys.find((key) => key.includes("γ outside")) || keys[0];
+  state.mistake = keys.includes(state.mistake) ? state.mistake : state.firstMistake;
   const result = h("div", { class: "mistake-result", "aria-live": "polite" });
   const list = h(
     "div",
@@ -14,7 +15,7 @@ async function drawMistakes() {
         { role: "group", "aria-label": group.name },
         h("div", { class: "group-name", "aria-hidden": "true" }, group.name),
         group.mistakes.map((one) =>
-          h("div", { class: "mistake", role: "option", tabindex: "-1", data: { key: one.key }, onclick: () => chooseMistake(one.key, result, true) }, one.name),
+          h("div", { class: "mistake", role: "option", tabindex: "-1", data: { key: one.key }, onclick: () => chooseMistake(one.key, result, true, pushHash) }, one.name),
         ),
       ),
     ),
@@ -43,11 +44,12 @@ function mistakeKey(event, keys, result) {
   const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: keys.length - 1 }[event.key];
   if (to === undefined || !(to in keys)) return;
   event.preventDefault();
-  chooseMistake(keys[to], result, true);
+  chooseMistake(keys[to], result, true, writeHash);
 }
 
-async function chooseMistake(key, result, focus = false) {
+async function chooseMistake(key, result, focus = false, note = null) {
   state.mistake = key;
+  if (note) note();
   for (const option of document.querySelectorAll(".mistake")) {
     const chosen = option.dataset.key === key;
     option.setAttribute("aria-selected", String(chosen));

@@ -11,7 +11,7 @@ async function drawOwn() {
     h("p", { class: "verdict" }, ownVerdict(found)),
     h("div", { class: "own-columns" }, h("div", {}, pairTable(found.pairs), found.runs && ownTable(found, compared)), compared),
   );
-  const first = found.rows.find((row) => row.wrong && row.arrays.right) || found.rows[0];
+  const first = found.rows.find((row) => ownId(row) === state.ownRow) || found.rows.find((row) => row.wrong && row.arrays.right) || found.rows[0];
   if (first) requestAnimationFrame(() => chooseOwn(first, compared));
   return view;
 }
@@ -36,6 +36,11 @@ function ownVerdict(found) {
 
 const ownId = (row) => (row.block === null || row.parameter ? row.name : `${row.block}.${row.name}`);
 
+function noteOwn(row) {
+  state.ownRow = ownId(row);
+  pushHash();
+}
+
 function openStep(step) {
   state.step = step;
   setView("map");
@@ -59,7 +64,7 @@ function ownTable(found, compared) {
   const rows = found.rows.map((row, i) => {
     const element = errorRow(row, i === first);
     const heading = element.querySelector("th");
-    heading.replaceChildren(h("button", { type: "button", class: "quiet", onclick: () => chooseOwn(row, compared) }, rowName(row)));
+    heading.replaceChildren(h("button", { type: "button", class: "quiet", onclick: () => noteOwn(row) || chooseOwn(row, compared) }, rowName(row)));
     return element;
   });
   return h(

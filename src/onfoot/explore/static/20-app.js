@@ -1,10 +1,16 @@
 // The page: its state, its views, and the form that runs another text.
 
+const FIRST_STEP = "embedding";
+const RUNNING = "Running the text …";
+
 const state = {
   doc: null,
   view: "map",
-  step: "embedding",
+  step: FIRST_STEP,
   cell: null, // { r, c } of the selected cell
+  token: null, // whose prediction is shown
+  at: null, // { id, r, c } of the selected cell of a parameter or intermediate value
+  asked: null, // { kind, value } of the text that is shown
   head: 0,
   steps: new Map(),
   owner: new Map(), // array id -> the step that shows it
@@ -29,19 +35,18 @@ function setDocument(doc) {
     for (const id of [...step.parameters.flat(), ...step.inside]) if (!state.owner.has(id)) state.owner.set(id, step.id);
   }
   state.owner.set("Δ_1", "embedding");
-  if (!state.steps.has(state.step)) state.step = "embedding";
-  if (state.head >= doc.model.heads) state.head = 0;
   const few = doc.model.blocks <= 3;
   for (let b = 0; b < doc.model.blocks; b++) if (few) state.openBlocks.add(b);
 }
 
 const stepOf = (id) => state.owner.get(id);
 
-/** Selects a step of the map and shows it. */
-function select(id, { focus = false } = {}) {
+/** Selects a step of the map and shows it; `push` makes it an entry of the history. */
+function select(id, { focus = false, push = false, at = null } = {}) {
   if (!state.steps.has(id)) return;
-  state.step = id;
+  Object.assign(state, { step: id, at });
   openRow();
+  if (push) pushHash();
   showRows();
   const old = document.querySelector(".detail");
   if (old) old.replaceWith(drawDetail());
@@ -74,27 +79,30 @@ function scrollMap() {
 async function goTo(stepId, id, r, c) {
   const step = state.steps.get(stepId);
   const isMain = step.forward === id || step.backward === id;
-  if (isMain) state.cell = { r, c };
+  const at = isMain ? null : { id, r, c };
+  if (isMain) {
+    state.cell = { r, c };
+    const t = tokenOf(store.meta(id), r, c);
+    if (t !== null) setToken(t);
+  }
   if (state.view !== "map") {
     state.step = stepId;
-    await setView("map");
-  } else select(stepId);
+    await setView("map", { at });
+  } else select(stepId, { push: true, at });
   if (isMain) {
     document.getElementById("step-name").focus();
     return;
   }
   await state.detailReady;
-  if (step.inside.includes(id)) await openInside();
-  const figure = [...document.querySelectorAll(".detail .figure")].find((element) => element.dataset.tensor === id);
+  const figure = await showAt();
   if (!figure) return;
-  await figure.ready;
-  figure.dispatchEvent(new CustomEvent("choose", { detail: { r, c } }));
   figure.scrollIntoView({ block: "center" });
   figure.querySelector("[role=grid]").focus({ preventScroll: true });
 }
 
-async function setView(view) {
-  state.view = view;
+async function setView(view, { push = true, at = null } = {}) {
+  const turn = (state.turn = (state.turn || 0) + 1);
+  Object.assign(state, { view, at });
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const chosen = tab.dataset.view === view;
     tab.setAttribute("aria-selected", String(chosen));
@@ -103,6 +111,7 @@ async function setView(view) {
   const main = document.getElementById("main");
   main.setAttribute("aria-labelledby", `tab-${view}`);
   tooltip.hide();
+  if (push) pushHash();
   writeHash();
   if (view === "map") {
     main.className = "with-map";
@@ -112,49 +121,20 @@ async function setView(view) {
     showRows();
     scrollMap();
   } else {
-    main.className = "";
-    state.mapElement = null;
-    main.setAttribute("aria-busy", "true");
+    const tab = document.getElementById(`tab-${view}`);
+    setBusy(`Computing ${tab ? quoted(tab.textContent) : "the view"} …`);
     let drawn;
     try {
       drawn = await VIEWS[view]();
     } catch (error) {
       drawn = h("p", { class: "message" }, error.message);
     }
-    if (state.view !== view) return;
+    if (state.turn !== turn) return;
+    main.className = ""; // only now: what was shown meanwhile keeps its layout
+    state.mapElement = null;
     main.replaceChildren(drawn);
   }
-  main.setAttribute("aria-busy", "false");
-}
-
-/** Writes the state to the URL hash, after a delay: a held arrow key changes it many times. */
-function writeHash() {
-  clearTimeout(state.writing);
-  state.writing = setTimeout(() => {
-    const query = new URLSearchParams({ view: state.view, step: state.step, cell: `${state.cell.r},${state.cell.c}` });
-    history.replaceState(null, "", `#${query}`);
-  }, 200);
-}
-
-function readHash(hash) {
-  const query = new URLSearchParams(hash.slice(1));
-  const cell = /^(\d+),(\d+)$/.exec(query.get("cell") || "");
-  if (cell) state.cell = { r: Number(cell[1]), c: Number(cell[2]) };
-  if (query.get("step")) state.step = query.get("step");
-  const head = /^\d+\.(\d+)\./.exec(state.step);
-  if (head) state.head = Number(head[1]);
-  if (query.get("view") === "map" || query.get("view") in VIEWS) state.view = query.get("view");
-}
-
-/** Applies a URL hash that was typed or linked. */
-function followHash(event) {
-  if (!state.doc) return;
-  clearTimeout(state.writing);
-  const before = state.view;
-  readHash(new URL(event.newURL).hash);
-  if (!state.steps.has(state.step)) state.step = "embedding";
-  if (state.view === "map" && before === "map") select(state.step);
-  else setView(state.view);
+  setBusy(state.request ? RUNNING : "");
 }
 
 function showMessage(text) {
@@ -166,18 +146,7 @@ function showMessage(text) {
 /** The summary of the run, and the tokens with the loss at each. */
 function drawFacts() {
   const { doc } = state;
-  const { model, tokens } = doc;
-  const worst = Math.max(...tokens.map((token) => token.loss || 0));
-  const chips = tokens.map((token, t) => {
-    const next = token.target === null ? "no target" : `target ${quoted(doc.vocabulary[token.target])}, probability ${percent(token.probability)}, loss ${brief(token.loss)}`;
-    const best = token.best.map((one) => `${quoted(doc.vocabulary[one.id])} ${percent(one.probability)}`).join(", ");
-    return h(
-      "button",
-      { type: "button", class: "chip", title: `${t} ${quoted(token.text)}: ${next}. Top predictions: ${best}`, "aria-label": `Token ${t}, ${token.text}: ${next}`, data: { token: t }, onclick: () => chooseToken(t) },
-      h("span", { class: "chip-text" }, token.text),
-      h("i", { class: "chip-loss", style: { height: `${token.loss === null ? 0 : Math.max(1, (18 * token.loss) / worst)}px` } }),
-    );
-  });
+  const { model } = doc;
   document.getElementById("facts").replaceChildren(
     h(
       "p",
@@ -186,32 +155,50 @@ function drawFacts() {
       h("span", {}, `mean over ${plural(doc.targets, "target")}`),
       h("span", {}, `${plural(model.blocks, "block")} · ${plural(model.heads, "head")} · width ${model.width} · ${plural(model.parameters, "parameter")} · float64`),
     ),
-    h("div", { class: "chips", role: "group", "aria-label": "Tokens and the loss at each" }, chips),
+    drawChips(),
   );
+  setToken(state.token);
 }
 
-/** Selects a token's row in the open figures. */
-function chooseToken(t) {
-  state.cell = { r: t, c: state.cell.c };
-  if (state.view === "map" && state.linked) state.linked.choose(t, state.cell.c);
-}
-
-async function run(body) {
-  const main = document.getElementById("main");
-  main.setAttribute("aria-busy", "true");
+/** Runs a text, {"text": …} or {"ids": …}, and shows it. Only the text asked for last is shown. Returns whether it was. */
+async function run(body, { push = true, query = null, quiet = false } = {}) {
+  const request = cancelRun();
+  state.request = request;
+  setBusy(RUNNING);
+  let doc;
   try {
-    setDocument(await store.study(body));
+    doc = await store.study(body, request.signal);
   } catch (error) {
-    showMessage(error.message);
-    main.setAttribute("aria-busy", "false");
-    return;
+    if (state.request !== request) return false;
+    if (!quiet) showMessage(error.message);
+    setBusy("");
+    return false;
   }
-  showMessage("");
-  if (!state.cell) state.cell = await largestCell(state.steps.get(state.step));
+  if (state.request !== request) return false;
+  state.request = null;
+  const [[kind, value]] = Object.entries(body);
+  if (store.served) showMessage("");
+  const old = state.asked;
+  state.asked = { kind, value };
+  setDocument(doc);
+  if (query) await recallEarly(query);
+  else if (old && state.cell.r >= doc.tokens.length - 1) state.cell = null; // the last token has no target: its error signal is 0
+  await settle();
+  if (state.doc !== doc) return false;
+  document.getElementById("kind").value = kind;
+  document.getElementById("text").value = value;
   drawFacts();
-  await setView(state.view);
-  if (state.doc.model.large) return;
-  proveAll(state.doc.key);
+  await setView(state.view, { push, at: state.at });
+  if (!doc.model.large) proveAll(doc.key);
+  return true;
+}
+
+/** Drops the request for a text that is still under way; returns a new one. */
+function cancelRun() {
+  if (state.request) state.request.abort();
+  state.request = null;
+  setBusy("");
+  return new AbortController();
 }
 
 /** The cell selected at first: where the error signal is largest. */
@@ -238,12 +225,14 @@ async function proveAll(key) {
 
 function start() {
   refreshColours();
-  if (store.opening.own) state.view = "own";
-  else {
+  correctScripts();
+  const bar = document.querySelector(".view-bar");
+  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
+  if (!store.opening.own) {
     document.getElementById("tab-own").remove();
     delete VIEWS.own;
   }
-  readHash(location.hash);
+  state.view = firstView();
   const form = document.getElementById("ask");
   const kind = document.getElementById("kind");
   const text = document.getElementById("text");
@@ -266,21 +255,29 @@ function start() {
       event.preventDefault();
       const next = tabs[(i + by + tabs.length) % tabs.length];
       next.focus();
-      setView(next.dataset.view);
+      setView(next.dataset.view, { push: !event.repeat });
     });
   }
-  addEventListener("hashchange", followHash);
+  history.scrollRestoration = "manual"; // a view is drawn before it can be scrolled
+  addEventListener("popstate", followAddress);
+  document.addEventListener("scroll", keepScroll, { capture: true, passive: true });
   setUpTheme();
-  runOpening(kind, text);
+  runOpening();
 }
 
-/** Runs the text that the page opens with. */
-async function runOpening(kind, text) {
-  const { opening } = store;
-  kind.value = opening.kind;
-  text.value = opening.value;
-  if (opening.ids_only) kind.disabled = true;
-  await run({ [opening.kind]: opening.value });
+/** Runs the text that the address names, or else the one that the page opens with. */
+async function runOpening() {
+  const query = readAddress();
+  const asked = askedBy(query);
+  if (store.opening.ids_only) document.getElementById("kind").disabled = true;
+  const first = { kind: store.opening.kind, value: store.opening.value };
+  for (const { kind, value } of isOpening(asked) ? [first] : [asked, first]) {
+    const quiet = !isOpening({ kind, value }); // a text that cannot be run any more
+    if (await run({ [kind]: value }, { push: false, query, quiet })) break;
+    if (state.doc) return; // another text was run meanwhile
+  }
+  address.read = query;
+  await recallLate(query);
 }
 
 const THEMES = { "": ["◐", "system"], light: ["○", "light"], dark: ["●", "dark"] };
@@ -295,10 +292,8 @@ function setUpTheme() {
     button.setAttribute("aria-label", `Colour theme: ${THEMES[theme][1]}`);
     button.title = button.getAttribute("aria-label");
     refreshColours();
-    if (state.doc) setView(state.view);
+    if (state.doc) setView(state.view, { push: false, at: state.at }).then(showAt);
   };
   button.addEventListener("click", () => apply(order[(order.indexOf(document.documentElement.dataset.theme || "") + 1) % order.length]));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => apply(document.documentElement.dataset.theme || ""));
 }
-
-start();

@@ -1,0 +1,3 @@
+// The last file: every part of the page is defined and registered by now.
+
+start();

@@ -1,0 +1,57 @@
+"""Tokens whose replacement lowers the loss: the actual change of every swap that can be tried in a moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onfoot.arrays import to_numpy
+from onfoot.explore.study_context import StudyContext
+from onfoot.explore.texts import special_ids
+from onfoot.ops.cross_entropy import IGNORE
+
+MAX_TRIED = 1024
+WORK = 2e10  # multiplications: about a second
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class TriedSwap:
+    """One token replaced by another; the targets stay those of the text."""
+
+    position: int
+    old: int
+    new: int
+    predicted: float  # Δ_0[t, new] − Δ_0[t, old], the change of the loss to first order
+    actual: float  # the loss with the swap minus the loss without it
+
+
+def tried_swaps(m: StudyContext) -> list[TriedSwap]:
+    """The swaps with the lowest predicted loss, in that order, with their actual change; no special tokens."""
+    ids = m.tokens[0]
+    delta_0 = to_numpy(m.trace.delta[0])[0]  # (T, V)
+    predicted = delta_0 - delta_0[np.arange(len(ids)), ids][:, None]  # (T, V)
+    predicted[np.arange(len(ids)), ids] = np.inf  # the same token
+    predicted[:, special_ids(m.model)] = np.inf
+    n = min(MAX_TRIED, max(int(WORK / (m.model.n_params * len(ids))), 1), int(np.isfinite(predicted).sum()))
+    best = np.argsort(predicted, axis=None, kind="stable")[:n]
+    places, new = np.unravel_index(best, predicted.shape)
+    swapped = np.repeat(m.tokens, n, axis=0)  # (n, T)
+    swapped[np.arange(n), places] = new
+    losses = np.concatenate([_losses(m, swapped[i : i + BATCH]) for i in range(0, n, BATCH)])  # (n,)
+    changes = (losses - m.trace.loss).tolist()
+    return [
+        TriedSwap(int(t), int(ids[t]), int(id), float(predicted[t, id]), change)
+        for t, id, change in zip(places, new, changes, strict=True)
+    ]
+
+
+def _losses(m: StudyContext, tokens: np.ndarray) -> np.ndarray:
+    """The loss of each row, with the targets of the text."""
+    logits = to_numpy(m.model.logits(tokens))  # (n, T, V)
+    counts = np.flatnonzero(m.targets[0] != IGNORE)
+    kept = logits[:, counts] - logits[:, counts].max(axis=-1, keepdims=True)
+    log_p = kept - np.log(np.exp(kept).sum(axis=-1, keepdims=True))
+    at_target = log_p[:, np.arange(len(counts)), m.targets[0, counts]]  # (n, targets)
+    return -at_target.sum(axis=1) / m.divisor
