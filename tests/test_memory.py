@@ -33,6 +33,7 @@ JOBS = {
     "llama": Job(LLAMA, 8, 512),
     "small": Job(replace(CONFIG, n_layer=8, n_embd=128, vocab_size=300), 24, 512),
 }
+LARGE = ("recomputed", "llama")  # half a minute each
 
 PEAK = """
 import sys, numpy as np, onfoot
@@ -55,7 +56,7 @@ print(peak_bytes())
 
 @pytest.mark.optional("only Linux has /proc")
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else []) for name in JOBS])
 def test_the_peak_of_a_run_is_predicted_within_three_percent(name: str) -> None:
     job = JOBS[name]
     numbers = [job.batch, job.tokens, job.lora, int(job.clip), int(job.recompute)]
