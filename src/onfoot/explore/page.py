@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onfoot.explore import tour
 from onfoot.explore.describe import encoded
 from onfoot.explore.study import Study, Track, untracked
 
@@ -78,7 +79,7 @@ def _hash(text: str) -> str:
 
 def export(study: Study, opening: dict[str, Any], track: Track = untracked) -> str:
     """The study as one page that needs no server: every array, gradient check and view."""
-    parts = study.all_parts(track)
+    parts = {**study.all_parts(track), "tour": tour.filled(study, opening.get("tour"))}
     arrays: dict[str, str] = {}
     tensors = {}
     size = 0
