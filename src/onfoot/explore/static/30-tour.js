@@ -1,7 +1,7 @@
 // The tour: a bar at the bottom of the page with one stop at a time, filled in with the numbers of this run.
 
 const TOUR_KEY = "onfoot explore tour";
-const SPOTS = {
+const TOUR_SPOTS = {
   // what a tour file may call the element that it talks about -> where it is on the page
   loss: () => "#loss",
   tokens: () => ".chips",
@@ -9,7 +9,7 @@ const SPOTS = {
   row: () => `[data-step="${state.step}"]`,
   forward: () => ".detail > .pair .figure:not(.is-gradient)",
   backward: () => ".detail > .pair .figure.is-gradient",
-  terms: () => ".detail > .pair .figure.is-gradient .terms",
+  terms: () => ".detail > .pair .figure.is-gradient .explanation",
   parameters: () => ".detail .parameter",
   play: () => ".motion .play",
   heads: () => ".head-cards",
@@ -20,7 +20,7 @@ const SPOTS = {
 const tour = { stops: null, key: "", at: -1, wanted: "", panel: null, moving: 0 };
 
 /** What the browser remembers of this page, in memory where storage is forbidden. */
-const memory = {
+const tourMemory = {
   values: new Map(),
   get(key) {
     try {
@@ -68,13 +68,13 @@ async function openTour(at) {
   }
   if (turn !== tour.moving || !stops.length) return;
   tour.at = Math.min(Math.max(at, 0), stops.length - 1);
-  memory.set(TOUR_KEY, String(tour.at + 1));
+  tourMemory.set(TOUR_KEY, String(tour.at + 1));
   hideOffer();
-  drawPanel(stops);
+  drawTourPanel(stops);
   const stop = stops[tour.at];
   await goToStop(stop);
   if (turn !== tour.moving || tour.at < 0) return;
-  spotlight(stop);
+  showTourSpot(stop);
   tour.panel.dataset.ready = String(tour.at + 1);
   if (typeof writeHash === "function") writeHash();
 }
@@ -95,27 +95,27 @@ async function goToStop(stop) {
 }
 
 /** Marks the element that the stop talks about. */
-function spotlight(stop) {
-  clearSpots();
-  const selector = stop.show && SPOTS[stop.show] && SPOTS[stop.show]();
+function showTourSpot(stop) {
+  clearTourSpots();
+  const selector = stop.show && TOUR_SPOTS[stop.show] && TOUR_SPOTS[stop.show]();
   const element = selector && document.querySelector(selector);
   if (!element) return;
   element.classList.add("tour-spot");
   element.scrollIntoView({ block: "nearest" });
 }
 
-function clearSpots() {
+function clearTourSpots() {
   for (const element of document.querySelectorAll(".tour-spot")) element.classList.remove("tour-spot");
 }
 
-function drawPanel(stops) {
+function drawTourPanel(stops) {
   const stop = stops[tour.at];
   const isNew = !tour.panel;
   if (isNew) {
     tour.panel = h("section", { class: "tour", id: "tour", "aria-label": "Tour" });
     document.body.append(tour.panel);
     document.body.classList.add("touring");
-    new ResizeObserver(() => document.documentElement.style.setProperty("--tour", `${tour.panel ? tour.panel.offsetHeight : 0}px`)).observe(tour.panel);
+    new ResizeObserver(keepTourClear).observe(tour.panel);
   }
   const last = tour.at === stops.length - 1;
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.tour : "";
@@ -140,9 +140,15 @@ function drawPanel(stops) {
       go("leave", "Leave", null, { class: "quiet", title: "Leave the tour (Esc)" }),
     ),
   );
+  keepTourClear();
   const again = tour.panel.querySelector(`[data-tour="${focused || "none"}"]:not(:disabled)`);
   if (again) again.focus({ preventScroll: true });
   else if (isNew || focused) next.focus({ preventScroll: true });
+}
+
+/** Tells the style sheet the height of the bar, which no part of the page may be hidden under. */
+function keepTourClear() {
+  document.documentElement.style.setProperty("--tour", `${tour.panel ? tour.panel.offsetHeight : 0}px`);
 }
 
 /** A part of a sentence: words, a formula, or a number of this run. */
@@ -156,19 +162,19 @@ function closeTour() {
   tour.moving++;
   if (!tour.panel) return;
   const last = tour.stops && tour.at === tour.stops.length - 1;
-  memory.set(TOUR_KEY, last ? "done" : String(tour.at + 1));
+  tourMemory.set(TOUR_KEY, last ? "done" : String(tour.at + 1));
   tour.at = -1;
   tour.panel.remove();
   tour.panel = null;
   document.body.classList.remove("touring");
-  clearSpots();
+  clearTourSpots();
   nameTourButton();
   document.getElementById("take-tour").focus({ preventScroll: true });
   if (typeof writeHash === "function") writeHash();
 }
 
 /** The stop at which the tour was left, counted from 0. */
-const leftAt = () => Math.max((Number(memory.get(TOUR_KEY)) || 1) - 1, 0);
+const leftAt = () => Math.max((Number(tourMemory.get(TOUR_KEY)) || 1) - 1, 0);
 
 function nameTourButton() {
   const at = leftAt();
@@ -186,9 +192,9 @@ function offerTour() {
   const theme = document.getElementById("theme");
   theme.before(h("button", { type: "button", id: "take-tour", class: "quiet", onclick: () => openTour(leftAt()) }, "Tour"));
   nameTourButton();
-  if (memory.get(TOUR_KEY)) return;
+  if (tourMemory.get(TOUR_KEY)) return;
   const decline = () => {
-    memory.set(TOUR_KEY, "done");
+    tourMemory.set(TOUR_KEY, "done");
     hideOffer();
   };
   document.querySelector(".tabs").before(
