@@ -11,6 +11,7 @@ from typing import Any
 
 from onfoot.explore import tour
 from onfoot.explore.describe import encoded
+from onfoot.explore.glossary import glossary
 from onfoot.explore.study import Study, Track, untracked
 
 STATIC = Path(__file__).parent / "static"
@@ -25,8 +26,9 @@ def style() -> str:
 
 @cache
 def script() -> str:
-    """All scripts in order of file name, in their own scope."""
-    parts = [path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))]
+    """The glossary and all scripts in order of file name, in their own scope."""
+    parts = [f"const GLOSSARY = {json.dumps(glossary(), ensure_ascii=False, separators=(',', ':'))};"]
+    parts += [path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 

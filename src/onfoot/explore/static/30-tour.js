@@ -224,7 +224,7 @@ function setUpTour() {
   remember("tour", () => (tour.at < 0 ? "" : String(tour.at + 1)), followTour);
   addEventListener("hashchange", () => named(location.hash) && followTour(named(location.hash)));
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.defaultPrevented) return;
+    if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
     if (tour.panel) closeTour();
     else if (document.getElementById("tour-offer")) document.querySelector("#tour-offer .quiet").click();
   });
