@@ -70,7 +70,10 @@ def test_focusing_a_formula_lists_its_symbols_and_an_equation_its_paper(page: An
     assert page.evaluate("document.activeElement.className") == "eq"
     assert "Equation 40 of" in tip(page) and PAPER in tip(page) and "NET.2: an equation of onfoot’s own" in tip(page)
     page.keyboard.press("Shift+Tab")
-    assert page.locator("#gloss-tip .gloss").evaluate_all("all => all.map(x => x.dataset.symbol)") == ["Δ_1 Δ_5 Δ_2", "LNᵇ_1"]
+    assert page.locator("#gloss-tip .gloss").evaluate_all("all => all.map(x => x.dataset.symbol)") == [
+        "Δ_1 Δ_5 Δ_2",
+        "LNᵇ_1",
+    ]
     assert formula.get_attribute("aria-describedby") == "gloss-tip"
     page.keyboard.press("Escape")
     assert page.locator("#gloss-tip").is_hidden() and formula.get_attribute("aria-describedby") is None

@@ -62,9 +62,8 @@ def test_the_built_in_tour_has_eight_stops_and_every_number_of_it_is_filled_in(s
 
 
 def test_every_number_that_a_tour_may_name_exists_in_this_run(study: Study) -> None:
-    arrays = {"formula": "Δ_5", "masked": "0.0.Δ_causal", "where": "0.∂w_3", "at target": "Δ_12", "at best": "Δ_12"}
-    arrays |= {kind: "0.∂w_3" for kind in ("largest", "most", "most token", "most position")}
-    arrays["formula"] = "0.Δ_5"
+    arrays = {"masked": "0.0.Δ_causal", "where": "0.∂w_3", "at target": "Δ_12", "at best": "Δ_12"}
+    arrays |= dict.fromkeys(("largest", "most", "most token", "most position"), "0.∂w_3")
     names = [f"{{{name}}}" for name in PLAIN] + [f"{{{kind} {arrays.get(kind, '0.Δ_5')}}}" for kind in OF_ARRAYS]
     stops = parse("# All\n" + "\n".join(names))
     (stop,) = filled(study, [vars(stop) for stop in stops])["stops"]
@@ -103,7 +102,9 @@ def test_an_error_in_a_tour_names_the_line(text: str, line: int, words: str) -> 
 def test_the_page_has_a_place_for_everything_that_a_tour_may_show() -> None:
     script = (BUILT_IN.parent / "30-tour.js").read_text(encoding="utf-8")
     table = script[script.index("TOUR_SPOTS = {") : script.index("};")]
-    assert {line.split(":")[0].strip(' "') for line in table.splitlines() if "=> " in line and "//" not in line} == SPOTS
+    assert {
+        line.split(":")[0].strip(' "') for line in table.splitlines() if "=> " in line and "//" not in line
+    } == SPOTS
 
 
 def test_the_command_reads_another_tour_and_refuses_a_wrong_one(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onfoot.explore.mathml import tree
-from onfoot.explore.tour_numbers import Missing, TourNumbers, known_numbers
+from onfoot.explore.tour_numbers import MissingNumberError, TourNumbers, known_numbers
 
 if TYPE_CHECKING:
     from onfoot.explore.study import Study
@@ -138,7 +138,7 @@ def _filled_stop(stop: Stop, numbers: TourNumbers, math: dict[str, Any]) -> dict
     """The stop as JSON; None if this network has no such step, or no sentence of it can be filled in."""
     try:
         step = numbers.step(stop.step)
-    except Missing:
+    except MissingNumberError:
         return None
     sentences = [parts for text in stop.sentences if (parts := _parts(text, numbers, math))]
     if not sentences:
@@ -165,7 +165,7 @@ def _parts(text: str, numbers: TourNumbers, math: dict[str, Any]) -> list[Any]:
         if match[1] is not None:
             try:
                 shown, value = numbers.number(match[1])
-            except Missing:
+            except MissingNumberError:
                 return []
             if not match[1].startswith("formula "):
                 out.append({"name": match[1], "text": shown, "value": value})

@@ -21,7 +21,7 @@ Number = tuple[str, Any]  # as the page shows it, and the exact value
 MAX_CONTEXT = 24  # characters of {context}
 
 
-class Missing(Exception):
+class MissingNumberError(Exception):
     """This network, or this run, has no such number."""
 
 
@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
 
 
 class TourNumbers:
-    """Looks up the numbers of one study by name; `Missing` if it does not have one."""
+    """Looks up the numbers of one study by name; `MissingNumberError` if it does not have one."""
 
     def __init__(self, study: Study) -> None:
         self.study, self.doc = study, study.document
@@ -63,13 +63,13 @@ class TourNumbers:
         """The step of that id, where `last` stands for the last block."""
         found = self._resolved(id)
         if found and all(step.id != found for step in self.study.steps):
-            raise Missing(id)
+            raise MissingNumberError(id)
         return found
 
     def array(self, id: str) -> Tensor:
         found = self._resolved(id)
         if found not in self.study.tensors:
-            raise Missing(id)
+            raise MissingNumberError(id)
         return self.study.tensors[found]
 
     def _resolved(self, id: str) -> str:
@@ -134,10 +134,10 @@ class TourNumbers:
 
     @cached_property
     def causes(self) -> np.ndarray:
-        """The share of each target's loss in the error signal of the blamed token (T,); one backward pass per target."""
+        """The share of each target's loss in the blamed token's error signal (T,); one backward pass per target."""
         study = self.study
         if study.is_large:
-            raise Missing("one backward pass per target")
+            raise MissingNumberError("one backward pass per target")
         total = study.tensors.value("Δ_1")[self.blamed]
         shares = np.zeros(len(self.tokens))
         for t in np.flatnonzero(study.targets[0] != IGNORE):
@@ -156,7 +156,7 @@ class TourNumbers:
     @cached_property
     def update(self) -> dict[str, Any]:
         if self.study.is_large:
-            raise Missing("an optimizer step needs a copy of the model")
+            raise MissingNumberError("an optimizer step needs a copy of the model")
         return self.study.optimizer(*one_step.FIRST)
 
 
@@ -175,7 +175,7 @@ def _skip_part(n: TourNumbers, tensor: Tensor) -> np.ndarray:
     for term in tensor.terms:
         if len(term.factors) == 1 and not term.over and len(tensor.terms) > 1:
             return n.study.tensors.value(term.factors[0].tensor)
-    raise Missing(f"a skip into {tensor.id}")
+    raise MissingNumberError(f"a skip into {tensor.id}")
 
 
 def _branch(n: TourNumbers, tensor: Tensor) -> Number:
@@ -187,7 +187,7 @@ def _per_token(n: TourNumbers, tensor: Tensor) -> np.ndarray:
     """What each token adds to the largest number of a parameter's gradient (T,)."""
     term = next((term for term in tensor.terms if term.over == OVER_TOKENS), None)
     if term is None:
-        raise Missing(f"a sum over tokens in {tensor.id}")
+        raise MissingNumberError(f"a sum over tokens in {tensor.id}")
     index = dict(zip("rc"[2 - tensor.value.ndim :], _largest(tensor), strict=True))
     lines = []
     for factor in term.factors:
@@ -214,10 +214,10 @@ def _where(tensor: Tensor) -> Number:
 def _masked(tensor: Tensor) -> Number:
     """The number of cells above the diagonal, if all of them are exactly 0."""
     if tensor.value.ndim != 2 or tensor.value.shape[0] != tensor.value.shape[1]:
-        raise Missing(f"a mask in {tensor.id}")
+        raise MissingNumberError(f"a mask in {tensor.id}")
     above = tensor.value[np.triu_indices(len(tensor.value), 1)]
     if above.any():
-        raise Missing(f"zeros above the diagonal of {tensor.id}")
+        raise MissingNumberError(f"zeros above the diagonal of {tensor.id}")
     return f"{above.size:,}", int(above.size)
 
 
@@ -236,13 +236,13 @@ def _count(x: int) -> Number:
 def _at_worst(n: TourNumbers, tensor: Tensor, column: int) -> Number:
     """The number of the worst token's row at a column of the vocabulary."""
     if tensor.axes[-1] != "vocabulary" or tensor.columns is not None:
-        raise Missing(f"columns of the vocabulary in {tensor.id}")
+        raise MissingNumberError(f"columns of the vocabulary in {tensor.id}")
     return _number(float(tensor.value[n.worst, column]))
 
 
 def _formula(tensor: Tensor) -> Number:
     if not tensor.formula.text:
-        raise Missing(f"a formula of {tensor.id}")
+        raise MissingNumberError(f"a formula of {tensor.id}")
     return tensor.formula.text, None
 
 

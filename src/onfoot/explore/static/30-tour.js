@@ -11,7 +11,7 @@ const TOUR_SPOTS = {
   backward: () => ".detail > .pair .figure.is-gradient",
   terms: () => ".detail > .pair .figure.is-gradient .explanation",
   parameters: () => ".detail .parameter",
-  play: () => ".motion .play",
+  play: () => ".motion-buttons",
   heads: () => ".head-cards",
   "take a step": () => "#next-step",
   tabs: () => ".tabs",
@@ -178,7 +178,9 @@ const leftAt = () => Math.max((Number(tourMemory.get(TOUR_KEY)) || 1) - 1, 0);
 
 function nameTourButton() {
   const at = leftAt();
-  document.getElementById("take-tour").textContent = at > 0 ? `Resume tour (${at + 1})` : "Tour";
+  const button = document.getElementById("take-tour");
+  button.textContent = at > 0 ? `Tour (${at + 1})` : "Tour";
+  button.setAttribute("aria-label", at > 0 ? `Resume tour (${at + 1})` : "Tour");
 }
 
 function hideOffer() {
