@@ -1,7 +1,7 @@
 """What every symbol and operator in the page's formulas means, in a sentence, with its shape.
 
-The table is static/symbols.txt; its meanings are those of docs/equations and of `onfoot.tables`. A symbol is looked up first as it is (`w_tok`), then
-with i in place of its number (`a_5` as `a_i`).
+The table is static/symbols.txt; its meanings are those of docs/equations and of `onfoot.tables`. A symbol is looked up
+first as it is (`w_tok`), then with i in place of its number (`a_5` as `a_i`).
 """
 
 from __future__ import annotations

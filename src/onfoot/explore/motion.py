@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +15,10 @@ if TYPE_CHECKING:
 
 def motion(steps: list[Step], tensors: Tensors) -> dict[str, Any]:
     """Norms and sums by array id, and edges as pairs of step ids, forward; the backward pass reverses them."""
-    arrays = [tensors[id] for step in steps for id in (step.forward, step.backward) if id is not None]
+    shown = [tensors[id] for step in steps for id in (step.forward, step.backward) if id is not None]
+    arrays = [one for one in shown if one.id != "a_0" and not getattr(one, "transient", False)]  # ids have no size
     return {
-        "norms": {tensor.id: finite_norm(tensor.value) for tensor in arrays if tensor.id != "a_0"},  # ids have no size
+        "norms": {tensor.id: finite_norm(tensor.value) for tensor in arrays},
         "edges": edges(steps, tensors),
         "sums": {tensor.id: parts for tensor in arrays if (parts := sum_parts(tensor, tensors))},
     }
@@ -28,40 +31,42 @@ def finite_norm(value: np.ndarray) -> float:
 
 def edges(steps: list[Step], tensors: Tensors) -> list[tuple[str, str]]:
     """(from, to) for every step that reads the activation of another; the last row of a head feeds its attention."""
-    out = [(source, step.id) for i, step in enumerate(steps) for source in _sources(i, steps, tensors)]
-    attention = ""
+    out: list[tuple[str, str]] = []
+    shown: dict[tuple[int | None, int | None], dict[str, str]] = {}  # block and head -> activation -> its step
+    trunk: dict[str, str] = {}  # the same for the rows outside heads
+    attention, before = "", ""
     for step, after in zip(steps, [*steps[1:], None], strict=True):
+        own = shown.setdefault((step.block, step.head), {})
+        out += [(source, step.id) for source in _sources(step, ChainMap(own, trunk), tensors, before)]
+        own[step.forward] = before = step.id
         if step.head is None:
+            trunk.setdefault(step.forward, step.id)
             attention = step.id
-        elif after is None or after.head != step.head or after.block != step.block:
+        elif after is None or (after.block, after.head) != (step.block, step.head):
             out.append((step.id, attention))
     return out
 
 
-def _sources(i: int, steps: list[Step], tensors: Tensors) -> list[str]:
-    """The steps whose activation the step reads, found by following the terms of its own."""
-    step = steps[i]
-    before = {other.forward: other.id for other in reversed(steps[:i]) if other.head is None}
-    before |= {other.forward: other.id for other in steps[:i] if (other.block, other.head) == (step.block, step.head)}
-    if step.forward in before:  # a head shows its block's activation again
-        return [before[step.forward]]
+def _sources(step: Step, known: Mapping[str, str], tensors: Tensors, before: str) -> list[str]:
+    """The steps whose activation the step reads, found by following the terms of its own; else the step before."""
+    if step.forward in known:  # a head shows its block's activation again
+        return [known[step.forward]]
     found: dict[str, None] = {}
-    is_open = not tensors[step.forward].terms  # whether something that is not a parameter has no terms
+    has_other = not tensors[step.forward].terms  # whether it is made of something unnamed that is not a parameter
     waiting = [step.forward]
     seen = set(waiting)
     while waiting:
         for term in tensors[waiting.pop()].terms:
             for id in (factor.tensor for factor in term.factors):
-                if id in before:
-                    found[before[id]] = None
+                if id in known:
+                    found[known[id]] = None
                 elif id not in seen:
                     seen.add(id)
                     waiting.append(id)
-                    is_open = is_open or (not tensors[id].terms and tensors[id].parameter is None)
-    order = [other.id for other in steps]
-    if not found and is_open and i:
-        found[steps[i - 1].id] = None
-    return sorted(found, key=order.index)
+                    has_other = has_other or (not tensors[id].terms and tensors[id].parameter is None)
+    if not found and has_other and before:
+        return [before]
+    return list(found)
 
 
 def sum_parts(tensor: Tensor, tensors: Tensors) -> list[dict[str, Any]]:

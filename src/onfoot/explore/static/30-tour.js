@@ -80,18 +80,27 @@ async function openTour(at) {
 }
 
 async function goToStop(stop) {
+  const isMap = stop.view === "map" && state.view === "map" && state.mapElement && stop.step;
   if (stop.cell) state.cell = { r: stop.cell[0], c: stop.cell[1] };
-  if (stop.view === "map" && stop.step && state.view === "map" && state.mapElement) select(stop.step);
-  else {
-    if (stop.step) state.step = stop.step;
-    await setView(stop.view);
-  }
+  if (stop.cell && stop.step) tourToken(stop);
+  Object.assign(state, { view: stop.view, step: stop.step || state.step });
+  if (typeof pushHash === "function") pushHash();
+  if (isMap) select(stop.step);
+  else await setView(stop.view, { push: false });
   if (stop.view === "map") await state.detailReady;
   const largest = stop.show === "parameters" && document.querySelector(".parameter .figure.is-gradient");
   if (!largest) return;
   await largest.ready;
   const cell = await largestCell({ backward: largest.dataset.tensor });
   largest.dispatchEvent(new CustomEvent("choose", { detail: cell }));
+}
+
+/** Shows the prediction of the token that the stop talks about. */
+function tourToken(stop) {
+  const step = state.steps.get(stop.step);
+  const { axes } = store.meta(step.backward || step.forward);
+  const t = axes.length === 1 ? stop.cell[1] : stop.cell[0];
+  if (axes[0] === "token" && typeof setToken === "function") setToken(t);
 }
 
 /** Marks the element that the stop talks about. */
@@ -199,7 +208,7 @@ function offerTour() {
     tourMemory.set(TOUR_KEY, "done");
     hideOffer();
   };
-  document.querySelector(".tabs").before(
+  document.getElementById("facts").after(
     h(
       "aside",
       { id: "tour-offer", class: "tour-offer", "aria-label": "What is this page?" },
