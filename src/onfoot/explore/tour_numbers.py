@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onfoot.explore.tensors import Tensor
 
 Number = tuple[str, Any]  # as the page shows it, and the exact value
+OF_STEP = "gradient of "
 MAX_CONTEXT = 24  # characters of {context}
 
 
@@ -67,6 +68,13 @@ class TourNumbers:
         return found
 
     def array(self, id: str) -> Tensor:
+        """The array of that id; "gradient of STEP" is that of the step's first parameter."""
+        if id.startswith(OF_STEP):
+            step_id = self.step(id.removeprefix(OF_STEP))
+            parameters = next(step.parameters for step in self.study.steps if step.id == step_id)
+            if not parameters:
+                raise MissingNumberError(id)
+            return self.study.tensors[parameters[0][1]]
         found = self._resolved(id)
         if found not in self.study.tensors:
             raise MissingNumberError(id)
@@ -266,6 +274,7 @@ PLAIN: dict[str, Callable[[TourNumbers], Number]] = {
     "blamed position": lambda n: _count(n.blamed),
     "blamed norm": lambda n: _number(float(n.blame[n.blamed])),
     "blamed own share": lambda n: _share(float(n.causes[n.blamed])),
+    "blamed later share": lambda n: _share(1 - float(n.causes[n.blamed])),
     "cause token": lambda n: n.token(n.cause),
     "cause position": lambda n: _count(n.cause),
     "cause share": lambda n: _share(float(n.causes[n.cause])),
