@@ -154,7 +154,10 @@ def test_the_numbers_of_the_tour_are_the_librarys(visitor: Any, model: Model, to
 
     gradient = grads["transformer.h.1.mlp.c_proj.weight"]
     row, column = np.unravel_index(np.abs(gradient).argmax(), gradient.shape)
-    assert weight["where gradient of last.9"] == [row, column] and weight["largest gradient of last.9"] == gradient[row, column]
+    assert (
+        weight["where gradient of last.9"] == [row, column]
+        and weight["largest gradient of last.9"] == gradient[row, column]
+    )
     adds = trace["a_8", 1][0][:, row] * trace["Δ_10", 1][0][:, column]  # eq FC.3, token by token
     assert adds.sum() == pytest.approx(gradient[row, column], rel=1e-12)
     assert weight["most position gradient of last.9"] == (np.sign(gradient[row, column]) * adds).argmax()

@@ -135,8 +135,9 @@ function flowWords() {
 function keepInView(map, row) {
   if (!row || map.scrollHeight <= map.clientHeight) return;
   const top = row.offsetTop;
+  const seen = Math.min(map.clientHeight, innerHeight - (tour.panel ? tour.panel.offsetHeight : 0) - map.getBoundingClientRect().top); // it may extend below the window
   if (top < map.scrollTop + 30) map.scrollTop = top - 60;
-  else if (top + row.offsetHeight > map.scrollTop + map.clientHeight - 30) map.scrollTop = top + row.offsetHeight - map.clientHeight + 80;
+  else if (top + row.offsetHeight > map.scrollTop + seen - 30) map.scrollTop = top + row.offsetHeight - seen + 80;
 }
 
 /** The connections that pass other rows, with a lane for each: short ones nearest to the rows. */
