@@ -105,9 +105,7 @@ def take(browser: Any, address: str, name: str) -> None:
 
 def record(browser: Any, address: str) -> None:
     """Saves 20 seconds of a first visit: the offer, the tour, and the error signal climbing."""
-    context = browser.new_context(
-        viewport={"width": 1200, "height": 760}, color_scheme="light", reduced_motion="reduce"
-    )
+    context = browser.new_context(viewport={"width": 1200, "height": 760}, color_scheme="light")
     tab = context.new_page()
     tab.goto(address)
     settled(tab)
