@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -46,3 +47,12 @@ def test_every_file_that_is_not_a_module_is_declared_as_package_data() -> None:
     others = [file for file in files if not file.endswith((".py", ".pyc"))]
     assert "src/onfoot/explore/default/model.safetensors" in others
     assert [file for file in others if not any(fnmatch(file, pattern) for pattern in patterns)] == []
+
+
+def test_the_pictures_of_the_documentation_exist_and_are_small() -> None:
+    images = ROOT / "docs" / "images"
+    named = re.findall(r"\(images/([\w-]+\.\w+)\)", (ROOT / "docs" / "explore.md").read_text(encoding="utf-8"))
+    assert {"explore-map.png", "explore-stop.png", "explore-symbols.png"} <= set(named)
+    sizes = {name: (images / name).stat().st_size for name in [*named, "explore-tour.gif"]}
+    limits = {".png": 150_000, ".gif": 2_000_000}  # those of screenshots.py, which makes them
+    assert [name for name, size in sizes.items() if not 1_000 < size < limits[Path(name).suffix]] == []

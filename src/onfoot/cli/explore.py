@@ -40,6 +40,10 @@ def explore(
     ] = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1; 0 picks a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    tour: Annotated[
+        Path | None,
+        typer.Option("--tour", help="A text file with another tour of the page (docs/tours.md).", show_default=False),
+    ] = None,
 ) -> None:
     """Show every activation, error signal and gradient of a text on an interactive page.
 
@@ -55,6 +59,10 @@ def explore(
     opening = _opening(loaded, text, tokens, model)
     if own is not None:
         opening["own"] = own.name
+    if tour is not None:
+        from onfoot.explore.tour import read
+
+        opening["tour"] = [vars(stop) for stop in read(tour)]
     if export is not None:
         size = _export(loaded, opening, export, own)
         show_text(f"{export}: {size / 1e6:.1f} MB, one self-contained file")

@@ -9,7 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from onfoot.explore import tour
 from onfoot.explore.describe import encoded
+from onfoot.explore.glossary import glossary
 from onfoot.explore.study import Study, Track, untracked
 
 STATIC = Path(__file__).parent / "static"
@@ -24,8 +26,9 @@ def style() -> str:
 
 @cache
 def script() -> str:
-    """All scripts in order of file name, in their own scope."""
-    parts = [path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))]
+    """The glossary and all scripts in order of file name, in their own scope."""
+    parts = [f"const GLOSSARY = {json.dumps(glossary(), ensure_ascii=False, separators=(',', ':'))};"]
+    parts += [path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
@@ -78,7 +81,7 @@ def _hash(text: str) -> str:
 
 def export(study: Study, opening: dict[str, Any], track: Track = untracked) -> str:
     """The study as one page that needs no server: every array, gradient check and view."""
-    parts = study.all_parts(track)
+    parts = {**study.all_parts(track), "tour": tour.filled(study, opening.get("tour"))}
     arrays: dict[str, str] = {}
     tensors = {}
     size = 0

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from onfoot.explore import page, texts
+from onfoot.explore import page, texts, tour
 from onfoot.explore.access import LOCAL_NAMES, PUBLIC, has_token, is_local
 from onfoot.explore.study import Study, study_key
 
@@ -199,6 +199,7 @@ def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
         part_route("own", lambda study, query: study.own, explorer.study_lock),
         part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
+        part_route("tour", lambda study, query: tour.filled(study, explorer.opening.get("tour")), explorer.study_lock),
     ]
     handlers = {404: lambda request, error: _message("page not found", 404)}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)

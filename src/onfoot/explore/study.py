@@ -16,6 +16,7 @@ from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
 from onfoot.explore.mathml import tree
+from onfoot.explore.motion import motion
 from onfoot.explore.network import build_steps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
 from onfoot.explore.study_context import StudyContext
@@ -80,6 +81,7 @@ class Study:
             "tokens": self._tokens(),
             "vocabulary": texts.vocabulary(self.model),
             "steps": [step.to_json() for step in self.steps],
+            "motion": motion(self.steps, self.tensors),
             "tensors": tensors,
             "math": {**formulas_of(self.tensors), **{text: tree(text) for text in PAGE_FORMULAS}},
         }

@@ -53,8 +53,8 @@ class Figure {
       h(
         "div",
         { class: "title" },
-        h("span", { class: "formula" }, formula),
-        (meta.equations || []).length > 0 && h("span", { class: "eq" }, `eq ${meta.equations.join(", ")}`),
+        h("span", { class: "formula", tabindex: "0" }, formula),
+        (meta.equations || []).length > 0 && h("span", { class: "eq", tabindex: "0" }, `eq ${meta.equations.join(", ")}`),
         h("span", { class: "shape" }, times(meta.shape)),
         meta.gradient && badge(this.id),
       ),
