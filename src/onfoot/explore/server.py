@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from onfoot.explore import page, texts
 from onfoot.explore.study import Study, study_key
+from onfoot.explore.trained import live_answer, trained_answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -101,6 +102,7 @@ class Explorer:
         self.studies: OrderedDict[str, Study] = OrderedDict()
         self.study_lock = threading.Lock()
         self.diagnosis_lock = threading.Lock()
+        self.live_lock = threading.Lock()
         self.proof_lock = threading.Lock()  # a probe perturbs parameters temporarily, and PyTorch is loaded once
 
     def study(self, body: dict[str, Any]) -> Study:
@@ -191,6 +193,8 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
         part_route("own", lambda study, query: study.own, explorer.study_lock),
         part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
+        part_route("live", live_answer, explorer.live_lock),
+        part_route("trained", lambda study, query: trained_answer(explorer, study, query), explorer.live_lock),
     ]
     handlers = {404: lambda request, error: _message("page not found", 404)}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port)

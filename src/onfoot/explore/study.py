@@ -15,6 +15,8 @@ from onfoot.config import GPT2Config
 from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
+from onfoot.explore.live import Training
+from onfoot.explore.live_checkpoints import Checkpoints, run_checkpoints
 from onfoot.explore.mathml import tree
 from onfoot.explore.network import build_steps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
@@ -216,6 +218,23 @@ class Study:
             self._mistakes[key] = mistakes.apply_mistake(self.context, key)
         return self._mistakes[key]
 
+    @cached_property
+    def live(self) -> Training:
+        """AdamW steps on the text, from this model on."""
+        self._require_small_model("training on the text needs several copies of the model")
+        return Training(self.context)
+
+    @cached_property
+    def run_steps(self) -> list[int]:
+        """The steps of the run's checkpoints; empty if there are fewer than two."""
+        return self.checkpoints.steps() if len(self.checkpoints.folders) > 1 else []
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints of the run that the model was loaded from."""
+        self._require_small_model("comparing checkpoints needs several copies of the model")
+        return Checkpoints(self.context, run_checkpoints(self.model))
+
     def all_parts(self, track: Track = untracked) -> dict[str, Any]:
         """Every view and every proof, by the key that the page requests it with."""
         ids = [step.id for step in self.steps]
@@ -227,6 +246,7 @@ class Study:
         if self.own_engine is not None:
             parts["own"] = self.own
         parts |= {"training": self.training, f"optimizer {lr:g} {steps}": self.optimizer(lr, steps), "lora": self.lora}
+        parts["live"] = {**self.live.exported(), "run": []}
         return parts | self._featured_mistakes(track)
 
     def _featured_mistakes(self, track: Track) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""The study of a model after some training steps, so that every view can show it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onfoot.explore.live import whole
+from onfoot.explore.study import Study
+
+if TYPE_CHECKING:
+    from onfoot.explore.server import Explorer
+
+RUN = "run"  # in place of learning rates: the checkpoints of the run
+
+
+def live_answer(study: Study, query: Mapping[str, str]) -> dict[str, Any]:
+    """A part of the training, for `rates` such as 0:0.001,50:0.01, or "run" for the checkpoints of a run."""
+    step, known = whole(query, "step"), max(whole(query, "known"), 0)
+    if query["rates"] == RUN:
+        return study.checkpoints.answer(step, known)
+    return {**study.live.answer(query["rates"], step, known), "run": study.run_steps}
+
+
+def trained_study(study: Study, rates: str, step: int) -> Study:
+    """The study of the same text on the model after `step` training steps; `document["trained"]` says which."""
+    if rates == RUN:
+        model = study.checkpoints.model_at(step)
+        label = study.checkpoints.steps()[step]
+    else:
+        model, label = study.live.model_at(rates, step), step
+    trained = Study(model, study.tokens, study.own_engine)
+    trained.key = f"{study.key}-{hashlib.sha256(f'{rates} {step}'.encode()).hexdigest()[:12]}"
+    trained.document["trained"] = {"base": study.key, "rates": rates, "step": step, "label": label}
+    return trained
+
+
+def trained_answer(explorer: Explorer, study: Study, query: Mapping[str, str]) -> dict[str, Any]:
+    """The response for the page to show step `step` in every view; at step 0 of AdamW it is the study itself."""
+    from onfoot.explore.server import MAX_STUDIES  # which imports this module
+
+    rates, step = query["rates"], whole(query, "step")
+    shown = study if rates != RUN and step == 0 else trained_study(study, rates, step)
+    with explorer.study_lock:
+        for one in {study.key: study, shown.key: shown}.values():
+            explorer.studies[one.key] = one
+            explorer.studies.move_to_end(one.key)
+        while len(explorer.studies) > MAX_STUDIES:
+            explorer.studies.popitem(last=False)
+        return {"document": shown.document, "arrays": shown.first_arrays()}
