@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.config import GPT2Config
-from onfoot.explore import mistakes, one_step, own, texts, training
+from onfoot.explore import exercises, mistakes, one_step, own, texts, training, whatif
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
+from onfoot.explore.knockouts import knockouts
 from onfoot.explore.live import Training
 from onfoot.explore.live_checkpoints import Checkpoints, run_checkpoints
 from onfoot.explore.mathml import tree
@@ -235,6 +236,32 @@ class Study:
         self._require_small_model("comparing checkpoints needs several copies of the model")
         return Checkpoints(self.context, run_checkpoints(self.model))
 
+    @cached_property
+    def what_if_choices(self) -> dict[str, Any]:
+        """What can be changed in the What if view, and what happens to the loss without a head, a skip or the scale."""
+        self._require_small_model("every change of a value is a forward pass")
+        return {"choices": whatif.choices(self.context), "knockouts": knockouts(self.context)}
+
+    def what_if(self, kind: str, name: str, row: int, column: int, change: float) -> dict[str, Any]:
+        """What a gradient promises for a change of one value, and what the change does to the loss."""
+        self._require_small_model("every change of a value is a forward pass")
+        return whatif.what_if(self.context, kind, name, row, column, change)
+
+    def exercise(self, kind: str, number: int) -> dict[str, Any]:
+        self._require_small_model("every change of a value is a forward pass")
+        return exercises.exercise(self.context, kind, number)
+
+    def _exercises(self) -> dict[str, Any]:
+        """The exercises of an exported page."""
+        parts = {}
+        for kind in exercises.KINDS:
+            for number in range(exercises.EXPORTED):
+                try:
+                    parts[f"exercise {kind} {number}"] = self.exercise(kind, number)
+                except ValueError:  # blocks that differ from GPT-2's, or no clear sign
+                    break
+        return parts
+
     def all_parts(self, track: Track = untracked) -> dict[str, Any]:
         """Every view and every proof, by the key that the page requests it with."""
         ids = [step.id for step in self.steps]
@@ -247,6 +274,7 @@ class Study:
             parts["own"] = self.own
         parts |= {"training": self.training, f"optimizer {lr:g} {steps}": self.optimizer(lr, steps), "lora": self.lora}
         parts["live"] = {**self.live.exported(), "run": []}
+        parts |= {"whatif": self.what_if_choices, **self._exercises()}
         return parts | self._featured_mistakes(track)
 
     def _featured_mistakes(self, track: Track) -> dict[str, Any]:

@@ -49,3 +49,14 @@ def trained_answer(explorer: Explorer, study: Study, query: Mapping[str, str]) -
         while len(explorer.studies) > MAX_STUDIES:
             explorer.studies.popitem(last=False)
         return {"document": shown.document, "arrays": shown.first_arrays()}
+
+
+def what_if_answer(study: Study, query: Mapping[str, str]) -> dict[str, Any]:
+    """The choices of the What if view, or with a `kind` the effect of one change."""
+    if "kind" not in query:
+        return study.what_if_choices
+    try:
+        change = float(query["change"])
+    except ValueError:
+        raise ValueError(f"the change must be a number, got {query['change'][:40]!r}") from None
+    return study.what_if(query["kind"], query["name"], whole(query, "row"), whole(query, "column"), change)
