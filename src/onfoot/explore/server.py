@@ -125,6 +125,8 @@ class Explorer:
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """The response to a request for a text: its document and the first arrays."""
+        if "trained" in body:
+            return trained_answer(self, body)
         study = self.study(body)
         with self.study_lock:
             return {"document": study.document, "arrays": study.first_arrays()}
@@ -195,7 +197,6 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
         part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
         part_route("live", live_answer, explorer.live_lock),
-        part_route("trained", lambda study, query: trained_answer(explorer, study, query), explorer.live_lock),
         part_route("whatif", what_if_answer, explorer.proof_lock),
         part_route("exercise", lambda study, q: study.exercise(q["kind"], whole(q, "number")), explorer.proof_lock),
     ]

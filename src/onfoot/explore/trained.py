@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +37,19 @@ def trained_study(study: Study, rates: str, step: int) -> Study:
     return trained
 
 
-def trained_answer(explorer: Explorer, study: Study, query: Mapping[str, str]) -> dict[str, Any]:
-    """The response for the page to show step `step` in every view; at step 0 of AdamW it is the study itself."""
+def trained_answer(explorer: Explorer, body: dict[str, Any]) -> dict[str, Any]:
+    """The response to {"text": …, "trained": "80@0:0.001"}: the text's study after 80 steps at that learning rate."""
     from onfoot.explore.server import MAX_STUDIES  # which imports this module
 
-    rates, step = query["rates"], whole(query, "step")
-    shown = study if rates != RUN and step == 0 else trained_study(study, rates, step)
+    trained = body["trained"]
+    found = re.fullmatch(r"(\d{1,6})@(.{1,2000})", trained if isinstance(trained, str) else "")
+    if found is None:
+        raise ValueError('trained must be like "80@0:0.001": a step, and the learning rates up to it')
+    study = explorer.study({key: value for key, value in body.items() if key != "trained"})
+    with explorer.live_lock:
+        shown = trained_study(study, found[2], int(found[1]))
     with explorer.study_lock:
-        for one in {study.key: study, shown.key: shown}.values():
-            explorer.studies[one.key] = one
-            explorer.studies.move_to_end(one.key)
+        explorer.studies[shown.key] = shown
         while len(explorer.studies) > MAX_STUDIES:
             explorer.studies.popitem(last=False)
         return {"document": shown.document, "arrays": shown.first_arrays()}
