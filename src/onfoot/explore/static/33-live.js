@@ -10,6 +10,7 @@ const live = {
   part: null, // the last answer of the server
   playing: false,
   pace: 2,
+  logarithmic: false, // the scale of the losses
   turn: 0, // of the requests: only the last is shown
   loop: 0, // of playing: only the last goes on
   problem: "",
@@ -118,6 +119,8 @@ function liveControls() {
   const rate = h("input", { id: "live-rate", type: "number", min: "0.000001", max: "1", step: "any", disabled: !store.served || live.overRun, onchange: () => changeRate(Number(rate.value)) });
   const pace = h("select", { id: "live-pace", onchange: () => (live.pace = Number(pace.value)) }, LIVE_PACES.map((n) => h("option", { value: String(n) }, plural(n, "step"))));
   pace.value = String(live.pace);
+  const scale = h("input", { id: "live-scale", type: "checkbox", onchange: () => ((live.logarithmic = scale.checked), showLive()) });
+  scale.checked = live.logarithmic;
   return h(
     "div",
     { class: "live-controls" },
@@ -126,9 +129,9 @@ function liveControls() {
       { class: "controls" },
       play,
       h("button", { id: "live-start", type: "button", onclick: startLiveOver }, "Start over"),
-      h("label", { for: "live-pace" }, "per picture"),
-      pace,
-      !live.overRun && [h("label", { for: "live-rate" }, "learning rate"), rate],
+      !live.overRun && h("span", { class: "what-pair" }, h("label", { for: "live-pace" }, "per picture"), pace),
+      !live.overRun && h("span", { class: "what-pair" }, h("label", { for: "live-rate" }, "learning rate"), rate),
+      h("span", { class: "what-pair" }, scale, h("label", { for: "live-scale" }, "logarithmic")),
     ),
     h("div", { class: "live-scrub" }, scrub, h("output", { id: "live-step", for: "live-scrub" })),
     h("p", { id: "live-status", class: "aside", role: "status" }),

@@ -16,15 +16,18 @@ function liveChart(at) {
   const wide = live.overRun ? Math.max(liveMost(), 1) : Math.min(Math.max(50, Math.ceil((Math.max(last, before ? before.length - 1 : 0) + 1) / 50) * 50), Math.max(live.part.most_steps, 50));
   const all = before ? [...losses, ...before] : losses;
   const high = Math.max(...all);
-  const low = Math.min(0, ...all);
+  const smallest = Math.max(Math.min(...all), 1e-12);
+  const low = live.logarithmic ? Math.min(smallest, high / 2) : 0;
+  const scale = live.logarithmic ? (loss) => Math.log(Math.max(loss, low)) : (loss) => loss;
+  const middle = live.logarithmic ? Math.sqrt(high * low) : (high + low) / 2;
   const x = (t) => left + ((width - left - right) * t) / wide;
-  const y = (loss) => top + ((height - top - bottom) * (high - loss)) / Math.max(high - low, 1e-12);
+  const y = (loss) => top + ((height - top - bottom) * (scale(high) - scale(loss))) / Math.max(scale(high) - scale(low), 1e-12);
   const points = (values) => values.map((loss, t) => `${x(t).toFixed(1)},${y(loss).toFixed(1)}`).join(" ");
   const changes = live.overRun ? [] : live.rates.filter(([step]) => step <= last);
   const rates = changes.map(([step, rate]) => `${rate} from step ${step}`).join(", ");
   const label = `Loss of this text: ${brief(losses[0])} at step ${liveLabel(0)}, ${brief(losses[at])} at step ${liveLabel(at)}, ${brief(losses[last])} at step ${liveLabel(last)}.${rates ? ` Learning rate ${rates}.` : ""}`;
   const chart = liveNode("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "live-chart", role: "img", "aria-label": label });
-  for (const loss of [high, (high + low) / 2, low]) {
+  for (const loss of [high, middle, low]) {
     chart.append(liveNode("line", { class: "grid", x1: left, x2: width - right, y1: y(loss), y2: y(loss) }));
     chart.append(liveNode("text", { x: left - 6, y: y(loss) + 4, "text-anchor": "end" }, brief(loss, 3)));
   }

@@ -128,13 +128,13 @@ function whatResult(found) {
     h(
       "tr",
       { data: { change: String(one.change), promised: String(one.promised), true: String(one.true) } },
-      h("td", { class: "num" }, signed(one.change)),
+      h("td", { class: "num" }, signed(one.change, 3)),
       h("td", { class: "num" }, signed(one.promised)),
       h("td", { class: "num" }, one.true === null ? "not finite" : signed(one.true)),
-      h("td", { class: "num" }, one.true === null || one.promised === 0 ? "–" : `${percent((one.true - one.promised) / Math.abs(one.promised))}`),
+      h("td", { class: "num" }, one.true === null || one.promised === 0 ? "–" : brief(one.true / one.promised)),
     ),
   );
-  const heads = ["change", "promised: gradient × change", "true change of the loss", "off by"];
+  const heads = ["change", "promised", "true", "true ÷ promised"];
   return [
     h(
       "dl",
@@ -146,13 +146,14 @@ function whatResult(found) {
       h("dt", {}, "loss"),
       h("dd", {}, exact(state.doc.loss)),
     ),
+    h("p", { class: "lead" }, "How the loss changes, for five sizes of the change: as the gradient promises (gradient × change), and in truth."),
     h("div", { class: "what-columns" }, liveTable("what-sizes", heads, rows), whatChart(found)),
   ];
 }
 
 /** The true change of the loss as a curve, and what the gradient promises as a line. */
 function whatChart(found) {
-  const [width, height, side] = [340, 220, 44];
+  const [width, height] = [340, 220];
   const { curve } = found;
   const reach = Math.abs(curve[0].change);
   const sizes = curve.flatMap((one) => [one.promised, one.true === null ? 0 : one.true]);
@@ -165,7 +166,7 @@ function whatChart(found) {
   chart.append(liveNode("line", { class: "grid", x1: 10, x2: width - 10, y1: y(0), y2: y(0) }), liveNode("line", { class: "grid", x1: x(0), x2: x(0), y1: 12, y2: height - 22 }));
   chart.append(liveNode("polyline", { class: "promise", points: points("promised") }), liveNode("polyline", { class: "truth", points: points("true") }));
   chart.append(liveNode("text", { x: 10, y: height - 6 }, brief(-reach, 3)), liveNode("text", { x: width - 10, y: height - 6, "text-anchor": "end" }, signed(reach, 3)));
-  chart.append(liveNode("text", { x: x(0) + 4, y: 11 }, signed(high, 3)), liveNode("text", { x: x(0) + 4, y: height - 24 }, brief(low, 3)));
+  chart.append(liveNode("text", { x: x(0) + 4, y: 11 }, signed(high, 3)), liveNode("text", { x: x(0), y: height - 6, "text-anchor": "middle" }, brief(low, 3)));
   return h("figure", {}, chart, h("figcaption", { class: "aside" }, h("span", { class: "key promise" }, "promised"), h("span", { class: "key truth" }, "true"), ` loss, for changes up to ${brief(reach, 3)}`));
 }
 
