@@ -62,7 +62,9 @@ def test_the_loss_at_every_step_is_the_librarys(page: Any, model: Model, tokens:
     after, losses = trained(model, tokens, [0.001] * end)
     assert shown(page, "loss") == pytest.approx(losses[end], rel=1e-9)
     assert int(page.locator(".live-chart .curve").get_attribute("data-points")) == end + 1
-    rows = page.locator("#live-weights tbody tr").evaluate_all("all => all.map(x => [x.dataset.parameter, +x.dataset.change])")
+    rows = page.locator("#live-weights tbody tr").evaluate_all(
+        "all => all.map(x => [x.dataset.parameter, +x.dataset.change])"
+    )
     for name, change in rows:
         difference = after.params[name] - model.params[name]
         assert change == pytest.approx(math.sqrt((difference**2).sum()), rel=1e-8), name
@@ -103,7 +105,8 @@ def test_every_view_shows_the_step_and_a_button_returns(page: Any, model: Model,
     until(page, SHOWN)
     after, losses = trained(model, tokens, [0.001] * end)
     assert float(page.locator("#loss").get_attribute("data-value")) == pytest.approx(losses[end], rel=1e-9)
-    r, c = page.evaluate("[...document.querySelector('.explanation').dataset.r].join(''), [+document.querySelector('.explanation').dataset.r, +document.querySelector('.explanation').dataset.c]")
+    cell = page.locator(".explanation").first
+    r, c = int(cell.get_attribute("data-r")), int(cell.get_attribute("data-c"))
     value = float(page.locator('.figure[data-tensor="Δ_1"] output.value').first.get_attribute("data-value"))
     assert value == pytest.approx(float(after.trace(tokens)["Δ_1", 0][0][r, c]), rel=1e-6)
     page.get_by_role("tab", name="Training").click()
