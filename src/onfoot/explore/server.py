@@ -15,9 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from onfoot.explore import page, texts
-from onfoot.explore.live import whole
 from onfoot.explore.study import Study, study_key
-from onfoot.explore.trained import live_answer, trained_answer, what_if_answer
+from onfoot.explore.trained import exercise_answer, live_answer, trained_answer, what_if_answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -198,7 +197,7 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
         part_route("live", live_answer, explorer.live_lock),
         part_route("whatif", what_if_answer, explorer.proof_lock),
-        part_route("exercise", lambda study, q: study.exercise(q["kind"], whole(q, "number")), explorer.proof_lock),
+        part_route("exercise", exercise_answer, explorer.proof_lock),
     ]
     handlers = {404: lambda request, error: _message("page not found", 404)}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port)

@@ -64,3 +64,7 @@ def what_if_answer(study: Study, query: Mapping[str, str]) -> dict[str, Any]:
     except ValueError:
         raise ValueError(f"the change must be a number, got {query['change'][:40]!r}") from None
     return study.what_if(query["kind"], query["name"], whole(query, "row"), whole(query, "column"), change)
+
+
+def exercise_answer(study: Study, query: Mapping[str, str]) -> dict[str, Any]:
+    return study.exercise(query["kind"], whole(query, "number"))
