@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.config import GPT2Config
-from onfoot.explore import exercises, mistakes, one_step, own, texts, training, whatif
+from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
+from onfoot.explore.exercises import EXPORTED, KINDS, exercise
 from onfoot.explore.knockouts import knockouts
 from onfoot.explore.live import Training
 from onfoot.explore.live_checkpoints import Checkpoints, run_checkpoints
@@ -22,6 +23,7 @@ from onfoot.explore.mathml import tree
 from onfoot.explore.network import build_steps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
 from onfoot.explore.study_context import StudyContext
+from onfoot.explore.whatif import choices, what_if
 from onfoot.models.inputs import count_targets, next_token_targets
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.optimizer import global_norm
@@ -240,22 +242,22 @@ class Study:
     def what_if_choices(self) -> dict[str, Any]:
         """What can be changed in the What if view, and what happens to the loss without a head, a skip or the scale."""
         self._require_small_model("every change of a value is a forward pass")
-        return {"choices": whatif.choices(self.context), "knockouts": knockouts(self.context)}
+        return {"choices": choices(self.context), "knockouts": knockouts(self.context)}
 
     def what_if(self, kind: str, name: str, row: int, column: int, change: float) -> dict[str, Any]:
         """What a gradient promises for a change of one value, and what the change does to the loss."""
         self._require_small_model("every change of a value is a forward pass")
-        return whatif.what_if(self.context, kind, name, row, column, change)
+        return what_if(self.context, kind, name, row, column, change)
 
     def exercise(self, kind: str, number: int) -> dict[str, Any]:
         self._require_small_model("every change of a value is a forward pass")
-        return exercises.exercise(self.context, kind, number)
+        return exercise(self.context, kind, number)
 
     def _exercises(self) -> dict[str, Any]:
         """The exercises of an exported page."""
         parts = {}
-        for kind in exercises.KINDS:
-            for number in range(exercises.EXPORTED):
+        for kind in KINDS:
+            for number in range(EXPORTED):
                 try:
                     parts[f"exercise {kind} {number}"] = self.exercise(kind, number)
                 except ValueError:  # blocks that differ from GPT-2's, or no clear sign
