@@ -88,7 +88,7 @@ def activations(m: StudyContext) -> dict[str, tuple[str, str]]:
     """Activation id -> (the name that the forward pass reports it by, the id of its error signal)."""
     found = {"a_1": ("0.a_1", "Δ_1")}
     for b in range(m.config.n_layer):
-        found |= {f"{b}.a_{i}": (f"{b}.a_{i}", f"{b}.Δ_{i}") for i in range(2, 11)}
+        found |= {f"{b}.a_{i}": (f"{b}.a_{i}", f"{b}.Δ_{i}") for i in (2, 3, 4, 5, 6, 7, "g", "u", 8, 9, 10)}
     found |= {f"a_{i}": (f"a_{i}", f"Δ_{i}") for i in (11, 12)}
     return {id: pair for id, pair in found.items() if id in m.tensors and pair[1] in m.tensors}
 
