@@ -79,16 +79,17 @@ def _weight(m: StudyContext, rng: np.random.Generator) -> Question:
     tensors = _linear_gradients(m)
     tensor = tensors[int(rng.integers(len(tensors)))]
     row, column = (int(rng.integers(n)) for n in tensor.value.shape)
-    (a, delta) = (m.tensors.value(factor.tensor) for factor in tensor.terms[0].factors)
-    parts = a[:, row] * delta[:, column]  # (T,)
-    largest = np.argsort(-abs(parts))[:HINTS]
-    hints = [{"token": int(t), "a": float(a[t, row]), "delta": float(delta[t, column])} for t in largest]
+    # aᵗ Δ, or Δᵗ a where a weight is stored transposed
+    factors = sorted(tensor.terms[0].factors, key=lambda factor: m.tensors[factor.tensor].is_gradient)
+    a, delta = (m.tensors.value(f.tensor)[:, row if f.at == "jr" else column] for f in factors)  # (T,) both
+    largest = np.argsort(-abs(a * delta))[:HINTS]
+    hints = [{"token": int(t), "a": float(a[t]), "delta": float(delta[t])} for t in largest]
     assert tensor.parameter is not None
     return "weight", tensor.parameter, row, column, hints
 
 
 def _linear_gradients(m: StudyContext) -> list[Tensor]:
-    """The gradients of whole weight matrices that are aᵗ Δ."""
+    """The gradients of whole weight matrices that are one product aᵗ Δ."""
     return [
         tensor
         for tensor in m.tensors
