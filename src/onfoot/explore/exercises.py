@@ -94,7 +94,7 @@ def _linear_gradients(m: StudyContext) -> list[Tensor]:
         tensor
         for tensor in m.tensors
         if tensor.is_gradient
-        and tensor.parameter in m.params
+        and tensor.parameter is not None
         and tensor.value.shape == m.params[tensor.parameter].shape
         and [[factor.at for factor in term.factors] for term in tensor.terms] == [["jr", "jc"]]
     ]

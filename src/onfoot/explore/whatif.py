@@ -39,7 +39,7 @@ class Intervention(ScoresProbe):
 
     def with_activation(self, noted: str, at: tuple[int, int], change: float) -> float:
         def move(value: np.ndarray) -> None:
-            value[(0, *at)] += change  # (1, T, C)
+            value[0][at] += change  # (1, T, C)
 
         return self.with_moves({noted: move})
 

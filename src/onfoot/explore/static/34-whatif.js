@@ -20,7 +20,7 @@ async function drawWhatIf() {
       "A gradient is a promise: if this number grows a little, the loss changes by gradient × change. Here the number is really changed, the text is run again, and the two stand side by side. For small changes they agree; for large ones the promise breaks.",
     ),
     store.served ? whatForm(part.choices) : h("p", { class: "aside" }, "Changing a value needs the model, which this exported page does not contain: run onfoot explore to try it. The knock-outs and exercises below are here."),
-    h("div", { id: "what-result", "aria-live": "polite" }),
+    h("div", { id: "what-result" }),
     knockoutSection(part.knockouts),
     exerciseSection(),
   );
@@ -135,6 +135,7 @@ function whatResult(found) {
     ),
   );
   const heads = ["change", "promised", "true", "true ÷ promised"];
+  const here = found.sizes.find((one) => one.change === change) || found.sizes[3];
   return [
     h(
       "dl",
@@ -146,7 +147,7 @@ function whatResult(found) {
       h("dt", {}, "loss"),
       h("dd", {}, exact(state.doc.loss)),
     ),
-    h("p", { class: "lead" }, "How the loss changes, for five sizes of the change: as the gradient promises (gradient × change), and in truth."),
+    h("p", { role: "status" }, `For a change of ${signed(change, 3)}, the gradient promises ${signed(here.promised)}; the loss really changes by ${here.true === null ? "more than a number can hold" : signed(here.true)}.`),
     h("div", { class: "what-columns" }, liveTable("what-sizes", heads, rows), whatChart(found)),
   ];
 }
