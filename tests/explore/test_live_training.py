@@ -113,6 +113,8 @@ def test_the_difference_from_step_0(small: Study) -> None:
         before = small.model.params[row["name"]]
         change = float(np.sqrt(((model.params[row["name"]] - before) ** 2).sum()))
         assert row["change"] == pytest.approx(change, rel=1e-10, abs=1e-14), row["name"]
+        norm = float(np.sqrt((before**2).sum()))
+        assert row["weight"] == pytest.approx(norm, rel=1e-12) and row["ratio"] == pytest.approx(change / norm, rel=1e-9)
     logits = torch.tensor(np.asarray(model.logits(small.tokens))[0])
     expected = torch.softmax(logits, -1).numpy()
     for t, token in enumerate(found["tokens"]):
