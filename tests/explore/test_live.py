@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from waiting import SHOWN, until
 
+from conftest import Watched, serving
 from onfoot.explore.one_step import copy_of
 from onfoot.explore.server import Explorer
 from onfoot.models.model import Model
+from onfoot.train.checkpoint import save_checkpoint
 from onfoot.train.optimizer import AdamW
 
 LOSS = "document.querySelector('[data-live=loss]')"
@@ -166,6 +168,38 @@ def test_an_exported_page_has_the_first_hundred_steps(
     until(page, f"Number({LOSS}.dataset.value) > 0")
     assert shown(page, "loss") == pytest.approx(losses[40], rel=1e-8)
     assert page.locator("#live-rate").is_disabled()
+
+
+def test_the_checkpoints_of_a_run_are_played(context: Any, model: Model, tokens: np.ndarray, tmp_path: Path) -> None:
+    copy, losses = copy_of(model), []
+    optimizer = AdamW(copy, lr=1e-4)
+    for step in (0, 4, 8):
+        while optimizer.steps < step:
+            copy.train_step(optimizer, tokens)
+        losses.append(copy.loss(tokens))
+        state = {"step": step, "best_step": 0, "optimizer_steps": step, "best_loss": 0.0, "seconds": 0.0}
+        save_checkpoint(tmp_path, copy.save, optimizer, state, keep=9)
+    opened = copy_of(model)
+    opened.tokenizer, opened.source = model.tokenizer, str(tmp_path)
+    with serving(opened) as number:
+        one = Watched(context)
+        page = one.open(f"http://127.0.0.1:{number}/")
+        open_live(page)
+        page.locator("#live-source").select_option("run")
+        page.wait_for_selector("main[aria-busy=false]")
+        until(page, "!document.getElementById('live-rate')")
+        page.locator("#live-play").click()
+        until(page, "document.getElementById('live-step').textContent === 'step 8 of 8'")
+        until(page, f"{DIFFERENCE} === '2' && document.getElementById('live-play').textContent === 'Play'")
+        assert shown(page, "loss") == pytest.approx(losses[2], rel=1e-5)  # the files are float32
+        scrub(page, 1)
+        assert shown(page, "loss") == pytest.approx(losses[1], rel=1e-5)
+        page.locator("#live-show").click()
+        page.wait_for_selector("[data-trained='4']")
+        assert float(page.locator("#loss").get_attribute("data-value")) == pytest.approx(losses[1], rel=1e-5)
+        assert "Back to the opened model" in page.locator("#trained").inner_text()
+        page.close()
+        assert one.errors == []
 
 
 def test_a_step_is_a_study_of_its_own_and_few_are_kept(model: Model) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import onfoot
+from onfoot.cli.explore import _load
 from onfoot.explore import live
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.live import Training, rate_at, read_rates
@@ -114,7 +115,9 @@ def test_the_difference_from_step_0(small: Study) -> None:
         change = float(np.sqrt(((model.params[row["name"]] - before) ** 2).sum()))
         assert row["change"] == pytest.approx(change, rel=1e-10, abs=1e-14), row["name"]
         norm = float(np.sqrt((before**2).sum()))
-        assert row["weight"] == pytest.approx(norm, rel=1e-12) and row["ratio"] == pytest.approx(change / norm, rel=1e-9)
+        assert row["weight"] == pytest.approx(norm, rel=1e-12) and row["ratio"] == pytest.approx(
+            change / norm, rel=1e-9
+        )
     logits = torch.tensor(np.asarray(model.logits(small.tokens))[0])
     expected = torch.softmax(logits, -1).numpy()
     for t, token in enumerate(found["tokens"]):
@@ -191,6 +194,7 @@ def test_the_checkpoints_of_a_run_are_steps_as_well(tmp_path: Path) -> None:
         save_checkpoint(tmp_path, model.save, optimizer, state, keep=9)
     study = Study(model, TOKENS)
     assert study.run_steps == [] and run_checkpoints(model) == []
+    assert [folder.name for folder in run_checkpoints(_load(tmp_path))] == [f"step-{step:07d}" for step in (0, 5, 10)]
     model.source = str(tmp_path)
     study = Study(model, TOKENS)
     assert live_answer(study, {"rates": "0:0.001", "step": "1", "known": "0"})["run"] == [0, 5, 10]

@@ -146,6 +146,7 @@ function liveControls() {
 
 /** Plays until it is paused, another view is opened, or the last step is reached. */
 async function playLive() {
+  if (!live.part) return; // the first answer is still on its way
   live.playing = true;
   live.problem = "";
   const loop = ++live.loop;
