@@ -162,6 +162,7 @@ async function playLive() {
 
 function pauseLive() {
   live.playing = false;
+  live.turn++; // an answer that is still on its way is not shown
   if (state.view !== "live" || !document.getElementById("live-play")) return;
   showLive();
   document.getElementById("live-status").textContent = `Paused at step ${liveLabel(live.at)}, loss ${brief(live.losses[live.at])}.`;
