@@ -104,7 +104,7 @@ def test_everything_that_can_be_used_has_a_name_and_can_be_reached(page: Any) ->
 
 def test_arrow_keys_move_between_tabs(page: Any) -> None:
     page.locator("#tab-map").focus()
-    for name in ("attention", "training", "step", "mistakes", "map"):
+    for name in ("attention", "training", "step", "live", "whatif", "mistakes", "map"):
         page.keyboard.press("ArrowRight")
         assert page.evaluate("document.activeElement.id") == f"tab-{name}"
         page.wait_for_selector("main[aria-busy=false]")

@@ -96,6 +96,8 @@ def _load(folder: Path | None) -> Model:
     model = default_model() if folder is None else load(folder, "float64", "numpy")
     if model.active_adapter is not None:
         model.merge_adapter()
+    if folder is not None:
+        model.source = str(folder)  # of a run, the page can show every checkpoint
     check_model(model)
     return model
 

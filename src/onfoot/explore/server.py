@@ -17,6 +17,7 @@ from starlette.routing import Route
 from onfoot.explore import page, texts, tour
 from onfoot.explore.access import LOCAL_NAMES, PUBLIC, has_token, is_local
 from onfoot.explore.study import Study, study_key
+from onfoot.explore.trained import exercise_answer, live_answer, trained_answer, what_if_answer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -109,6 +110,7 @@ class Explorer:
         self.studies: OrderedDict[str, Study] = OrderedDict()
         self.study_lock = threading.Lock()
         self.diagnosis_lock = threading.Lock()
+        self.live_lock = threading.Lock()
         self.proof_lock = threading.Lock()  # a probe perturbs parameters temporarily, and PyTorch is loaded once
 
     def study(self, body: dict[str, Any]) -> Study:
@@ -130,6 +132,8 @@ class Explorer:
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """The response to a request for a text: its document and the first arrays."""
+        if "trained" in body:
+            return trained_answer(self, body)
         study = self.study(body)
         with self.study_lock:
             return {"document": study.document, "arrays": study.first_arrays()}
@@ -200,6 +204,9 @@ def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
         part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
         part_route("tour", lambda study, query: tour.filled(study, explorer.opening.get("tour")), explorer.study_lock),
+        part_route("live", live_answer, explorer.live_lock),
+        part_route("whatif", what_if_answer, explorer.proof_lock),
+        part_route("exercise", exercise_answer, explorer.proof_lock),
     ]
     handlers = {404: lambda request, error: _message("page not found", 404)}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)

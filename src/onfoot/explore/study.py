@@ -15,11 +15,16 @@ from onfoot.config import GPT2Config
 from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
+from onfoot.explore.exercises import EXPORTED, KINDS, exercise
+from onfoot.explore.knockouts import knockouts
+from onfoot.explore.live import Training
+from onfoot.explore.live_checkpoints import Checkpoints, run_checkpoints
 from onfoot.explore.mathml import tree
 from onfoot.explore.motion import motion
 from onfoot.explore.network import build_steps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
 from onfoot.explore.study_context import StudyContext
+from onfoot.explore.whatif import choices, what_if
 from onfoot.models.inputs import count_targets, next_token_targets
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.optimizer import global_norm
@@ -218,6 +223,49 @@ class Study:
             self._mistakes[key] = mistakes.apply_mistake(self.context, key)
         return self._mistakes[key]
 
+    @cached_property
+    def live(self) -> Training:
+        """AdamW steps on the text, from this model on."""
+        self._require_small_model("training on the text needs several copies of the model")
+        return Training(self.context)
+
+    @cached_property
+    def run_steps(self) -> list[int]:
+        """The steps of the run's checkpoints; empty if there are fewer than two."""
+        return self.checkpoints.steps() if len(self.checkpoints.folders) > 1 else []
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        """The checkpoints of the run that the model was loaded from."""
+        self._require_small_model("comparing checkpoints needs several copies of the model")
+        return Checkpoints(self.context, run_checkpoints(self.model))
+
+    @cached_property
+    def what_if_choices(self) -> dict[str, Any]:
+        """What can be changed in the What if view, and what happens to the loss without a head, a skip or the scale."""
+        self._require_small_model("every change of a value is a forward pass")
+        return {"choices": choices(self.context), "knockouts": knockouts(self.context)}
+
+    def what_if(self, kind: str, name: str, row: int, column: int, change: float) -> dict[str, Any]:
+        """What a gradient promises for a change of one value, and what the change does to the loss."""
+        self._require_small_model("every change of a value is a forward pass")
+        return what_if(self.context, kind, name, row, column, change)
+
+    def exercise(self, kind: str, number: int) -> dict[str, Any]:
+        self._require_small_model("every change of a value is a forward pass")
+        return exercise(self.context, kind, number)
+
+    def _exercises(self) -> dict[str, Any]:
+        """The exercises of an exported page."""
+        parts = {}
+        for kind in KINDS:
+            for number in range(EXPORTED):
+                try:
+                    parts[f"exercise {kind} {number}"] = self.exercise(kind, number)
+                except ValueError:  # blocks that differ from GPT-2's, or no clear sign
+                    break
+        return parts
+
     def all_parts(self, track: Track = untracked) -> dict[str, Any]:
         """Every view and every proof, by the key that the page requests it with."""
         ids = [step.id for step in self.steps]
@@ -229,6 +277,8 @@ class Study:
         if self.own_engine is not None:
             parts["own"] = self.own
         parts |= {"training": self.training, f"optimizer {lr:g} {steps}": self.optimizer(lr, steps), "lora": self.lora}
+        parts["live"] = {**self.live.exported(), "run": []}
+        parts |= {"whatif": self.what_if_choices, **self._exercises()}
         return parts | self._featured_mistakes(track)
 
     def _featured_mistakes(self, track: Track) -> dict[str, Any]:

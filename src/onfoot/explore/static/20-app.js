@@ -23,9 +23,10 @@ const state = {
 
 const numbersOf = (id) => JSON.parse(document.getElementById(id).textContent);
 const store = document.getElementById("data") ? new EmbeddedStore(numbersOf("data")) : new ServedStore(numbersOf("opening"));
-const VIEWS = { attention: drawAttention, training: drawTraining, step: drawOneStep, mistakes: drawMistakes, own: drawOwn };
+const VIEWS = { attention: drawAttention, training: drawTraining, step: drawOneStep, live: drawLive, whatif: drawWhatIf, mistakes: drawMistakes, own: drawOwn };
 
 function setDocument(doc) {
+  drawTrained(doc);
   Object.assign(state, { doc, steps: new Map(), owner: new Map(), proofs: {}, autograds: {}, proving: {}, openBlocks: new Set(), openHeads: new Set(), optimizer: null });
   for (const step of doc.steps) {
     state.steps.set(step.id, step);
