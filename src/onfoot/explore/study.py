@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.config import GPT2Config
+from onfoot.config import GPT2Config, LlamaConfig
 from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
@@ -49,11 +49,6 @@ class Study:
         self.model, self.tokens, self.own_engine = model, tokens, own_engine
         self.targets = next_token_targets(tokens)
         self.divisor = count_targets(self.targets)
-        if not isinstance(model.config, GPT2Config):
-            raise ValueError(
-                f"explore shows GPT-2 networks, got a {model.config.model_type} model; onfoot attribute and "
-                f"model.trace() support it"
-            )
         trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=True)
         self.context = StudyContext(model, trace, tokens, self.targets, self.divisor)
         self.steps: list[Step] = build_steps(self.context)
@@ -96,6 +91,8 @@ class Study:
         return {
             "parameters": model.n_params,
             "large": self.is_large,
+            "family": self.context.family,
+            "key_heads": config.n_kv_head,
             "blocks": config.n_layer,
             "heads": config.n_head,
             "width": config.n_embd,
@@ -256,10 +253,7 @@ def study_key(tokens: np.ndarray) -> str:
 
 def check_model(model: Model) -> None:
     """Raises ValueError for a model that the page cannot show."""
-    if getattr(model.config, "model_type", "") != "gpt2":
-        raise ValueError(
-            f"explore supports GPT-2 models only, got model_type {model.config.model_type!r}; "
-            f"onfoot train --arch gpt2 makes one"
-        )
+    if not isinstance(model.config, GPT2Config | LlamaConfig):
+        raise ValueError(f"explore shows GPT-2 and the LLaMA family, got a {type(model.config).__name__}")
     if model.n_params > MAX_PARAMS:
         raise ValueError(f"the model has {model.n_params:,} parameters; explore supports up to {MAX_PARAMS:,}")
