@@ -31,7 +31,11 @@ class Autograd:
             name: torch.tensor(value, requires_grad=True) for name, value in model.params.items()
         }
         plain = get_engine("torch")
-        engine = Engine("torch", {**plain.table, "attention_forward": self._attention, "grouped_query_forward": self._attention}, torch.from_numpy)
+        engine = Engine(
+            "torch",
+            {**plain.table, "attention_forward": self._attention, "grouped_query_forward": self._attention},
+            torch.from_numpy,
+        )
         run = model.new_run(on_activation=self._note, engine=engine)
         run.params = self.params
         ids = torch.from_numpy(tokens)

@@ -55,7 +55,9 @@ class Vocabulary:
         self.all = "" if self.rows is None else ", all"  # suffix of the ids of complete arrays
         self.note = ""
         if self.rows is not None:
-            self.note = f"{self.n} of {m.config.vocab_size:,} tokens: the text's, the most probable, the largest gradients"
+            self.note = (
+                f"{self.n} of {m.config.vocab_size:,} tokens: the text's, the most probable, the largest gradients"
+            )
 
     def columns(self, id: str, symbol: str, value: np.ndarray, **more: Any) -> str:
         """Adds an array (T, V) with the shown columns."""

@@ -301,7 +301,9 @@ class HeadArrays:
                 (f"{p}{'Δ_3^h' if x == 'v' else '∂k'}", "jc"),
             )
         pairs = [
-            m.parameter(p, f"w_{x}", f"{self.layer}.weight", (FEATURE, FEATURE), (of_weight,), (..., columns), part=part),
+            m.parameter(
+                p, f"w_{x}", f"{self.layer}.weight", (FEATURE, FEATURE), (of_weight,), (..., columns), part=part
+            ),
             m.parameter(p, f"b_{x}", f"{self.layer}.bias", (FEATURE,), (of_bias,), (..., columns), part=part),
         ]
         if x == "k":

@@ -227,7 +227,9 @@ class Projection:
         """The rows of the map: the linear layer, and where they exist the norm and the rotation."""
         linear, norm, rope = names
         inside_norm = [self.id(f"{symbol}_{self.x}") for symbol in ("r", "ā", "x", "mean āx")] if self.normed else []
-        weights = [(self.id(w), self.id(f"∂{w}")) for w in (f"w_{self.x}", f"b_{self.x}") if self.id(w) in self.m.tensors]
+        weights = [
+            (self.id(w), self.id(f"∂{w}")) for w in (f"w_{self.x}", f"b_{self.x}") if self.id(w) in self.m.tensors
+        ]
         rows: list[Row] = [(self.first, linear + shared, self.id(self.first), self.id(f"∂{self.first}"), weights, [])]
         if self.normed:
             signal, pair = self.id(f"∂{self.before}"), self.norm_parameter(n_heads, prefix)

@@ -53,7 +53,9 @@ def rms_forward_terms(prefix: str, i: str, weight: str = "") -> tuple[Term, ...]
     """ā ∘ w."""
     weight = weight or f"w_{i}"
     shown = weight.rpartition(".")[2]
-    return (product(f"ā_{i} ∘ ~{shown}", (f"{prefix}ā_{i}", "rc"), (weight if "." in weight else prefix + weight, "c")),)
+    return (
+        product(f"ā_{i} ∘ ~{shown}", (f"{prefix}ā_{i}", "rc"), (weight if "." in weight else prefix + weight, "c")),
+    )
 
 
 def rms_backward_terms(prefix: str, i: str) -> tuple[Term, ...]:

@@ -33,6 +33,9 @@ class StudyContext:
         self.formulas = all_formulas(model.config)
         self.family = "llama" if isinstance(model.config, LlamaConfig) else "gpt2"
         self.vocabulary: Vocabulary
+        # the error signals of a block that views list, in the order of the backward pass
+        mlp: tuple[int | str, ...] = ("g", "u") if self.family == "llama" else (7,)
+        self.signals: tuple[int | str, ...] = (10, 8, *mlp, 6, 5, 3, 2)
         self.tensors = Tensors()
         self.n_tokens = tokens.shape[1]
 

@@ -16,7 +16,7 @@ function drawDetail() {
     { class: "detail", "aria-labelledby": "step-name" },
     detailHead(step),
     h("div", { class: `pair ${wide || shown.length < 2 ? "stacked" : ""}` }, figures.map((figure) => figure.element)),
-    step.id === "tok" || step.id === "pos" ? h("p", { class: "aside" }, "A sum passes its error signal unchanged to both terms: ", math("a_tok"), " and ", math("a_pos"), " receive that of ", math("a_1"), ".") : null,
+    (step.id === "tok" && store.has("a_pos")) || step.id === "pos" ? h("p", { class: "aside" }, "A sum passes its error signal unchanged to both terms: ", math("a_tok"), " and ", math("a_pos"), " receive that of ", math("a_1"), ".") : null,
     parametersOf(step),
     insideOf(step),
     sourceOf(shown.concat(step.parameters.map(([, gradient]) => gradient))),
@@ -88,8 +88,7 @@ function parametersOf(step) {
 
 function parameterName(gradient) {
   const meta = store.meta(gradient);
-  const head = /^\d+\.(\d+)\./.exec(gradient);
-  return `${meta.parameter}${head ? `, columns of head ${Number(head[1]) + 1}` : ""}`;
+  return `${meta.parameter}${meta.part ? `, ${meta.part}` : ""}`;
 }
 
 /** The intermediate values in the formulas; drawn when opened. */

@@ -20,8 +20,9 @@ async function drawAttention() {
     h(
       "ul",
       { class: "lead points" },
-      h("li", {}, "Each row of ", math(delta), " sums to 0: a row of weights sums to 1, so what one weight gains the others lose. That is why ", math("∂b_k"), " is 0."),
+      h("li", {}, "Each row of ", math(delta), " sums to 0: a row of weights sums to 1, so what one weight gains the others lose.", !isLlama() && [" That is why ", math("∂b_k"), " is 0."]),
       model.causal && h("li", {}, "Above the diagonal both are exactly 0, marked by dots: no token attends to a later one, so no gradient flows back to it."),
+      isLlama() && model.key_heads < model.heads && h("li", {}, `${model.heads} query heads read ${model.key_heads} key heads: heads that share keys and values add their gradients there.`),
       model.causal && h("li", {}, "Row 0 of ", math(delta), " is exactly 0: token 0 attends only to itself, so its weight is always 1."),
     ),
   );
