@@ -1,4 +1,4 @@
-"""The map of the LLaMA family: its arrays are those of transformers, its terms add up, and its gradients are checked."""
+"""The map of the LLaMA family: its arrays are those of transformers, and its terms add up to them."""
 
 from __future__ import annotations
 

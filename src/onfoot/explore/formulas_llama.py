@@ -11,7 +11,7 @@ PAIRS = "φ = t ω_i, of token t and pair i,  x J = (−b, a) of each pair (a, b
 
 def all_formulas(config: Config) -> dict[str, Formula]:
     """The formula of every a, Δ and ∂ of the network, by symbol; inside a head the index h is omitted."""
-    return llama_formulas(config) if isinstance(config, LlamaConfig) else formulas(config)  # type: ignore[arg-type]
+    return llama_formulas(config) if isinstance(config, LlamaConfig) else formulas(config)
 
 
 def rms_backward(i: str, delta: str) -> str:

@@ -146,7 +146,9 @@ class HeadArrays:
 
     def _masked(self) -> np.ndarray:
         scaled, start = self.value("ρ_scaled"), self.m.trace.starts[self.b]
-        mask = visible(*scaled.shape, True, None if start is None else start[0, 0], scaled)
+        n = len(scaled)
+        mask = visible(n, n, True, None if start is None else start[0, 0], scaled)
+        assert mask is not None
         return np.where(mask, scaled, -math.inf)
 
     def scores_backward(self) -> None:
