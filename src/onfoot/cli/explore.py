@@ -75,15 +75,9 @@ def explore(
 
 def _load(folder: Path | None) -> Model:
     """The model in float64 on the NumPy engine, which is the reference."""
-    from onfoot.explore.default_model import default_model
-    from onfoot.explore.study import check_model
-    from onfoot.models.model import load
+    from onfoot.explore.loading import load_model
 
-    model = default_model() if folder is None else load(folder, "float64", "numpy")
-    if model.active_adapter is not None:
-        model.merge_adapter()
-    check_model(model)
-    return model
+    return load_model(folder)
 
 
 def _own_engine(name: str | None) -> OwnEngine | None:
