@@ -42,6 +42,8 @@ def relative_error(value: np.ndarray, reference: np.ndarray, smallest: float) ->
 class ScoresProbe(Probe):
     """A probe that can also perturb the attention weights after softmax."""
 
+    sampled = 0  # the number of entries that the last check moved, if not all
+
     def weights(self, gradient: np.ndarray, block: int, head: int) -> Check:
         """Checks a gradient (T, T) by perturbing ρ of one head."""
 

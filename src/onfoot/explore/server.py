@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from onfoot.explore import page, texts
+from onfoot.explore.overview import overview_of, window_of
 from onfoot.explore.study import Study, study_key
 
 if TYPE_CHECKING:
@@ -191,6 +192,8 @@ def application(explorer: Explorer, port: int) -> ASGIApp:
         part_route("own", lambda study, query: study.own, explorer.study_lock),
         part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
+        part_route("overview", overview_of, explorer.study_lock),
+        part_route("window", window_of, explorer.study_lock),
     ]
     handlers = {404: lambda request, error: _message("page not found", 404)}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port)

@@ -19,6 +19,7 @@ from onfoot.explore.mathml import tree
 from onfoot.explore.network import build_steps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
 from onfoot.explore.study_context import StudyContext
+from onfoot.explore.wide import SampledProbe
 from onfoot.models.inputs import count_targets, next_token_targets
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.optimizer import global_norm
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from onfoot.models.model import Model
     from onfoot.own_engine import OwnEngine
 
-MAX_PARAMS = 200_000_000  # in float64 they take 1.6 GB, and their gradients as much again
+MAX_PARAMS = 500_000_000  # in float32 they take 2 GB; gradients of frozen weights are computed one by one
 LARGE = 3_000_000  # parameters; above it, no view that needs a copy of the model or one pass per token
 PREDICTIONS = 5
 FIRST_STEP = "embedding"
@@ -49,7 +50,8 @@ class Study:
         self.model, self.tokens, self.own_engine = model, tokens, own_engine
         self.targets = next_token_targets(tokens)
         self.divisor = count_targets(self.targets)
-        trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=True)
+        self.frozen = bool(model.quantized)  # no gradient of a weight is kept
+        trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=not self.frozen)
         self.context = StudyContext(model, trace, tokens, self.targets, self.divisor)
         self.steps: list[Step] = build_steps(self.context)
         self.loss = trace.loss
@@ -91,6 +93,8 @@ class Study:
         return {
             "parameters": model.n_params,
             "large": self.is_large,
+            "frozen": self.frozen,
+            "weights": sum(value.nbytes for value in model.params.values()),
             "family": self.context.family,
             "key_heads": config.n_kv_head,
             "blocks": config.n_layer,
@@ -143,8 +147,11 @@ class Study:
     def _difference(self, id: str) -> dict[str, Any]:
         if id not in self._differences:
             seed = int.from_bytes(hashlib.sha256(id.encode()).digest()[:4], "big")
-            probe = ScoresProbe(self._perturbed_model, self.tokens, self.targets, self.divisor, seed)
+            kind = SampledProbe if self.frozen else ScoresProbe
+            probe = kind(self._perturbed_model, self.tokens, self.targets, self.divisor, seed)
             self._differences[id] = measured(self.tensors[id], probe)
+            if probe.sampled:
+                self._differences[id]["sampled"] = probe.sampled
         return self._differences[id]
 
     def autograds(self, step_id: str) -> dict[str, dict[str, Any]]:
@@ -163,7 +170,8 @@ class Study:
 
     @cached_property
     def autograd_installed(self) -> bool:
-        return importlib.util.find_spec("torch") is not None
+        """Whether gradients can be compared with autograd's, which needs a copy of all weights in float64."""
+        return not self.frozen and importlib.util.find_spec("torch") is not None
 
     @cached_property
     def autograd(self) -> Autograd | None:
