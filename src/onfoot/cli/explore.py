@@ -114,12 +114,13 @@ def _track(items: list[str], what: str) -> Iterable[str]:
 
 
 def _export(model: Model, opening: dict[str, Any], path: Path, own: OwnEngine | None = None) -> int:
+    from onfoot.cli.console import show_text
     from onfoot.explore import texts
     from onfoot.explore.page import export
     from onfoot.explore.study import Study
 
     read = texts.read_text if opening["kind"] == "text" else texts.read_ids
-    page = export(Study(model, read(model, opening["value"]), own), opening, _track)
+    page = export(Study(model, read(model, opening["value"]), own), opening, _track, show_text)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return len(page.encode())

@@ -92,7 +92,8 @@ class SampledProbe(ScoresProbe):
         at = sampled(gradient, self.rng)
         self.sampled = len(at[0])
         rows, columns = (
-            np.broadcast_to(index, original.shape)[where][at] for index in np.ogrid[: original.shape[0], : original.shape[1]]
+            np.broadcast_to(index, original.shape)[where][at]
+            for index in np.ogrid[: original.shape[0], : original.shape[1]]
         )
         transposed = isinstance(original, Transposed)
         direction = self.rng.standard_normal(len(rows))
