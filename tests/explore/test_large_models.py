@@ -26,7 +26,7 @@ from onfoot.ops.rms_norm import rms_norm_backward
 
 TOKENS = np.array([[3, 1, 4, 1, 5]])
 LLAMA = onfoot.LlamaConfig(
-    vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=True,
 )  # fmt: skip
 GPT2 = onfoot.GPT2Config(n_layer=1, n_head=2, n_embd=8, n_positions=9, vocab_size=11)
@@ -137,7 +137,7 @@ def test_a_window_has_the_numbers_and_is_bounded(both: tuple[Study, Study]) -> N
 def test_a_gguf_file_opens_dense_or_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "small.gguf"
     model = scrambled_llama(LLAMA, 0, "float32")
-    export_model(model, path, "Q8_0")
+    export_model(model, path, "q8_0")
     dense = Study(load_model(path), TOKENS)
     monkeypatch.setattr(loading, "MAX_WIDE", 0)
     frozen = Study(load_model(path), TOKENS)
