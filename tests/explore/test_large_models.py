@@ -1,4 +1,4 @@
-"""Large models: weights stay as the file has them, numbers are float64, gradients are computed and checked on demand."""
+"""Large models: weights stay as the file has them, numbers are float64, gradients are computed on demand."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_window_has_the_numbers_and_is_bounded(both: tuple[Study, Study]) -> N
         decoded(window_of(study, inside)["values"]), study.tensors.value("0.a_2")[1:3, 2:6].ravel()
     )
     for wrong in ({"r1": "99"}, {"c0": "6"}, {"r0": "-1"}, {"c1": "x"}):
-        with pytest.raises(ValueError, match="window must be within|must be integers"):
+        with pytest.raises(ValueError, match=r"window must be within|must be integers"):
             window_of(study, {**inside, **wrong})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 def explore(
     model: Annotated[
         Path | None,
-        typer.Argument(help="Model folder; by default a small model that is included.", show_default=False),
+        typer.Argument(
+            help="Model folder, GGUF file or adapter; by default a small model that is included.", show_default=False
+        ),
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="Initial text.", show_default=False)] = None,
     tokens: Annotated[
@@ -67,7 +70,8 @@ def explore(
     from onfoot.explore.server import Explorer
 
     explorer = Explorer(loaded, opening, own)
-    explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
+    with _busy("forward and backward pass"):
+        explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
     listening = listen(port)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}/   press Ctrl-C to stop", flush=True)
     serve(explorer, listening, browser)
@@ -77,7 +81,33 @@ def _load(folder: Path | None) -> Model:
     """The model in float64 on the NumPy engine, which is the reference."""
     from onfoot.explore.loading import load_model
 
-    return load_model(folder)
+    with _busy("reading the model"):
+        model = load_model(folder)
+    if model.quantized:
+        n_bytes = sum(x.nbytes for x in model.params.values())
+        _say(
+            f"{model.n_params:,} parameters, {n_bytes / 1e6:,.0f} MB of weights as in the file; every activation, error "
+            f"signal and gradient is computed in float64"
+        )
+    return model
+
+
+def _busy(what: str) -> AbstractContextManager[Any]:
+    """Shows on a terminal that something takes a while, and how long it has taken."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    progress.add_task(what)
+    return progress
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(text, style="dim")
 
 
 def _own_engine(name: str | None) -> OwnEngine | None:

@@ -59,27 +59,27 @@ def walk(
 
     Each gradient is checked against a finite difference of the loss along a random direction: an error signal Δ_i by
     perturbing a_i and running the rest of the network, a parameter's gradient by perturbing the parameter. All in
-    float64. The default is one block of hidden size 8 with 2 heads, a vocabulary of 10 and 8 positions; with a MODEL, its
-    own configuration and your --text or --tokens. Exit status 1 if a check fails.
+    float64. The default is one block of hidden size 8 with 2 heads, a vocabulary of 10 and 8 positions; a MODEL has its
+    own configuration, and reads your --text or --tokens. Exit status 1 if a check fails.
     """
     import numpy as np
 
     from onfoot.explore.walk import Walk
 
-    changes = dict(
-        n_layer=n_layer,
-        n_embd=n_embd,
-        n_head=n_head,
-        vocab_size=vocab_size,
-        n_positions=n_positions,
-        n_inner=n_inner,
-        head_dim=head_dim,
-        qk_head_dim=qk_head_dim,
-        tie_word_embeddings=tied,
-        lm_head_bias=lm_head_bias,
-        causal=causal,
-        activation_function=activation,
-    )
+    changes: dict[str, Any] = {
+        "n_layer": n_layer,
+        "n_embd": n_embd,
+        "n_head": n_head,
+        "vocab_size": vocab_size,
+        "n_positions": n_positions,
+        "n_inner": n_inner,
+        "head_dim": head_dim,
+        "qk_head_dim": qk_head_dim,
+        "tie_word_embeddings": tied,
+        "lm_head_bias": lm_head_bias,
+        "causal": causal,
+        "activation_function": activation,
+    }
     walked: Walk | ModelWalk
     if model is None:
         if text is not None:

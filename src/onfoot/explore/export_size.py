@@ -27,8 +27,8 @@ class ExportPlan(NamedTuple):
         if not self.left_out:
             return f"about {self.n_bytes / 1e6:.0f} MB"
         return (
-            f"about {self.n_bytes / 1e6:.0f} MB; {len(self.left_out):,} arrays of {self.smallest:,} cells or more are left "
-            f"out, with overviews in their place; onfoot explore without --export shows all"
+            f"about {self.n_bytes / 1e6:.0f} MB; {len(self.left_out):,} arrays of {self.smallest:,} cells or more "
+            f"are left out, with overviews in their place; onfoot explore without --export shows all"
         )
 
 

@@ -22,7 +22,7 @@ def edges(n: int, most: int) -> np.ndarray:
 
 
 def overview(value: np.ndarray) -> dict[str, Any]:
-    """An array (rows, columns) as blocks: where they begin, and the mean and the largest entry of each, with its sign."""
+    """An array (rows, columns) as blocks: where they begin, the mean of each, and its largest entry with its sign."""
     table = np.atleast_2d(value)
     at = [edges(n, most) for n, most in zip(table.shape, (ROWS, COLUMNS), strict=True)]
 

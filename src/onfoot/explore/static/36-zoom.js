@@ -87,7 +87,7 @@ class WideArray {
       matrix,
       meta,
       label: `${this.meta.symbol}, ${kind === "mean" ? "means" : "largest entries"} of blocks`,
-      maxHeight: 220,
+      maxHeight: 320,
       selected: this.block(),
       onselect: (r, c) => this.figure.linked.choose(rows[r], columns[c]),
     });
