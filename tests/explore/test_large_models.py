@@ -94,7 +94,7 @@ def test_a_large_vocabulary_is_shown_by_its_most_probable_tokens_and_sums_run_ov
     model = scrambled_llama(config, 0) if family == "llama" else small_model(config, 0)
     study = Study(model, np.array([[7, 4999, 7, 3]]))
     columns = study.tensors["a_12"].columns
-    assert columns is not None and {3, 7, 4999} <= set(columns.tolist()) and len(columns) < 80
+    assert columns is not None and {3, 7, 4999} <= set(columns.tolist()) and len(columns) < 90
     predicted = study.context.trace.a["pred"][0]
     best = set(np.argsort(-predicted, axis=1)[:, :5].ravel().tolist())
     assert best <= set(columns.tolist())

@@ -168,7 +168,7 @@ def test_a_large_vocabulary_is_shown_by_the_rows_that_matter() -> None:
     study = Study(small_model(config, 0), np.array([[7, 4999, 7, 3]]))
     gradient = study.tensors["∂w_tok"]
     assert gradient.rows is not None and {3, 7, 4999} <= set(gradient.rows.tolist())
-    assert len(gradient.rows) < 60
+    assert len(gradient.rows) < 80
     assert np.abs(study.tensors.sum_of_terms("∂w_tok") - gradient.value).max() < 1e-13
     assert study.differences("tok")["∂w_tok"]["passed"]
 

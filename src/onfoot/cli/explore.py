@@ -86,8 +86,8 @@ def _load(folder: Path | None) -> Model:
     if model.quantized:
         n_bytes = sum(x.nbytes for x in model.params.values())
         _say(
-            f"{model.n_params:,} parameters, {n_bytes / 1e6:,.0f} MB of weights as in the file; every activation, error "
-            f"signal and gradient is computed in float64"
+            f"{model.n_params:,} parameters, {n_bytes / 1e6:,.0f} MB of weights as in the file; every activation, "
+            f"error signal and gradient is computed in float64"
         )
     return model
 

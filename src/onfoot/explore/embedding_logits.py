@@ -20,7 +20,7 @@ from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
 from onfoot.tables import Formula
 
 MAX_ROWS = 4096  # of the token table; of a larger one, only the rows that matter for the text are shown
-EXTRA_ROWS = 48  # shown in addition to the rows of the text's tokens, or more to include each token's top predictions
+EXTRA_ROWS = 48  # with the largest gradients, shown in addition to the text's tokens and their top predictions
 TOP = 5  # the most probable next tokens of each token
 VOCAB = (TOKEN, VOCABULARY)
 
@@ -31,7 +31,7 @@ def shown_rows(m: StudyContext) -> np.ndarray | None:
         return None
     predicted = m.trace.a["pred"][0]  # (T, V)
     best = np.unique(np.argpartition(-predicted, TOP, axis=1)[:, :TOP])
-    extra = np.argsort(-_row_norms(m), kind="stable")[: max(EXTRA_ROWS - len(best), 0)]
+    extra = np.argsort(-_row_norms(m))[:EXTRA_ROWS]
     return np.unique(np.concatenate([m.tokens[0], best, extra]))
 
 
