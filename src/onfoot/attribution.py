@@ -14,6 +14,7 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.models.inputs import check_tokens, next_token_targets
 from onfoot.models.model import Model
+from onfoot.terminal import Shown
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,33 @@ class Swap:
     actual: float  # the loss with the swap minus the loss without it
 
 
-@dataclass(frozen=True)
-class Attribution:
+@dataclass(frozen=True, repr=False)
+class Attribution(Shown):
     """The loss of a text, gradient × input of each token, and the swaps with the lowest predicted loss."""
 
     loss: float
     tokens: np.ndarray  # (T,)
     contributions: np.ndarray  # (T,)
     swaps: list[Swap]  # lowest predicted change first
+
+    def facts(self) -> dict[str, str]:
+        best = self.swaps[0] if self.swaps else None
+        swap = "none" if best is None else f"token {best.position} to {best.new}, loss {best.actual:+.4g}"
+        return {"loss": f"{self.loss:.6g}", "tokens": str(len(self.tokens)), "best swap": swap}
+
+    def tables(self) -> list[list[list[str]]]:
+        rows = [
+            [str(t), str(token), f"{share:+.4g}"]
+            for t, (token, share) in enumerate(zip(self.tokens.tolist(), self.contributions.tolist(), strict=True))
+        ]
+        swaps = [
+            [str(x) for x in (s.position, s.old, s.new)] + [f"{s.predicted:+.4g}", f"{s.actual:+.4g}"]
+            for s in self.swaps
+        ]
+        return [
+            [["position", "token", "gradient × input"], *rows],
+            [["position", "old", "new", "predicted", "actual"], *swaps],
+        ]
 
 
 def attribute(model: Model, tokens: Any, targets: Any = None, n_swaps: int = 10) -> Attribution:

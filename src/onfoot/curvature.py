@@ -18,6 +18,7 @@ from onfoot.data.batches import Batch
 from onfoot.models.inputs import count_targets
 from onfoot.models.model import Model
 from onfoot.models.params import names_of
+from onfoot.terminal import Shown
 
 KINDS = ("hessian", "gauss-newton")
 CHUNK = 1 << 16  # elements that are raised to float64 at a time
@@ -30,6 +31,9 @@ class Estimate:
 
     value: float
     error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} ± {self.error:.1g}"
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ class LayerCurvature:
     largest: Estimate
 
 
-@dataclass(frozen=True)
-class Curvature:
+@dataclass(frozen=True, repr=False)
+class Curvature(Shown):
     """The curvature of the loss over some batches. `along_gradient` is None where the gradient is 0."""
 
     kind: str
@@ -65,6 +69,23 @@ class Curvature:
     trace: Estimate | None  # None without probes
     along_gradient: float | None
     layers: list[LayerCurvature]
+
+    def facts(self) -> dict[str, str]:
+        return {
+            "kind": self.kind,
+            "loss": f"{self.loss:.6g}",
+            "largest eigenvalue": str(self.spectrum.largest[0]),
+            "largest stable learning rate": "none" if self.max_lr is None else f"{self.max_lr:.3g}",
+            "trace": str(self.trace) if self.trace is not None else "not estimated",
+            "parameters": f"{self.n_params:,}",
+        }
+
+    def tables(self) -> list[list[list[str]]]:
+        rows = [
+            [one.name, f"{one.n_params:,}", str(one.largest), "" if one.trace is None else str(one.trace)]
+            for one in self.layers
+        ]
+        return [[["layer", "parameters", "largest eigenvalue", "trace"], *rows]] if rows else []
 
     @property
     def max_lr(self) -> float | None:

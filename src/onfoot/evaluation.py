@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.terminal import Shown
 
 if TYPE_CHECKING:
     from onfoot.data.sliding import Piece
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 CONTEXT = 1024  # tokens per window by default, unless the model allows fewer
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Shown):
     """The loss of a model on a data file."""
 
     loss: float  # nats per token: the mean over all targets
@@ -30,6 +31,16 @@ class Evaluation:
     context: int  # tokens per window
     stride: int
     tokens_sha256: str  # of all token ids and their targets: equal where losses per token can be compared
+
+    def facts(self) -> dict[str, str]:
+        bits = self.bits_per_byte
+        return {
+            "loss": f"{self.loss:.6g} nats per token",
+            "perplexity": f"{self.perplexity:.6g}",
+            "bits per byte": "unknown" if bits is None else f"{bits:.4g}",
+            "targets": f"{self.n_tokens:,}",
+            "context": f"{self.context}, stride {self.stride}",
+        }
 
     @property
     def perplexity(self) -> float:

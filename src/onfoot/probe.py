@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.engine import Engine
-from onfoot.models import gpt2
+from onfoot.models.families import network
 from onfoot.models.model import Model
 from onfoot.ops.attention import softmax, visible
 
@@ -112,20 +112,40 @@ class Probe:
     def _loss(self, engine: Engine, note: Any) -> float:
         model = self.model
         run = model.new_run(keep_saved=False, on_activation=note, engine=engine)
-        layout = gpt2.Layout(np.arange(self.tokens.shape[1]))
-        a11, _ = gpt2.features_forward(run, model.config, self.tokens, layout)
-        a12, _ = gpt2.head_forward(run, model.config, a11)
+        family = network(model.config)
+        layout, _ = model._layout(self.tokens, None)
+        a11, _ = family.features_forward(run, model.config, self.tokens, layout)
+        a12, _ = family.head_forward(run, model.config, a11)
         return float(engine.cross_entropy_forward(a12, self.targets, self.divisor)[0])
 
     def _perturbed_scores(self, block: int, head: int, by: np.ndarray) -> Engine:
         """The model's engine, with an attention that adds `by` (T, T) to the scores of one head of one block."""
-        engine, calls = self.model.engine, itertools.count()
 
-        def attention_forward(q: Any, k: Any, v: Any, causal: bool, start: Any, keep: Any) -> tuple[Any, Any]:
-            if next(calls) != block:
-                return engine.attention_forward(q, k, v, causal, start, keep)
+        def moved(q: Any, k: Any, v: Any, causal: bool, start: Any) -> Any:
+            k, v = of_query_heads(k, q), of_query_heads(v, q)
             scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])  # (1, H, T, T)
             scores[:, head] += by
-            return softmax(scores, visible(q.shape[-2], k.shape[-2], causal, start, q)) @ v, None
+            return softmax(scores, visible(q.shape[-2], k.shape[-2], causal, start, q)) @ v
 
-        return Engine(engine.name, {**engine.table, "attention_forward": attention_forward}, np.asarray)
+        return self._with_attention(block, moved)
+
+    def _with_attention(self, block: int, moved: Callable[..., Any]) -> Engine:
+        """The model's engine, with `moved(q, k, v, causal, start)` as the attention of one block."""
+        engine, calls = self.model.engine, itertools.count()
+
+        def pair(name: str) -> Callable[..., tuple[Any, Any]]:
+            def forward(q: Any, k: Any, v: Any, causal: bool, start: Any, keep: Any) -> tuple[Any, Any]:
+                if next(calls) != block:
+                    return engine.table[name](q, k, v, causal, start, keep)
+                return moved(q, k, v, causal, start), None
+
+            return forward
+
+        pairs = {name: pair(name) for name in ("attention_forward", "grouped_query_forward")}
+        return Engine(engine.name, {**engine.table, **pairs}, np.asarray)
+
+
+def of_query_heads(x: Any, q: Any) -> Any:
+    """Keys or values (B, Hkv, T, D) as each query head reads them, (B, H, T, D)."""
+    group = q.shape[1] // x.shape[1]
+    return x if group == 1 else x[:, [h // group for h in range(q.shape[1])]]

@@ -1,9 +1,11 @@
-"""Escapes control characters in text from files and models before it is printed to a terminal."""
+"""What is shown to people: text without control characters in a terminal, reports as small tables in a notebook."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import IO
 
 # Control characters except tab and newline, bidirectional marks and line separators, lone surrogates.
@@ -18,3 +20,38 @@ def printable(text: str) -> str:
 def for_terminal(text: str, stream: IO[str] | None = None) -> str:
     """The text to write to a stream (default: stdout): escaped for a terminal, unchanged for a pipe or a file."""
     return printable(text) if (stream or sys.stdout).isatty() else text
+
+
+def html_table(rows: Sequence[Sequence[str]], header: bool = False) -> str:
+    """Rows of cells as an HTML table; with `header`, the first row is its head."""
+    lines = []
+    for i, row in enumerate(rows):
+        tag = "th" if header and i == 0 else "td"
+        lines.append("<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) + "</tr>")
+    return f"<table>{''.join(lines)}</table>"
+
+
+class Shown:
+    """A result with a repr of one line, and in notebooks a table. Dataclasses that inherit it have repr=False."""
+
+    def facts(self) -> Mapping[str, str]:
+        """What the repr says, by name."""
+        raise NotImplementedError
+
+    def tables(self) -> list[list[list[str]]]:
+        """The tables that a notebook shows below the facts, each with a head."""
+        return []
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name} {value}' for name, value in self.facts().items())})"
+
+    def _repr_html_(self) -> str:
+        facts = [[name, value] for name, value in self.facts().items()]
+        return html_table(facts) + "".join(html_table(rows, header=True) for rows in self.tables())
+
+
+class ShownText(Shown):
+    """A report whose text is its table."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(printable(str(self)))}</pre>"

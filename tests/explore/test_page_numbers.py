@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 
 import onfoot
+from onfoot.explore import export_size, texts
 from onfoot.explore import page as page_module
 from onfoot.explore import server as server_module
-from onfoot.explore import texts
 from onfoot.explore.describe import describe, encoded, where_parts
 from onfoot.explore.embedding_logits import EXTRA_ROWS
+from onfoot.explore.export_size import plan_export
 from onfoot.explore.mistakes import apply_mistake, catalogue
 from onfoot.explore.page import export
 from onfoot.explore.proof import differentiated, relative_error
@@ -59,6 +60,7 @@ def test_the_header_of_the_page_describes_the_model(own: Study, right: Any) -> N
     n = sum(value.size for value in own.model.params.values())
     result = {**document["model"]}
     assert {name: result[name] for name in result if name not in ("autograd", "most_characters")} == {
+        "family": "gpt2", "frozen": False, "key_heads": 3, "weights": 8 * n,
         "parameters": n, "large": False, "blocks": 2, "heads": 3, "width": 6, "key_width": 4, "value_width": 2,
         "inner_width": 7, "vocabulary": 11, "positions": 13, "tied": True, "causal": True, "activation": "gelu_new",
         "has_tokenizer": False,
@@ -232,7 +234,8 @@ def test_of_a_large_table_the_texts_rows_and_the_largest_are_shown() -> None:
     rows = study.tensors["∂w_tok"].rows
     assert rows is not None
     largest = np.argsort(-np.linalg.norm(gradient, axis=1))[:EXTRA_ROWS]
-    assert set(rows.tolist()) == set(largest.tolist()) | set(TOKENS[0].tolist())
+    best = np.argsort(-study.context.trace.a["pred"][0], axis=1)[:, :5]  # the top predictions of each token
+    assert set(rows.tolist()) == set(largest.tolist()) | set(TOKENS[0].tolist()) | set(best.ravel().tolist())
     np.testing.assert_array_equal(study.tensors.value("∂w_tok"), gradient[rows])
     whole = Study(
         small_model(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=4096), 0), TOKENS
@@ -322,7 +325,7 @@ def test_limits_are_exact(own: Study, model: Model) -> None:
     fits: Any = Sized(MAX_PARAMS)
     check_model(fits)
     over: Any = Sized(MAX_PARAMS + 1)
-    with pytest.raises(ValueError, match="explore supports up to 200,000,000"):
+    with pytest.raises(ValueError, match="explore supports up to 500,000,000"):
         check_model(over)
     assert not own.is_large and own.model.n_params < LARGE
     assert texts.read_text(model, "a" * 64).shape == (1, 64)
@@ -364,12 +367,13 @@ def test_an_exported_page_holds_every_array_and_refuses_to_grow_too_large(monkey
         numbers = np.frombuffer(base64.b64decode(data["arrays"][data["tensors"][tensor.id]]), "<f8")
         assert np.array_equal(numbers, tensor.value.ravel(), equal_nan=True), tensor.id
     assert data["document"]["loss"] == study.loss
-    size = sum(map(len, data["arrays"].values()))
-    monkeypatch.setattr(page_module, "MAX_PAGE_BYTES", size - 1)
-    with pytest.raises(ValueError, match="the page would exceed"):
-        export(study, {})
-    monkeypatch.setattr(page_module, "MAX_PAGE_BYTES", size)
-    export(study, {})
+    again = Study(small_model(config, 0), TOKENS)
+    size = plan_export(again).n_bytes
+    monkeypatch.setattr(export_size, "MAX_PAGE_BYTES", size - 1)
+    with pytest.raises(ValueError, match="even without large tables"):
+        export(again, {})
+    monkeypatch.setattr(export_size, "MAX_PAGE_BYTES", size)
+    export(again, {})
 
 
 def test_an_array_too_large_to_send_is_asked_for_by_line(own: Study, monkeypatch: pytest.MonkeyPatch) -> None:

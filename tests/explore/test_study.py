@@ -172,7 +172,7 @@ def test_a_large_vocabulary_is_shown_by_the_rows_that_matter() -> None:
     study = Study(small_model(config, 0), np.array([[7, 4999, 7, 3]]))
     gradient = study.tensors["∂w_tok"]
     assert gradient.rows is not None and {3, 7, 4999} <= set(gradient.rows.tolist())
-    assert len(gradient.rows) < 60
+    assert len(gradient.rows) < 80
     assert np.abs(study.tensors.sum_of_terms("∂w_tok") - gradient.value).max() < 1e-13
     assert study.differences("tok")["∂w_tok"]["passed"]
 
@@ -192,8 +192,8 @@ def test_models_that_the_page_cannot_show_are_refused() -> None:
         n_params = MAX_PARAMS + 1
 
     large: Any = Large()
-    with pytest.raises(ValueError, match="explore supports up to 200,000,000"):
+    with pytest.raises(ValueError, match=f"explore supports up to {MAX_PARAMS:,}"):
         check_model(large)
-    large.config = type("Other", (), {"model_type": "llama"})()
-    with pytest.raises(ValueError, match="explore supports GPT-2 models only, got model_type 'llama'"):
+    large.config = type("Other", (), {"model_type": "rwkv"})()
+    with pytest.raises(ValueError, match="explore shows GPT-2 and the LLaMA family, got a Other"):
         check_model(large)

@@ -10,16 +10,38 @@ import numpy as np
 from onfoot.blame.examples import Examples
 from onfoot.blame.query import Query
 from onfoot.blame.scores import Scores
+from onfoot.terminal import Shown
+
+SHOWN = 10  # examples of each kind in a notebook
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Report(Shown):
     """The scores of one query, or of several whose losses were added."""
 
     queries: list[Query]
     loss: float  # in nats, summed over the completions
     scores: Scores
     retrained: dict[int, float] = field(default_factory=dict)  # example -> how much higher the loss is without it
+
+    def facts(self) -> dict[str, str]:
+        helped, hurt = self.helped(1), self.hurt(1)
+        return {
+            "loss": f"{self.loss:.6g} nats over {self.n_targets} tokens",
+            "examples": f"{len(self.scores.totals):,}, {self.unseen:,} unseen",
+            "helped most": self._scored(helped[0]) if helped else "none",
+            "hurt most": self._scored(hurt[0]) if hurt else "none",
+        }
+
+    def _scored(self, number: int) -> str:
+        return f"example {number} ({self.scores.totals[number]:+.3g})"
+
+    def tables(self) -> list[list[list[str]]]:
+        out = []
+        for title, numbers in (("helped", self.helped(SHOWN)), ("hurt", self.hurt(SHOWN))):
+            rows = [[str(i), f"{self.scores.totals[i]:+.4g}"] for i in numbers]
+            out.append([[f"{title}: example", "score"], *rows])
+        return out
 
     @property
     def n_targets(self) -> int:

@@ -22,6 +22,7 @@ from onfoot.check.general import gradients
 from onfoot.check.numeric import derivative
 from onfoot.engine import OPS, Engine
 from onfoot.kernels import FUSED
+from onfoot.terminal import ShownText
 
 DTYPES = ("float64", "float32")
 
@@ -38,8 +39,8 @@ class OpResult:
     checked: bool = True
 
 
-@dataclass
-class InstallationReport:
+@dataclass(repr=False)
+class InstallationReport(ShownText):
     results: list[OpResult]
     skipped: dict[str, str]  # engine -> why
     seconds: float
@@ -50,6 +51,14 @@ class InstallationReport:
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def facts(self) -> dict[str, str]:
+        wrong = [f"{one.op} on {one.engine}" for one in self.results if not one.ok]
+        return {
+            "ops": str(len(self.results)),
+            "wrong": ", ".join(wrong) or "none",
+            "skipped": ", ".join(self.skipped) or "none",
+        }
 
     def __str__(self) -> str:
         return "\n".join(_text(self))

@@ -8,6 +8,7 @@ from typing import Any
 
 from onfoot.check.call import Problem
 from onfoot.check.text import shown, wrapped
+from onfoot.terminal import ShownText
 
 
 @dataclass
@@ -23,8 +24,8 @@ class Agreement:
     ok: bool
 
 
-@dataclass
-class GradientReport:
+@dataclass(repr=False)
+class GradientReport(ShownText):
     """The results for a forward and backward pass; `str()` gives the readable report."""
 
     function: str
@@ -58,6 +59,9 @@ class GradientReport:
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def facts(self) -> dict[str, str]:
+        return {self.function: self.verdict}
 
     def __str__(self) -> str:
         """The report as text: the compared derivatives, then what is wrong and where."""

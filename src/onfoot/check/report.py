@@ -10,6 +10,7 @@ from onfoot.check.chain import Chain
 from onfoot.check.diagnose import Diagnosis
 from onfoot.check.layer import Case, Layer
 from onfoot.check.numeric_example import Example
+from onfoot.terminal import ShownText
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Outcome:
         return not self.problems and all(m.ok for m in self.measured)
 
 
-@dataclass
-class LayerReport:
+@dataclass(repr=False)
+class LayerReport(ShownText):
     """The results of all cases and the diagnosis; `str()` gives the readable report."""
 
     layer: Layer
@@ -94,6 +95,9 @@ class LayerReport:
         from onfoot.check.text import one_line
 
         return one_line(self)
+
+    def facts(self) -> dict[str, str]:
+        return {self.layer.name: f"{self.function} {self.verdict}", "cases": str(len(self.outcomes))}
 
     def __str__(self) -> str:
         from onfoot.check.text import layer_text

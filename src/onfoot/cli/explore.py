@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 def explore(
     model: Annotated[
         Path | None,
-        typer.Argument(help="Model folder; by default a small model that is included.", show_default=False),
+        typer.Argument(
+            help="Model folder, GGUF file or adapter; by default a small model that is included.", show_default=False
+        ),
     ] = None,
     text: Annotated[
         str | None,
@@ -79,7 +82,8 @@ def explore(
     from onfoot.explore.server import Explorer
 
     explorer = Explorer(loaded, opening, own)
-    explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
+    with _busy("forward and backward pass"):
+        explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
     listening = listen(port)
     port, token = listening.getsockname()[1], new_token()
     print(f"{page_address(port, token)}   press Ctrl-C to stop", flush=True)
@@ -89,17 +93,37 @@ def explore(
 
 def _load(folder: Path | None) -> Model:
     """The model in float64 on the NumPy engine, which is the reference."""
-    from onfoot.explore.default_model import default_model
-    from onfoot.explore.study import check_model
-    from onfoot.models.model import load
+    from onfoot.explore.loading import load_model
 
-    model = default_model() if folder is None else load(folder, "float64", "numpy")
-    if model.active_adapter is not None:
-        model.merge_adapter()
-    if folder is not None:
+    with _busy("reading the model"):
+        model = load_model(folder)
+    if folder is not None and model.source is None:
         model.source = str(folder)  # of a run, the page can show every checkpoint
-    check_model(model)
+    if model.quantized:
+        n_bytes = sum(x.nbytes for x in model.params.values())
+        _say(
+            f"{model.n_params:,} parameters, {n_bytes / 1e6:,.0f} MB of weights as in the file; every activation, "
+            f"error signal and gradient is computed in float64"
+        )
     return model
+
+
+def _busy(what: str) -> AbstractContextManager[Any]:
+    """Shows on a terminal that something takes a while, and how long it has taken."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    progress.add_task(what)
+    return progress
+
+
+def _say(text: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(text, style="dim")
 
 
 def _own_engine(name: str | None) -> OwnEngine | None:
@@ -134,12 +158,13 @@ def _track(items: list[str], what: str) -> Iterable[str]:
 
 
 def _export(model: Model, opening: dict[str, Any], path: Path, own: OwnEngine | None = None) -> int:
+    from onfoot.cli.console import show_text
     from onfoot.explore import texts
     from onfoot.explore.page import export
     from onfoot.explore.study import Study
 
     read = texts.read_text if opening["kind"] == "text" else texts.read_ids
-    page = export(Study(model, read(model, opening["value"]), own), opening, _track)
+    page = export(Study(model, read(model, opening["value"]), own), opening, _track, show_text)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return len(page.encode())

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.engine import Engine, get_engine
-from onfoot.models import gpt2
+from onfoot.models.families import network
+from onfoot.ops.attention import visible
+from onfoot.probe import of_query_heads
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -29,13 +31,18 @@ class Autograd:
             name: torch.tensor(value, requires_grad=True) for name, value in model.params.items()
         }
         plain = get_engine("torch")
-        engine = Engine("torch", {**plain.table, "attention_forward": self._attention}, torch.from_numpy)
+        engine = Engine(
+            "torch",
+            {**plain.table, "attention_forward": self._attention, "grouped_query_forward": self._attention},
+            torch.from_numpy,
+        )
         run = model.new_run(on_activation=self._note, engine=engine)
         run.params = self.params
         ids = torch.from_numpy(tokens)
-        layout = gpt2.Layout(torch.arange(tokens.shape[1]))
-        a11, _ = gpt2.features_forward(run, model.config, ids, layout)
-        a12, _ = gpt2.head_forward(run, model.config, a11)
+        family = network(model.config)
+        layout = model._layout(tokens, None)[0].map(lambda _, x: torch.from_numpy(x))
+        a11, _ = family.features_forward(run, model.config, ids, layout)
+        a12, _ = family.head_forward(run, model.config, a11)
         rows, labels = a12.reshape(-1, a12.shape[-1]), torch.from_numpy(targets).reshape(-1)
         loss = cross_entropy(rows, labels, reduction="sum") / divisor
         loss.backward(retain_graph=True)
@@ -65,6 +72,13 @@ class Autograd:
         (gradient,) = self.torch.autograd.grad(parts, a2, signals, retain_graph=True)
         return gradient[0].numpy()
 
+    def through(self, noted: str, to: str, where: Any) -> np.ndarray:
+        """The part of the gradient of the activation `to` that flows through the entries `where` of another one."""
+        signal = self.torch.zeros_like(self.noted[noted])
+        signal[where] = self._grads[noted][where]
+        (gradient,) = self.torch.autograd.grad(self.noted[noted], self.noted[to], signal, retain_graph=True)
+        return gradient[0].numpy()
+
     def _note(self, name: str, value: Any) -> None:
         self.noted[name] = self._retain_grad(value)
 
@@ -74,10 +88,11 @@ class Autograd:
         return value
 
     def _attention(self, q: Any, k: Any, v: Any, causal: bool, start: Any, keep: Any) -> tuple[Any, Any]:
+        k, v = of_query_heads(k, q), of_query_heads(v, q)
         raw = self._retain_grad(q @ k.mT)
         scaled = self._retain_grad(raw / math.sqrt(q.shape[-1]))
-        future = self.torch.ones(scaled.shape[-2:], dtype=self.torch.bool).triu(1)
-        masked = scaled.masked_fill(future, -math.inf) if causal else scaled
+        mask = visible(q.shape[-2], k.shape[-2], causal, start, scaled)
+        masked = scaled if mask is None else scaled.masked_fill(~mask, -math.inf)
         rho = self._retain_grad(self.torch.softmax(masked, dim=-1))
         self.scores.append({"raw": raw, "scaled": scaled, "ρ": rho})
         return rho @ v, None

@@ -21,6 +21,8 @@ PAGE_FORMULAS = [
     "∂w_tok = ohe(a_0)ᵗ Δ_1 + (a_11ᵗ Δ_12)ᵗ",
     "Δ_5 = Δ_10 + LNᵇ_5(Δ_6)",
     "Δ_1 = Δ_5 + LNᵇ_1(Δ_2)",
+    "Δ_5 = Δ_10 + RMSᵇ_5(Δ_6)",
+    "Δ_1 = Δ_5 + RMSᵇ_1(Δ_2)",
 ]  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def encoded(value: np.ndarray) -> str:
 def describe(tensor: Tensor) -> dict[str, Any]:
     """Everything about an array except its numbers."""
     formula = tensor.formula
-    out: dict[str, Any] = {"symbol": tensor.symbol, "shape": list(tensor.value.shape), "axes": list(tensor.axes)}
+    out: dict[str, Any] = {"symbol": tensor.symbol, "shape": list(tensor.shape), "axes": list(tensor.axes)}
     optional = {
         "formula": formula.text,
         "where": where_parts(formula.where),
@@ -40,11 +42,12 @@ def describe(tensor: Tensor) -> dict[str, Any]:
         "terms": [term.to_json() for term in tensor.terms],
         "note": tensor.note,
         "parameter": tensor.parameter,
+        "part": tensor.part,
         "gradient": tensor.is_gradient,
         "rows": None if tensor.rows is None else tensor.rows.tolist(),
         "columns": None if tensor.columns is None else tensor.columns.tolist(),
         "row_labels": tensor.row_labels,
-        "source": lines_of(tensor.symbol, formula.equations) if formula.text else [],
+        "source": lines_of(tensor.symbol, formula.equations, tensor.family) if formula.text else [],
     }
     return {**out, **{key: value for key, value in optional.items() if value}}
 

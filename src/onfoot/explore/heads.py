@@ -13,6 +13,7 @@ from onfoot.explore.step import Step
 from onfoot.explore.study_context import OVER_TOKENS, StudyContext
 from onfoot.explore.tensors import FEATURE, TOKEN, Tensor
 from onfoot.explore.terms import Factor, Term, dot, product
+from onfoot.ops.attention import visible
 from onfoot.tables import Formula
 
 KINDS = {"q": "Queries", "k": "Keys", "v": "Values"}
@@ -24,6 +25,9 @@ INNER = {
     "∂ρ": Formula("∂ρ = Δ_3^h vᵗ"),
 }
 SQUARE = (TOKEN, TOKEN)
+# of a row of the map: the end of its id, its title, the ids of its activation and error signal, of its parameters and
+# of the intermediate values in its formulas
+Row = tuple[str, str, str, str, list[tuple[str, str]], list[str]]
 
 
 def columns_of(m: StudyContext, h: int, x: str) -> slice:
@@ -52,24 +56,34 @@ class HeadArrays:
         self.layer = f"transformer.h.{b}.attn.c_attn"
         width = m.config.value_width
         self.output = slice(h * width, (h + 1) * width)
+        self.square = (m.n_tokens, m.n_tokens)
 
     def steps(self) -> list[Step]:
         self.forward()
         self.scores_backward()
         self.qkv_backward()
         parameters = {x: self.parameters(x) for x in KINDS}
-        p, masked = self.prefix, self.m.config.causal
-        rows = [
+        p = self.prefix
+        rows: list[Row] = [
             ("a_2", "Input of the head", f"{self.b}.a_2", f"{p}Δ_2^h", [], [f"{p}Δ_{x}" for x in "vqk"]),
             *((x, name, f"{p}{x}", f"{p}∂{x}", parameters[x], []) for x, name in KINDS.items()),
+        ]
+        return self.rows([*rows, *self.score_rows()])
+
+    def score_rows(self) -> list[Row]:
+        """The rows of the map from the raw scores to the output of the head."""
+        p, masked = self.prefix, self.m.config.causal
+        return [
             ("raw", "Raw weights", f"{p}ρ_raw", f"{p}Δ_raw", [], []),
             ("scaled", "Scaling", f"{p}ρ_scaled", f"{p}Δ_scaled", [], []),
             *([("causal", "Causal mask", f"{p}ρ_causal", f"{p}Δ_causal", [], [])] if masked else []),
             ("rho", "Attention weights", f"{p}ρ", f"{p}∂ρ", [], [f"{p}∂ρ⊖ρ"]),
             ("out", "Output of the head", f"{p}a_3^h", f"{p}Δ_3^h", [], []),
         ]
+
+    def rows(self, rows: list[Row]) -> list[Step]:
         return [
-            Step(f"{p}{name}", title, forward, backward, params, inside, self.b, self.h)
+            Step(f"{self.prefix}{name}", title, forward, backward, params, inside, self.b, self.h)
             for name, title, forward, backward, params, inside in rows
         ]
 
@@ -77,49 +91,65 @@ class HeadArrays:
         formula = INNER.get(symbol)
         self.m.add(f"{self.prefix}{symbol}", symbol, value, axes, terms, formula, **more)
 
+    def id(self, symbol: str) -> str:
+        """The id of an array of this head; keys and values may be shared by several heads."""
+        return f"{self.prefix}{symbol}"
+
     def value(self, symbol: str) -> np.ndarray:
-        return self.m.tensors.value(f"{self.prefix}{symbol}")
+        return self.m.tensors.value(self.id(symbol))
 
     def forward(self) -> None:
-        m, p, h = self.m, self.prefix, self.h
-        causal = m.config.causal
+        p = self.prefix
         for x in KINDS:
             self.add(
                 x,
-                getattr(self.block, x)[0, h],
+                getattr(self.block, x)[0, self.h],
                 (TOKEN, FEATURE),
                 dot(f"a_2 w_{x}", "features", (f"{self.b}.a_2", "rj"), (f"{p}w_{x}", "jc")),
                 product(f"~b_{x}", (f"{p}b_{x}", "c")),
             )
-        m.tensors.add(Tensor(f"{p}√d_ρ", "√d_ρ", lambda: self.root, ()))
+        self.scores_forward()
+
+    def scores_forward(self) -> None:
+        """From queries, keys and values to the output of the head."""
+        m, p, h = self.m, self.prefix, self.h
+        causal, square = m.config.causal, {"known_shape": self.square}
+        m.tensors.add(Tensor(f"{p}√d_ρ", "√d_ρ", lambda: self.root, (), known_shape=()))
         self.add(
             "ρ_raw",
             lambda: self.value("q") @ self.value("k").T,
             SQUARE,
-            dot("q kᵗ", "features", (f"{p}q", "rj"), (f"{p}k", "cj")),
+            dot("q kᵗ", "features", (self.id("q"), "rj"), (self.id("k"), "cj")),
+            **square,
         )
         scaled = product("ρ_raw / √d_ρ", (f"{p}ρ_raw", "rc"), Factor(f"{p}√d_ρ", "", -1))
-        self.add("ρ_scaled", lambda: self.value("ρ_raw") / self.root, SQUARE, scaled)
+        self.add("ρ_scaled", lambda: self.value("ρ_raw") / self.root, SQUARE, scaled, **square)
         scores = "ρ_scaled"
         if causal:
             scores = "ρ_causal"
-            self.add("ρ_causal", self._masked, SQUARE, product("ρ_scaled", (f"{p}ρ_scaled", "rc")))
+            self.add("ρ_causal", self._masked, SQUARE, product("ρ_scaled", (f"{p}ρ_scaled", "rc")), **square)
 
         @cache
         def exponentials() -> np.ndarray:
             s = self.value(scores)
             return np.exp(s - s.max(axis=-1, keepdims=True))
 
-        m.tensors.add(Tensor(f"{p}e", f"exp({scores} − max)", exponentials, SQUARE))
-        m.tensors.add(Tensor(f"{p}Σe", f"Σ exp({scores} − max)", lambda: exponentials().sum(axis=-1), (TOKEN,)))
+        m.tensors.add(Tensor(f"{p}e", f"exp({scores} − max)", exponentials, SQUARE, known_shape=self.square))
+        of_sum = f"Σ exp({scores} − max)"
+        m.tensors.add(
+            Tensor(f"{p}Σe", of_sum, lambda: exponentials().sum(axis=-1), (TOKEN,), known_shape=self.square[:1])
+        )
         weight = product(f"exp({scores} − max) / Σ", (f"{p}e", "rc"), Factor(f"{p}Σe", "r", -1))
         self.add("ρ", self.block.rho[0, h], SQUARE, weight)
-        mixed = dot("ρ v", OVER_TOKENS, (f"{p}ρ", "rj"), (f"{p}v", "jc"))
+        mixed = dot("ρ v", OVER_TOKENS, (f"{p}ρ", "rj"), (self.id("v"), "jc"))
         self.add("a_3^h", self.block.a[3][0][:, self.output], (TOKEN, FEATURE), mixed)
 
     def _masked(self) -> np.ndarray:
-        scaled = self.value("ρ_scaled")
-        return np.where(np.tri(len(scaled)) > 0, scaled, -math.inf)
+        scaled, start = self.value("ρ_scaled"), self.m.trace.starts[self.b]
+        n = len(scaled)
+        mask = visible(n, n, True, None if start is None else start[0, 0], scaled)
+        assert mask is not None
+        return np.where(mask, scaled, -math.inf)
 
     def scores_backward(self) -> None:
         """From the head's columns of Δ_3 to the raw scores."""
@@ -145,12 +175,19 @@ class HeadArrays:
             "∂ρ",
             lambda: d3 @ self.value("v").T,
             SQUARE,
-            dot("Δ_3^h vᵗ", "features", (f"{p}Δ_3^h", "rj"), (f"{p}v", "cj")),
+            dot("Δ_3^h vᵗ", "features", (f"{p}Δ_3^h", "rj"), (self.id("v"), "cj")),
+            known_shape=self.square,
             measure=lambda probe: probe.weights(self.value("∂ρ"), b, h),
             differentiate=lambda autograd: autograd.attention(b, "ρ")[h],
         )
         m.tensors.add(
-            Tensor(f"{p}∂ρ⊖ρ", "(∂ρ ⊖ ρ)", lambda: (self.value("∂ρ") * self.value("ρ")).sum(axis=-1), (TOKEN,))
+            Tensor(
+                f"{p}∂ρ⊖ρ",
+                "(∂ρ ⊖ ρ)",
+                lambda: (self.value("∂ρ") * self.value("ρ")).sum(axis=-1),
+                (TOKEN,),
+                known_shape=self.square[:1],
+            )
         )
         top = "Δ_causal" if m.config.causal else "Δ_scaled"
         self.add(
@@ -179,15 +216,17 @@ class HeadArrays:
         """The gradients of q, k and v, and of a_2 through each of them."""
         p = self.prefix
         raw, d3, features = f"{p}Δ_raw", f"{p}Δ_3^h", (TOKEN, FEATURE)
+        like_a2 = {"known_shape": self.block.a[2].shape[1:]}
         made = {
             "v": dot("ρᵗ Δ_3^h", OVER_TOKENS, (f"{p}ρ", "jr"), (d3, "jc")),
             "q": dot("Δ_raw k", OVER_TOKENS, (raw, "rj"), (f"{p}k", "jc")),
             "k": dot("Δ_rawᵗ q", OVER_TOKENS, (raw, "jr"), (f"{p}q", "jc")),
         }
         for x, term in made.items():
-            self.add(f"∂{x}", self._qkv_gradient(x), features, term, **self._qkv_proof(x))
+            like_x = {"known_shape": getattr(self.block, x).shape[2:]}
+            self.add(f"∂{x}", self._qkv_gradient(x), features, term, **self._qkv_proof(x), **like_x)
             through = dot(f"∂{x} w_{x}ᵗ", "features", (f"{p}∂{x}", "rj"), (f"{p}w_{x}", "cj"))
-            self.add(f"Δ_{x}", self._input_gradient(x), features, through, **self._input_proof(f"Δ_{x}", x))
+            self.add(f"Δ_{x}", self._input_gradient(x), features, through, **self._input_proof(f"Δ_{x}", x), **like_a2)
         parts = [product(f"Δ_{x}", (f"{p}Δ_{x}", "rc")) for x in ("v", "q", "k")]
         self.add(
             "Δ_2^h",
@@ -195,6 +234,7 @@ class HeadArrays:
             features,
             *parts,
             **self._input_proof("Δ_2^h", "qkv"),
+            **like_a2,
         )
 
     def _qkv_gradient(self, x: str) -> Callable[[], np.ndarray]:
@@ -245,13 +285,17 @@ class HeadArrays:
         """The head's w_x and b_x, columns of c_attn, with their gradients."""
         m, p = self.m, self.prefix
         columns = columns_of(m, self.h, x)
-        a2 = f"{self.b}.a_2"
+        a2, part = f"{self.b}.a_2", f"columns of head {self.h + 1}"
         if x == "q":
             of_weight = dot("a_2ᵗ Δ_raw k", OVER_TOKENS, (a2, "jr"), (f"{p}∂q", "jc"))
             of_bias = dot("Σ_tokens Δ_raw k", OVER_TOKENS, (f"{p}∂q", "jc"))
         else:
             mixing, signal, name = ("ρ", "Δ_3^h", "ρ a_2") if x == "v" else ("Δ_raw", "q", "Δ_raw a_2")
-            m.add(f"{p}{name}", name, lambda: self.value(mixing) @ m.tensors.value(a2), formula=Formula(""))
+            like_a2 = self.block.a[2].shape[1:]
+            mixed = f"{p}{name}"
+            m.add(
+                mixed, name, lambda: self.value(mixing) @ m.tensors.value(a2), formula=Formula(""), known_shape=like_a2
+            )
             of_weight = dot(f"({name})ᵗ {signal}", OVER_TOKENS, (f"{p}{name}", "jr"), (f"{p}{signal}", "jc"))
             of_bias = dot(
                 "Σ_tokens Δ_3^h" if x == "v" else "Σ_tokens Δ_rawᵗ q",
@@ -259,8 +303,10 @@ class HeadArrays:
                 (f"{p}{'Δ_3^h' if x == 'v' else '∂k'}", "jc"),
             )
         pairs = [
-            m.parameter(p, f"w_{x}", f"{self.layer}.weight", (FEATURE, FEATURE), (of_weight,), (..., columns)),
-            m.parameter(p, f"b_{x}", f"{self.layer}.bias", (FEATURE,), (of_bias,), (..., columns)),
+            m.parameter(
+                p, f"w_{x}", f"{self.layer}.weight", (FEATURE, FEATURE), (of_weight,), (..., columns), part=part
+            ),
+            m.parameter(p, f"b_{x}", f"{self.layer}.bias", (FEATURE,), (of_bias,), (..., columns), part=part),
         ]
         if x == "k":
             m.tensors[f"{p}∂b_k"].note = "set to exactly 0: the rows of Δ_raw sum to 0, so the sum is only rounding"

@@ -26,7 +26,7 @@ TOKENS = re.compile(
     r"|(?P<other>.)"
 )
 SUPERSCRIPTS = {"ᵗ": ["mi", "t"], "ᵇ": ["mi", "b"], "³": ["mn", "3"], "²": ["mn", "2"]}
-FUNCTIONS = {"softmax", "log", "exp", "mean", "var", "tanh", "max", "ohe", "LN", "Φ"}
+FUNCTIONS = {"softmax", "log", "exp", "mean", "var", "tanh", "max", "ohe", "LN", "Φ", "RMS", "SiLU", "cos", "sin"}
 STRETCHY = set("()[]")
 
 

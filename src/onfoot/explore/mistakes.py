@@ -20,7 +20,7 @@ from onfoot.check.layers import block, cross_entropy, embedding, layer_norm
 from onfoot.explore.one_step import FIRST, copy_of
 from onfoot.explore.proof import SMALLEST, relative_error
 from onfoot.explore.study_context import StudyContext
-from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
+from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE, names_of
 from onfoot.train.optimizer import AdamW
 
 LAYER_NAMES = {
@@ -184,9 +184,10 @@ def rows_of(
 ) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
     """The same with the array and the right one. `backward` has `signals` and `grads`."""
     signals, grads = iter(backward.signals.items()), dict(backward.grads)
-    next_layer = {"Δ_12": f"{HEAD}.", "Δ_11": "transformer.ln_f."}
+    next_layer = {"Δ_12": f"{HEAD}.", "Δ_11": "model.norm." if m.family == "llama" else "transformer.ln_f."}
+    blocks = names_of(m.config).BLOCKS
     for b in range(m.config.n_layer):
-        next_layer |= {f"{b}.Δ_{i}": f"transformer.h.{b}.{short}." for i, short in next_in_block.items()}
+        next_layer |= {f"{b}.Δ_{i}": f"{blocks}{b}.{short}" for i, short in next_in_block.items()}
 
     def row(name: str, prefix: str, is_parameter: bool, value: np.ndarray, right: np.ndarray) -> Any:
         return _row(name, int(prefix) if prefix else None, is_parameter, value, right), value, right

@@ -15,6 +15,10 @@ from onfoot.tables import Formula
 
 def build_steps(m: StudyContext) -> list[Step]:
     """Adds every array of the network to the context and returns the rows of the map from top to bottom."""
+    if m.family == "llama":
+        from onfoot.explore.network_llama import build_llama_steps
+
+        return build_llama_steps(m)
     _add_residual_stream(m)
     blocks = [step for b in range(m.config.n_layer) for step in _block(m, b)]
     return [*add_embedding(m), *blocks, *add_logits(m)]
@@ -129,6 +133,8 @@ def _activation(m: StudyContext, b: int) -> tuple[str, str]:
         "gelu_tanh": "gate = (1 + tanh u) / 2,  u = √(2/π) (a_7 + 0.044715 a_7³)",
         "gelu_erf": "gate = Φ(a_7)",
     }
-    m.add(forward_id, "gate", gate, formula=Formula(texts[pair], m.formulas["a_8"].equations))
-    m.add(backward_id, "g'(a_7)", derivative, formula=Formula("", m.formulas["Δ_7"].equations))
+    of_gate = Formula(texts[pair], m.formulas["a_8"].equations)
+    m.add(forward_id, "gate", gate, formula=of_gate, known_shape=a7.shape)
+    of_derivative = Formula("", m.formulas["Δ_7"].equations)
+    m.add(backward_id, "g'(a_7)", derivative, formula=of_derivative, known_shape=a7.shape)
     return forward_id, backward_id

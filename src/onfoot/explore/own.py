@@ -14,9 +14,14 @@ from onfoot.models.model import Model
 from onfoot.own_engine import OwnEngine, PairError
 from onfoot.tables import Formula
 
-SIGNALS = (10, 8, 7, 6, 5, 3, 2)  # of a block, in the order of the backward pass
-NEXT_LAYER = {  # error signal in a block -> the layer whose parameter gradients are computed next
-    "10": "mlp.c_proj", "7": "mlp.c_fc", "6": "ln_2", "5": "attn.c_proj", "3": "attn.c_attn", "2": "ln_1",
+NEXT_LAYER: dict[str, dict[str, str]] = {  # per family: error signal -> the layer whose gradients are computed next
+    "gpt2": {
+        "10": "mlp.c_proj", "7": "mlp.c_fc", "6": "ln_2", "5": "attn.c_proj", "3": "attn.c_attn", "2": "ln_1",
+    },
+    "llama": {
+        "10": "mlp.down_proj", "g": "mlp.gate_proj", "u": "mlp.up_proj", "6": "post_attention_layernorm",
+        "5": "self_attn.o_proj", "3": "self_attn.", "2": "input_layernorm",
+    },
 }  # fmt: skip
 
 
@@ -31,7 +36,7 @@ class OwnBackward:
         self.grads = dict(trace.grads)
         self.signals = {"Δ_12": trace.delta[12], "Δ_11": trace.delta[11]}
         for b in reversed(range(m.config.n_layer)):
-            self.signals |= {f"{b}.Δ_{i}": trace.blocks[b].delta[i] for i in SIGNALS}
+            self.signals |= {f"{b}.Δ_{i}": trace.blocks[b].delta[i] for i in m.signals}
         self.signals["Δ_1"] = trace.blocks[0].delta[1]
 
 
@@ -45,7 +50,8 @@ def show_own(m: StudyContext, engine: OwnEngine) -> dict[str, Any]:
         backward = OwnBackward(m, engine)
     except PairError as error:
         return {**out, "runs": False, "message": str(error), "rows": []}
-    rows = [{**row, "arrays": _arrays(m, row, yours, right)} for row, yours, right in rows_of(m, backward, NEXT_LAYER)]
+    compared = rows_of(m, backward, NEXT_LAYER[m.family])
+    rows = [{**row, "arrays": _arrays(m, row, yours, right)} for row, yours, right in compared]
     more = consequences(m, backward, rows)
     return {**out, "runs": True, "loss": backward.loss, "rows": rows, **more}
 

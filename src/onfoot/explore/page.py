@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from onfoot.explore import tour
 from onfoot.explore.describe import encoded
+from onfoot.explore.export_size import plan_export
 from onfoot.explore.glossary import glossary
+from onfoot.explore.overview import overview
 from onfoot.explore.study import Study, Track, untracked
 
 STATIC = Path(__file__).parent / "static"
-MAX_PAGE_BYTES = 64 * 2**20  # of an exported page
 
 
 @cache
@@ -79,23 +81,26 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def export(study: Study, opening: dict[str, Any], track: Track = untracked) -> str:
-    """The study as one page that needs no server: every array, gradient check and view."""
+def export(study: Study, opening: dict[str, Any], track: Track = untracked, say: Callable[[str], None] = print) -> str:
+    """The study as one page that needs no server: every array that fits, gradient check and view.
+
+    `say` is called with the estimated size before the work begins, if it is large or something is left out.
+    """
+    plan = plan_export(study)
+    if plan.left_out or study.is_large:
+        say(f"the page has {plan}")
+    left_out = set(plan.left_out)
     parts = {**study.all_parts(track), "tour": tour.filled(study, opening.get("tour"))}
     arrays: dict[str, str] = {}
     tensors = {}
-    size = 0
-    for tensor in study.tensors:
-        text = encoded(tensor.value)
+    for id in track([tensor.id for tensor in study.tensors], "arrays"):
+        value = study.tensors[id].value
+        if id in left_out:
+            parts[f"overview {id}"] = overview(value)
+            continue
+        text = encoded(value)
         key = hashlib.sha256(text.encode()).hexdigest()[:12]  # equal arrays, such as Δ_4 and Δ_5, are stored once
-        tensors[tensor.id] = key
-        if key not in arrays:
-            arrays[key] = text
-            size += len(text)
-        if size > MAX_PAGE_BYTES:
-            raise ValueError(
-                f"the page would exceed {MAX_PAGE_BYTES // 2**20} MiB; export a smaller model or a shorter text, "
-                f"or omit --export and open it in the browser"
-            )
+        tensors[id] = key
+        arrays.setdefault(key, text)
     data = {"opening": opening, "document": study.document, "parts": parts, "tensors": tensors, "arrays": arrays}
     return single_page(data)

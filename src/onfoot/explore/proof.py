@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onfoot.engine import Engine
-from onfoot.probe import Check, Probe
+from onfoot.probe import Check, Probe, of_query_heads
 
 if TYPE_CHECKING:
     from onfoot.explore.autograd import Autograd
@@ -43,6 +42,8 @@ def relative_error(value: np.ndarray, reference: np.ndarray, smallest: float) ->
 class ScoresProbe(Probe):
     """A probe that can also perturb the attention weights after softmax."""
 
+    sampled = 0  # the number of entries that the last check moved, if not all
+
     def weights(self, gradient: np.ndarray, block: int, head: int) -> Check:
         """Checks a gradient (T, T) by perturbing ρ of one head."""
 
@@ -52,12 +53,11 @@ class ScoresProbe(Probe):
         return self._check(gradient, loss)
 
     def _perturbed_weights(self, block: int, head: int, by: np.ndarray) -> Engine:
-        engine, calls = self.model.engine, itertools.count()
+        engine = self.model.engine
 
-        def attention_forward(q: Any, k: Any, v: Any, causal: bool, start: Any, keep: Any) -> tuple[Any, Any]:
-            y, saved = engine.attention_forward(q, k, v, causal, start, keep)
-            if next(calls) == block:
-                y[:, head] += by @ v[:, head]  # the output is linear in ρ
-            return y, saved
+        def moved(q: Any, k: Any, v: Any, causal: bool, start: Any) -> Any:
+            y, _ = engine.attention_forward(q, of_query_heads(k, q), of_query_heads(v, q), causal, start, None)
+            y[:, head] += by @ of_query_heads(v, q)[:, head]  # the output is linear in ρ
+            return y
 
-        return Engine(engine.name, {**engine.table, "attention_forward": attention_forward}, np.asarray)
+        return self._with_attention(block, moved)

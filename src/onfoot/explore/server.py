@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from onfoot.explore import page, texts, tour
 from onfoot.explore.access import LOCAL_NAMES, PUBLIC, has_token, is_local
+from onfoot.explore.overview import overview_of, window_of
 from onfoot.explore.study import Study, study_key
 from onfoot.explore.trained import exercise_answer, live_answer, trained_answer, what_if_answer
 
@@ -207,6 +208,8 @@ def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
         part_route("live", live_answer, explorer.live_lock),
         part_route("whatif", what_if_answer, explorer.proof_lock),
         part_route("exercise", exercise_answer, explorer.proof_lock),
+        part_route("overview", overview_of, explorer.study_lock),
+        part_route("window", window_of, explorer.study_lock),
     ]
     handlers = {404: lambda request, error: _message("page not found", 404)}
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port, token)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onfoot.config import GPT2Config
+from onfoot.config import GPT2Config, LlamaConfig
 from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
@@ -25,6 +25,7 @@ from onfoot.explore.network import build_steps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
 from onfoot.explore.study_context import StudyContext
 from onfoot.explore.whatif import choices, what_if
+from onfoot.explore.wide import SampledProbe
 from onfoot.models.inputs import count_targets, next_token_targets
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.optimizer import global_norm
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from onfoot.models.model import Model
     from onfoot.own_engine import OwnEngine
 
-MAX_PARAMS = 200_000_000  # in float64 they take 1.6 GB, and their gradients as much again
+MAX_PARAMS = 500_000_000  # in float32 they take 2 GB; gradients of frozen weights are computed one by one
 LARGE = 3_000_000  # parameters; above it, no view that needs a copy of the model or one pass per token
 PREDICTIONS = 5
 FIRST_STEP = "embedding"
@@ -55,12 +56,8 @@ class Study:
         self.model, self.tokens, self.own_engine = model, tokens, own_engine
         self.targets = next_token_targets(tokens)
         self.divisor = count_targets(self.targets)
-        if not isinstance(model.config, GPT2Config):
-            raise ValueError(
-                f"explore shows GPT-2 networks, got a {model.config.model_type} model; onfoot attribute and "
-                f"model.trace() support it"
-            )
-        trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=True)
+        self.frozen = bool(model.quantized)  # no gradient of a weight is kept
+        trace = model.trace(tokens, self.targets, divisor=self.divisor, input_gradient=not self.frozen)
         self.context = StudyContext(model, trace, tokens, self.targets, self.divisor)
         self.steps: list[Step] = build_steps(self.context)
         self.loss = trace.loss
@@ -103,6 +100,10 @@ class Study:
         return {
             "parameters": model.n_params,
             "large": self.is_large,
+            "frozen": self.frozen,
+            "weights": sum(value.nbytes for value in model.params.values()),
+            "family": self.context.family,
+            "key_heads": config.n_kv_head,
             "blocks": config.n_layer,
             "heads": config.n_head,
             "width": config.n_embd,
@@ -153,8 +154,11 @@ class Study:
     def _difference(self, id: str) -> dict[str, Any]:
         if id not in self._differences:
             seed = int.from_bytes(hashlib.sha256(id.encode()).digest()[:4], "big")
-            probe = ScoresProbe(self._perturbed_model, self.tokens, self.targets, self.divisor, seed)
+            kind = SampledProbe if self.frozen else ScoresProbe
+            probe = kind(self._perturbed_model, self.tokens, self.targets, self.divisor, seed)
             self._differences[id] = measured(self.tensors[id], probe)
+            if probe.sampled:
+                self._differences[id]["sampled"] = probe.sampled
         return self._differences[id]
 
     def autograds(self, step_id: str) -> dict[str, dict[str, Any]]:
@@ -173,7 +177,8 @@ class Study:
 
     @cached_property
     def autograd_installed(self) -> bool:
-        return importlib.util.find_spec("torch") is not None
+        """Whether gradients can be compared with autograd's, which needs a copy of all weights in float64."""
+        return not self.frozen and importlib.util.find_spec("torch") is not None
 
     @cached_property
     def autograd(self) -> Autograd | None:
@@ -268,6 +273,8 @@ class Study:
 
     def all_parts(self, track: Track = untracked) -> dict[str, Any]:
         """Every view and every proof, by the key that the page requests it with."""
+        if self.frozen:  # a check takes many passes of a large model
+            return {}
         ids = [step.id for step in self.steps]
         parts: dict[str, Any] = {f"proof {id}": {"proofs": self.differences(id)} for id in track(ids, "differences")}
         parts |= {f"autograd {id}": {"proofs": self.autograds(id)} for id in track(ids, "autograd")}
@@ -308,10 +315,7 @@ def study_key(tokens: np.ndarray) -> str:
 
 def check_model(model: Model) -> None:
     """Raises ValueError for a model that the page cannot show."""
-    if getattr(model.config, "model_type", "") != "gpt2":
-        raise ValueError(
-            f"explore supports GPT-2 models only, got model_type {model.config.model_type!r}; "
-            f"onfoot train --arch gpt2 makes one"
-        )
+    if not isinstance(model.config, GPT2Config | LlamaConfig):
+        raise ValueError(f"explore shows GPT-2 and the LLaMA family, got a {type(model.config).__name__}")
     if model.n_params > MAX_PARAMS:
         raise ValueError(f"the model has {model.n_params:,} parameters; explore supports up to {MAX_PARAMS:,}")

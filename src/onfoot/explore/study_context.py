@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onfoot.config import LlamaConfig
+from onfoot.explore.formulas_llama import all_formulas
 from onfoot.explore.tensors import FEATURE, TOKEN, Tensor, Tensors
-from onfoot.explore.terms import Factor, Term, dot, product
-from onfoot.tables import Formula, formulas
+from onfoot.explore.terms import Factor, Term, dot, evaluate, product
+from onfoot.quantized import FrozenWeight, Quantized
+from onfoot.tables import Formula
 
 if TYPE_CHECKING:
+    from onfoot.explore.embedding_logits import Vocabulary
     from onfoot.models.model import Model
     from onfoot.models.trace import Trace
 
 OVER_TOKENS = "tokens"
+LARGE_ARRAY = 100_000  # cells; of a model with frozen weights, larger parameters and gradients are computed at each use
 
 
 class StudyContext:
@@ -25,8 +30,23 @@ class StudyContext:
     def __init__(self, model: Model, trace: Trace, tokens: np.ndarray, targets: np.ndarray, divisor: float) -> None:
         self.model, self.config, self.params = model, model.config, model.params
         self.trace, self.tokens, self.targets, self.divisor = trace, tokens, targets, divisor  # tokens: (1, T)
-        self.formulas = formulas(model.config)
+        self.formulas = all_formulas(model.config)
+        self.family = "llama" if isinstance(model.config, LlamaConfig) else "gpt2"
+        self.vocabulary: Vocabulary
+        # the error signals of a block that views list, in the order of the backward pass
+        mlp: tuple[int | str, ...] = ("g", "u") if self.family == "llama" else (7,)
+        self.signals: tuple[int | str, ...] = (10, 8, *mlp, 6, 5, 3, 2)
         self.tensors = Tensors()
+        self.n_tokens = tokens.shape[1]
+
+    def weight(self, name: str, where: Any = ...) -> np.ndarray:
+        """A parameter, or the part `where` of it, in float64."""
+        value = self.params[name]
+        if not isinstance(value, Quantized):
+            return value[where]
+        if isinstance(value, FrozenWeight) and isinstance(where, slice | np.ndarray):
+            return value.floats(where, np.float64)
+        return np.asarray(value, dtype=np.float64)[where]
 
     def add(
         self,
@@ -41,7 +61,9 @@ class StudyContext:
         """Adds an array and returns its id. Its formula defaults to that of its symbol."""
         found = self.formulas.get(symbol, Formula("")) if formula is None else formula
         maker = make if callable(make) else lambda: make
-        return self.tensors.add(Tensor(id, symbol, maker, axes, found, terms, **more))
+        if not callable(make):
+            more.setdefault("known_shape", np.shape(make))
+        return self.tensors.add(Tensor(id, symbol, maker, axes, found, terms, family=self.family, **more))
 
     def delta(
         self,
@@ -70,23 +92,53 @@ class StudyContext:
         )
 
     def parameter(
-        self, prefix: str, symbol: str, name: str, axes: tuple[str, ...], terms: tuple[Term, ...], where: Any = ...
+        self,
+        prefix: str,
+        symbol: str,
+        name: str,
+        axes: tuple[str, ...],
+        terms: tuple[Term, ...],
+        where: Any = ...,
+        transposed: bool = False,
+        part: str = "",
     ) -> tuple[str, str]:
-        """Adds a parameter, or the part `where` of it, and its gradient; returns both ids."""
+        """Adds a parameter, or the part `where` of it, and its gradient; returns both ids.
+
+        With `transposed`, the file's (out, in) is shown as the formulas have it, (in, out).
+        """
+
+        def turned(x: np.ndarray) -> np.ndarray:
+            return x.T if transposed else x
+
+        shape = turned(np.broadcast_to(np.int8(0), self.params[name].shape)[where]).shape
+        about: dict[str, Any] = {"parameter": name, "part": part, "known_shape": shape}
+        about["transient"] = isinstance(self.params[name], Quantized) and np.prod(shape) > LARGE_ARRAY
+        id = f"{prefix}∂{symbol}"
         weight = self.add(
-            f"{prefix}{symbol}", symbol, lambda: self.params[name][where], axes, formula=Formula(""), parameter=name
+            f"{prefix}{symbol}", symbol, lambda: turned(self.weight(name, where)), axes, formula=Formula(""), **about
         )
         gradient = self.add(
-            f"{prefix}∂{symbol}",
+            id,
             f"∂{symbol}",
-            lambda: self.trace.grads[name][where],
+            lambda: turned(self.trace.grads[name][where]) if name in self.trace.grads else self.sum_of_terms(id),
             axes,
             terms,
-            parameter=name,
-            measure=lambda probe: probe.parameter(self.trace.grads[name][where], name, where),
-            differentiate=lambda autograd: autograd.parameter(name)[where],
+            measure=lambda probe: probe.parameter(turned(self.tensors.value(id)), name, where),
+            differentiate=lambda autograd: turned(autograd.parameter(name)[where]),
+            **about,
         )
         return weight, gradient
+
+    def sum_of_terms(self, id: str) -> np.ndarray:
+        """A gradient by its formula, for a frozen weight: the backward pass computed only its factors."""
+        tensor = self.tensors[id]
+        assert tensor.known_shape is not None
+        total = np.zeros(tensor.known_shape)
+        if tensor.formula.text.endswith("= 0"):
+            return total
+        for term in tensor.terms:
+            total += evaluate(term, tensor.known_shape, self.tensors.value)
+        return total
 
     def linear(self, prefix: str, i: int, layer: str, x: str, delta: str) -> list[tuple[str, str]]:
         """Adds the weight and the bias of a linear layer a_i → a_{i+1}, with their gradients."""
@@ -108,7 +160,7 @@ class StudyContext:
             a, d = self.tensors.value(x), self.tensors.value(delta)  # (T, d) both
             sigma = np.sqrt(a.var(axis=-1) + self.config.layer_norm_epsilon)  # (T,)
             normed = (a - a.mean(axis=-1, keepdims=True)) / sigma[:, None]
-            signal = d * self.params[f"{layer}.weight"]  # the x of the backward formula
+            signal = d * self.weight(f"{layer}.weight")  # the x of the backward formula
             return {
                 "mean a": a.mean(axis=-1),
                 "σ": sigma,
@@ -120,18 +172,21 @@ class StudyContext:
 
         ids = [f"{prefix}{name}_{i}" for name in ("mean a", "σ", "ā", "x", "mean x", "mean āx")]
         of_mean, of_sigma, of_normed, of_signal, of_signal_mean, of_along = ids
-        self.add(of_mean, f"mean a_{i}", lambda: inside()["mean a"], (TOKEN,))
-        self.add(of_sigma, f"σ_{i}", lambda: inside()["σ"], (TOKEN,), formula=Formula(f"σ_{i} = √(var a_{i} + ε)"))
+        per_token, all_cells = (self.n_tokens,), (self.n_tokens, self.config.n_embd)
+        self.add(of_mean, f"mean a_{i}", lambda: inside()["mean a"], (TOKEN,), known_shape=per_token)
+        of_variance = Formula(f"σ_{i} = √(var a_{i} + ε)")
+        self.add(of_sigma, f"σ_{i}", lambda: inside()["σ"], (TOKEN,), formula=of_variance, known_shape=per_token)
         over_sigma = Factor(of_sigma, "r", -1)
         centred = (
             product(f"a_{i} / σ_{i}", (x, "rc"), over_sigma),
             product(f"mean a_{i} / σ_{i}", (of_mean, "r"), over_sigma, sign=-1),
         )
-        self.add(of_normed, f"ā_{i}", lambda: inside()["ā"], terms=centred)
+        self.add(of_normed, f"ā_{i}", lambda: inside()["ā"], terms=centred, known_shape=all_cells)
         inner = product("Δ ∘ ~w", (delta, "rc"), (f"{prefix}w_{i}", "c"))
-        self.add(of_signal, f"x_{i}", lambda: inside()["x"], terms=(inner,), formula=Formula(f"x_{i} = Δ ∘ ~w_{i}"))
-        self.add(of_signal_mean, f"mean x_{i}", lambda: inside()["mean x"], (TOKEN,))
-        self.add(of_along, f"mean(ā_{i} ∘ x_{i})", lambda: inside()["mean āx"], (TOKEN,))
+        of_x = Formula(f"x_{i} = Δ ∘ ~w_{i}")
+        self.add(of_signal, f"x_{i}", lambda: inside()["x"], terms=(inner,), formula=of_x, known_shape=all_cells)
+        self.add(of_signal_mean, f"mean x_{i}", lambda: inside()["mean x"], (TOKEN,), known_shape=per_token)
+        self.add(of_along, f"mean(ā_{i} ∘ x_{i})", lambda: inside()["mean āx"], (TOKEN,), known_shape=per_token)
         parameters = [
             self.parameter(
                 prefix,

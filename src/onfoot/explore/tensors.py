@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,10 +36,28 @@ class Tensor:
     parameter: str | None = None  # the name of the parameter that it is, or is the gradient of
     measure: Callable[[Probe], Check] | None = None  # the check by finite differences; gradients only
     differentiate: Callable[[Autograd], np.ndarray] | None = None  # the same gradient by autograd; gradients only
+    known_shape: tuple[int, ...] | None = None  # if it is known before the array is computed
+    part: str = ""  # which part of the parameter it is, if not all of it
+    family: str = "gpt2"
+    transient: bool = False  # True: computed at each use, because keeping it would cost too much memory
+    _value: np.ndarray | None = None
 
-    @cached_property
+    @property
     def value(self) -> np.ndarray:
-        return np.asarray(self.make(), dtype=np.float64)
+        if self._value is not None:
+            return self._value
+        value = np.asarray(self.make(), dtype=np.float64)
+        if not self.transient:
+            self._value = value
+        return value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape if self.known_shape is None else self.known_shape
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def is_gradient(self) -> bool:

@@ -66,7 +66,7 @@ def signal_norms(m: StudyContext) -> str:
     rows = [("Δ_12", m.trace.delta[12][0]), ("Δ_11", m.trace.delta[11][0])]
     for b in reversed(range(m.config.n_layer)):
         block = m.trace.blocks[b].delta
-        rows += [(f"block {b + 1} Δ_{i}", block[i][0]) for i in (10, 8, 7, 6, 5, 3, 2)]
+        rows += [(f"block {b + 1} Δ_{i}", block[i][0]) for i in m.signals]
     rows.append(("Δ_1", m.trace.blocks[0].delta[1][0]))
     value = np.stack([np.linalg.norm(x, axis=-1) for _, x in rows])  # (depth, T)
     id = m.add("‖Δ‖", "‖Δ‖", value, ("depth", TOKEN), formula=Formula("‖Δ‖, of each token at each depth"))
@@ -76,7 +76,9 @@ def signal_norms(m: StudyContext) -> str:
 
 def _with_subscripts(label: str) -> str:
     """Δ_10 as Δ₁₀, for plain-text labels."""
-    stem, _, digits = label.partition("_")
+    stem, line, digits = label.partition("_")
+    if not digits.isdecimal():
+        return stem + line + digits
     return stem + digits.translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
@@ -110,7 +112,7 @@ def drivers(m: StudyContext) -> str:
         _, grads = m.model.loss_and_grads(m.tokens, only, divisor=m.divisor)
         shares[:, t] = [share(grads[name], m.trace.grads[name]) for name in names]
     id = m.add("drivers", "share", shares, ("parameter", TOKEN), formula=Formula("share = ∂_t · ∂ / ∂ · ∂"))
-    m.tensors[id].row_labels = [name.removeprefix("transformer.") for name in names]
+    m.tensors[id].row_labels = [name.removeprefix("transformer.").removeprefix("model.") for name in names]
     return id
 
 

@@ -21,6 +21,7 @@ from onfoot.models.step import Batch, forward_backward
 from onfoot.own_engine import NotWrittenError, OwnEngine, PairError
 from onfoot.own_engine.functions import OwnSaved
 from onfoot.own_engine.pairs import GRADIENTS, Pair, ours, table_of
+from onfoot.terminal import ShownText
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -56,8 +57,8 @@ class Compared:
         return f"{self.place}: {what} is wrong: relative error {self.error:.2g}{moved}"
 
 
-@dataclass
-class Comparison:
+@dataclass(repr=False)
+class Comparison(ShownText):
     """Every result of the user's pairs in a pass, in the order in which they were computed."""
 
     used: dict[str, bool]  # the pairs that the network calls, and whether each is the user's
@@ -83,6 +84,9 @@ class Comparison:
 
     def of(self, pair: str) -> list[Compared]:
         return [one for one in self.results if one.pair == pair]
+
+    def facts(self) -> dict[str, str]:
+        return {"pairs": f"{sum(self.used.values())} of {len(self.used)} yours", "result": str(self)}
 
     @property
     def counted(self) -> str:

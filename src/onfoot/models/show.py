@@ -10,6 +10,7 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.config import GPT2Config
 from onfoot.models.params import count, shapes
+from onfoot.terminal import html_table
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -47,7 +48,7 @@ def model_text(model: Model) -> str:
 
 
 def model_html(model: Model) -> str:
-    return _table([[name, value] for name, value in model_facts(model).items()])
+    return html_table([[name, value] for name, value in model_facts(model).items()])
 
 
 def trace_text(trace: Trace) -> str:
@@ -85,13 +86,8 @@ def trace_html(trace: Trace) -> str:
                 "" if delta is None else _norm(delta),
             ]
         )
-    return f"<p>{escape(heading)}</p>{_table(cells)}"
+    return f"<p>{escape(heading)}</p>{html_table(cells)}"
 
 
 def _norm(x: object) -> str:
     return f"{float(np.linalg.norm(to_numpy(x))):.3g}"
-
-
-def _table(rows: list[list[str]]) -> str:
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"

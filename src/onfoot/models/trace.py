@@ -166,6 +166,10 @@ IN_A_BLOCK = {
 }
 IN_A_LLAMA_BLOCK = {
     "input_layernorm": ["a_2"],
+    "self_attn.q_proj": ["q_lin"],
+    "self_attn.k_proj": ["k_lin"],
+    "self_attn.q_norm": ["q_norm"],
+    "self_attn.k_norm": ["k_norm"],
     "self_attn.q": ["q"],
     "self_attn.k": ["k"],
     "self_attn.v": ["v"],

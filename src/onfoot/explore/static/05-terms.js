@@ -136,7 +136,10 @@ function productFactor(factor, part, i, j) {
 
 function overName(term, j) {
   if (term.over === "tokens") return `${j} ${tokenText(j)}`;
-  if (term.over === "vocabulary") return quoted(state.doc.vocabulary[j]);
+  if (term.over === "vocabulary") {
+    const { columns } = store.meta(term.factors[0].tensor); // only some tokens of a large vocabulary
+    return quoted(state.doc.vocabulary[columns ? columns[j] : j]);
+  }
   return String(j);
 }
 

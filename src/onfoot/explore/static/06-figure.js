@@ -64,6 +64,7 @@ class Figure {
   }
 
   async show() {
+    if (isWide(this.meta) || leftOut(this.id)) return showWide(this);
     this.matrix = await store.matrix(this.id);
     const scale = await store.scale(this.id);
     const { r, c } = this.own(this.linked.cell);
@@ -95,8 +96,9 @@ class Figure {
   }
 
   select(...cell) {
-    if (!this.map) return;
     const { r, c } = this.own({ r: cell[0], c: cell[1] });
+    if (this.wide) this.wide.select(r, c);
+    if (!this.map || this.wide) return;
     const row = Math.min(r, this.matrix.rows - 1);
     const column = Math.min(c, this.matrix.cols - 1);
     this.map.select(row, column);
@@ -112,7 +114,7 @@ class Figure {
       this.answer.replaceChildren(h("p", { class: "number" }, math(this.meta.symbol), label, " = ", out));
       return;
     }
-    const shown = await explanation(this.id, r, c);
+    const shown = await explained(this.id, r, c);
     const now = this.map.selected;
     if (now.r === r && now.c === c) this.answer.replaceChildren(shown);
   }
@@ -136,6 +138,7 @@ function fillBadge(element, id) {
   element.title =
     `Derivative along a random direction: formula ${exact(difference.formula)}, finite difference ` +
     `${exact(difference.difference)}, relative error ${tiny(difference.error)}.` +
+    (difference.sampled ? ` ${difference.sampled} entries were moved: half at random, half the largest.` : "") +
     (autograd ? ` PyTorch autograd: relative error ${tiny(autograd.error)}.` : state.doc.model.autograd ? "" : " PyTorch is not installed.");
   element.replaceChildren(`${good ? "✓" : "✗"} finite diff ${tiny(difference.error)}${autograd ? ` · autograd ${tiny(autograd.error)}` : ""}`);
 }

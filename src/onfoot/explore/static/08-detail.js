@@ -16,7 +16,7 @@ function drawDetail() {
     { class: "detail", "aria-labelledby": "step-name" },
     detailHead(step),
     h("div", { class: `pair ${wide || shown.length < 2 ? "stacked" : ""}` }, figures.map((figure) => figure.element)),
-    step.id === "tok" || step.id === "pos" ? h("p", { class: "aside" }, "A sum passes its error signal unchanged to both terms: ", math("a_tok"), " and ", math("a_pos"), " receive that of ", math("a_1"), ".") : null,
+    (step.id === "tok" && store.has("a_pos")) || step.id === "pos" ? h("p", { class: "aside" }, "A sum passes its error signal unchanged to both terms: ", math("a_tok"), " and ", math("a_pos"), " receive that of ", math("a_1"), ".") : null,
     parametersOf(step),
     insideOf(step),
     sourceOf(shown.concat(step.parameters.map(([, gradient]) => gradient))),
@@ -53,11 +53,15 @@ function backToMap() {
 async function proveSelected(step) {
   await state.detailReady;
   if (state.step !== step.id) return;
+  const waiting = [...document.querySelectorAll(".badge.waiting")];
+  if (state.doc.model.frozen && !store.served) {
+    for (const element of waiting) element.replaceChildren("not checked in this file");
+    return;
+  }
   if (!state.doc.model.large || !store.served) {
     await prove("proof", [step.id]);
     return;
   }
-  const waiting = [...document.querySelectorAll(".badge.waiting")];
   for (const element of waiting) {
     const button = h("button", { type: "button", class: "quiet small", onclick: () => proveNow(step.id, waiting) }, "check");
     element.replaceChildren(button);
@@ -65,8 +69,18 @@ async function proveSelected(step) {
 }
 
 async function proveNow(stepId, waiting) {
-  for (const element of waiting) element.replaceChildren("checking …");
-  await prove("proof", [stepId]);
+  const begun = Date.now();
+  const say = () => {
+    const seconds = Math.round((Date.now() - begun) / 1000);
+    for (const element of waiting) if (element.classList.contains("waiting")) element.replaceChildren(seconds ? `checking … ${seconds} s` : "checking …");
+  };
+  say();
+  const ticking = setInterval(say, 1000);
+  try {
+    await prove("proof", [stepId]);
+  } finally {
+    clearInterval(ticking);
+  }
   if (state.doc.model.autograd) await prove("autograd", [stepId]);
 }
 
@@ -88,8 +102,7 @@ function parametersOf(step) {
 
 function parameterName(gradient) {
   const meta = store.meta(gradient);
-  const head = /^\d+\.(\d+)\./.exec(gradient);
-  return `${meta.parameter}${head ? `, columns of head ${Number(head[1]) + 1}` : ""}`;
+  return `${meta.parameter}${meta.part ? `, ${meta.part}` : ""}`;
 }
 
 /** The intermediate values in the formulas; drawn when opened. */

@@ -20,17 +20,36 @@ async function drawAttention() {
     h(
       "ul",
       { class: "lead points" },
-      h("li", {}, "Each row of ", math(delta), " sums to 0: a row of weights sums to 1, so what one weight gains the others lose. That is why ", math("∂b_k"), " is 0."),
+      h("li", {}, "Each row of ", math(delta), " sums to 0: a row of weights sums to 1, so what one weight gains the others lose.", !isLlama() && [" That is why ", math("∂b_k"), " is 0."]),
       model.causal && h("li", {}, "Above the diagonal both are exactly 0, marked by dots: no token attends to a later one, so no gradient flows back to it."),
+      isLlama() && model.key_heads < model.heads && h("li", {}, `${model.heads} query heads read ${model.key_heads} key heads: heads that share keys and values add their gradients there.`),
       model.causal && h("li", {}, "Row 0 of ", math(delta), " is exactly 0: token 0 attends only to itself, so its weight is always 1."),
     ),
   );
   const linked = new Linked(await largestCell({ backward: `0.0.${delta}` }));
-  for (let b = 0; b < model.blocks; b++) {
-    const heads = Array.from({ length: model.heads }, (_, head) => headCard(b, head, linked, delta));
-    root.append(h("section", { class: "block" }, h("h3", {}, `Block ${b + 1}`), h("div", { class: "head-cards" }, heads)));
-  }
+  const many = model.blocks * model.heads > MANY_HEADS;
+  for (let b = 0; b < model.blocks; b++) root.append(many ? closedBlock(b, linked, delta) : blockOfHeads(b, linked, delta));
   return root;
+}
+
+const MANY_HEADS = 64; // more are drawn block by block, when they are opened
+
+function blockOfHeads(b, linked, delta) {
+  return h("section", { class: "block" }, h("h3", {}, `Block ${b + 1}`), headCards(b, linked, delta));
+}
+
+function headCards(b, linked, delta) {
+  return h("div", { class: "head-cards" }, Array.from({ length: state.doc.model.heads }, (_, head) => headCard(b, head, linked, delta)));
+}
+
+/** A block of a large model: its heads are loaded when it is opened. */
+function closedBlock(b, linked, delta) {
+  const details = h("details", { class: "block inside", data: { block: b } }, h("summary", {}, h("h3", {}, `Block ${b + 1}`)));
+  details.addEventListener("toggle", () => {
+    if (details.open && !details.querySelector(".head-cards")) details.append(headCards(b, linked, delta));
+  });
+  if (b === 0) details.open = true;
+  return details;
 }
 
 function headCard(b, head, linked, delta) {

@@ -34,9 +34,9 @@ function forkSection(forks) {
       "p",
       { class: "lead" },
       "An activation that feeds both a skip connection and a branch has the sum of their error signals: ",
-      math("Δ_5 = Δ_10 + LNᵇ_5(Δ_6)"),
+      math(`Δ_5 = Δ_10 + ${normName()}ᵇ_5(Δ_6)`),
       " and ",
-      math("Δ_1 = Δ_5 + LNᵇ_1(Δ_2)"),
+      math(`Δ_1 = Δ_5 + ${normName()}ᵇ_1(Δ_2)`),
       ". The share of each part is its projection onto the sum; the two add up to 100 %.",
     ),
     h(
@@ -119,7 +119,7 @@ function normSection(part) {
             h(
               "tr",
               { data: { parameter: row.name, norm: String(row.gradient) } },
-              h("th", { scope: "row" }, h("code", {}, row.name.replace("transformer.", ""))),
+              h("th", { scope: "row" }, h("code", {}, shortName(row.name))),
               h("td", { class: "shares" }, h("span", { class: "length", "aria-hidden": "true" }, h("i", { style: { width: `${(100 * row.gradient) / largest}%` } }))),
               h("td", { class: "num" }, brief(row.gradient)),
               h("td", { class: "num" }, row.ratio === null ? "–" : brief(row.ratio, 3)),

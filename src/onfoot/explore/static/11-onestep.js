@@ -88,7 +88,7 @@ function updateSection(part) {
   const choice = h(
     "select",
     { id: "parameter", onchange: () => chooseUpdate(box, part, choice.value) },
-    part.parameters.map((row) => h("option", { value: row.name }, `${row.name.replace("transformer.", "")}`)),
+    part.parameters.map((row) => h("option", { value: row.name }, shortName(row.name))),
   );
   const first = part.parameters.find((row) => row.name.endsWith("attn.c_proj.weight")) || part.parameters[0];
   choice.value = state.updateOf && part.parameters.some((row) => row.name === state.updateOf) ? state.updateOf : first.name;
@@ -152,7 +152,7 @@ function loraSection(lora) {
     h(
       "tr",
       { data: { layer: layer.name } },
-      h("th", { scope: "row" }, h("code", {}, layer.name.replace("transformer.", ""))),
+      h("th", { scope: "row" }, h("code", {}, shortName(layer.name))),
       layer.states.slice(0, 2).flatMap((one, step) =>
         ["u", "∂d", "∂u"].map((key) => h("td", { class: `num ${one.norms[key] === 0 ? "zero" : ""}`, data: { cell: `${step} ${key}`, value: String(one.norms[key]) } }, one.norms[key] === 0 ? "exactly 0" : brief(one.norms[key], 3))),
       ),
@@ -190,7 +190,7 @@ function loraSection(lora) {
         h("tbody", {}, rows),
       ),
     ),
-    h("h4", {}, h("code", {}, first.name.replace("transformer.", ""))),
+    h("h4", {}, h("code", {}, shortName(first.name))),
     h("div", { class: "pair" }, pictures),
     h("p", { class: "aside" }, `Loss after 0 to ${lora.losses.length - 1} steps at learning rate 0.01: ${lora.losses.map((l) => brief(l)).join(", ")}.`),
   );

@@ -133,7 +133,7 @@ function errorTable(found) {
 
 function rowName(row) {
   const prefix = row.block === null ? "" : `block ${row.block + 1} `;
-  return row.parameter ? h("code", {}, `∂ ${row.name.replace("transformer.", "")}`) : h("span", {}, prefix, math(row.name));
+  return row.parameter ? h("code", {}, `∂ ${shortName(row.name)}`) : h("span", {}, prefix, math(row.name));
 }
 
 /** A row with its error as a logarithmic bar, from rounding error to 1. */
