@@ -234,7 +234,7 @@ def run(count: int, seed: int) -> Outcome:
             found = json.loads(done.stdout.splitlines()[-1])
         pieces.append(found)
         failures = sum(len(one["failures"]) for one in pieces)
-        print(f"  {last:,} of {count:,}: {failures} failures", flush=True)
+        print(f"  {last:,} of {count:,}: {failures} failures", *found["failures"], sep="\n    ", flush=True)
     return joined(pieces)
 
 
