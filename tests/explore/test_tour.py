@@ -111,7 +111,7 @@ def test_the_command_reads_another_tour_and_refuses_a_wrong_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("onfoot.explore.page.export", lambda study, opening, track, **more: seen.update(opening) or "")
+    monkeypatch.setattr("onfoot.explore.page.export", lambda study, opening, *more: seen.update(opening) or "")
     path = tmp_path / "class.txt"
     path.write_text("# Mine\nstep: 12\nThe loss is {loss}.\n", encoding="utf-8")
     call = ["explore", "--text", TEXT, "--tour", str(path), "--export", str(tmp_path / "page.html")]

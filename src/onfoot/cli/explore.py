@@ -97,7 +97,7 @@ def _load(folder: Path | None) -> Model:
 
     with _busy("reading the model"):
         model = load_model(folder)
-    if folder is not None and model.source is None:
+    if folder is not None:
         model.source = str(folder)  # of a run, the page can show every checkpoint
     if model.quantized:
         n_bytes = sum(x.nbytes for x in model.params.values())

@@ -297,6 +297,8 @@ class Study:
         return {"mistakes": listed, **{f"mistake {key}": self.mistake(key) for key in track(keys, "mistakes")}}
 
     def _require_small_model(self, why: str) -> None:
+        if self.frozen:
+            raise ValueError(f"this view cannot change weights that stay as the file has them; {why}")
         if self.is_large:
             raise ValueError(
                 f"the model has {self.model.n_params:,} parameters; this view supports up to {LARGE:,}, because {why}"
