@@ -163,7 +163,7 @@ class TourNumbers:
 
     @cached_property
     def update(self) -> dict[str, Any]:
-        if self.study.is_large:
+        if self.study.is_large or self.study.frozen:
             raise MissingNumberError("an optimizer step needs a copy of the model")
         return self.study.optimizer(*one_step.FIRST)
 
