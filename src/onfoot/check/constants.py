@@ -36,7 +36,7 @@ def constants(layer: Layer, options: Mapping[str, Any]) -> Iterator[Mistake]:
     names = layer.pieces.names()
     for name in layer.options:
         if name in STARTS:
-            yield _option(layer, name)
+            yield _option(layer, name, options.get(name, layer.options[name]))
     if "eps" not in layer.options and "rstd" in names:
         yield fitted(layer, "right with another eps", "eps", EPS, "use the eps of the contract", _eps)
     if "frequencies" in names:
@@ -81,15 +81,17 @@ def named(
     return Mistake(name, layer.name, "", "", fix, apply, per_case=True, cost=cost, replaces=frozenset(replaces))
 
 
-def _option(layer: Layer, name: str) -> Mistake:
-    default = layer.options[name]
+def _option(layer: Layer, name: str, wanted: float) -> Mistake:
+    """Another value of an option than the one that was asked for."""
+    usual = layer.options[name]
 
     def apply(p: Pieces, value: float) -> dict[str, Piece]:
         number = value if value >= 0 else math.nan  # a negative one explains nothing
         return {"given": lambda case, options: (case.inputs, {**options, name: number})}
 
-    fix = f"use the {name} of the contract, {default:g}; or check with --{name.replace('_', '-')} if yours is intended"
-    return fitted(layer, f"right with another {name}", name, STARTS[name], fix, apply)
+    fix = f"use the {name} of the contract, {wanted:g}; or check with --{name.replace('_', '-')} if yours is intended"
+    starts = STARTS[name] if wanted == usual else (usual, *STARTS[name])
+    return fitted(layer, f"right with another {name}", name, starts, fix, apply)
 
 
 def _eps(p: Pieces, value: float) -> dict[str, Piece]:
