@@ -33,7 +33,7 @@ JOBS = {
     "llama": Job(LLAMA, 8, 512),
     "small": Job(replace(CONFIG, n_layer=8, n_embd=128, vocab_size=300), 24, 512),
 }
-LARGE = ("recomputed", "llama")  # half a minute each
+LARGE = ("recomputed", "llama", "clipped", "small")  # up to half a minute each
 
 PEAK = """
 import sys, numpy as np, onfoot

@@ -61,6 +61,7 @@ def test_it_is_the_model_that_it_should_be(model: Model) -> None:
     assert model.tokenizer is not None and model.tokenizer.eos == "<|im_end|>"
 
 
+@pytest.mark.slow
 def test_weights_tokens_and_the_ranking_of_next_tokens_equal_transformers(model: Model, theirs: Any) -> None:
     network, tokenizer = theirs
     assert model.tokenizer is not None

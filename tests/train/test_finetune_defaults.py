@@ -73,7 +73,7 @@ def answers(folder: Path, asked: Sequence[str]) -> list[str]:
     return [model.tokenizer.decode(ids.tolist()) for ids in model.generate(prompts, 7, temperature=0)]
 
 
-@pytest.mark.parametrize("n", [60, pytest.param(300, marks=pytest.mark.slow), 3000])
+@pytest.mark.parametrize("n", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (300, 3000))])
 def test_a_small_model_follows_the_taught_format_on_unseen_prompts(n: int, base: Path, tmp_path: Path) -> None:
     known, unseen = words(400, 1), words(450, 1)[400:]
     taught = [known[i % len(known)] for i in range(n)]

@@ -49,6 +49,7 @@ def test_the_suggestion_trains_better_than_thirty_times_more_or_less() -> None:
     assert best < low - 0.5
 
 
+@pytest.mark.slow
 def test_the_same_for_lora_layers_on_a_trained_model() -> None:
     base = gpt2()
     other = np.frombuffer(TEXT.upper().encode(), np.uint8).astype(np.int64)

@@ -255,6 +255,7 @@ def assert_same_bits(one: Path, other: Path) -> None:
         assert a[name].tobytes() == b[name].tobytes(), name
 
 
+@pytest.mark.slow
 @ranks_needed
 def test_one_two_and_four_ranks_end_with_the_same_weights(tmp_path: Path) -> None:
     prepare(tmp_path)

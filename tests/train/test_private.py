@@ -493,6 +493,7 @@ def test_clipping_alone_trains_and_says_that_nothing_is_guaranteed(tmp_path: Pat
     assert refused.exit_code == 2 and "--dp-clip cannot be used with --clip" in refused.output
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_noise_draws_a_secret_seed_and_shows_the_epsilon(
     tmp_path: Path, base: Path, data: Path
 ) -> None:
