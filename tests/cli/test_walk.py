@@ -204,7 +204,9 @@ def test_a_planted_bug_is_marked_where_it_is_printed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engine, "OPS", {**engine.OPS, "gelu_tanh_backward": flipped})
     result = CliRunner().invoke(app, ["walk"])
     assert result.exit_code == 1
-    assert next(line for line in result.stdout.splitlines() if line.startswith("Δ_7 =")).endswith("✗ 2e+00")
+    lines = result.stdout.splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith("Δ_7 ="))
+    assert lines[row].endswith("✗ 2e+00") and lines[row + 1].startswith("  formula ")
     assert "checks failed: Δ_7 (block 1 of 1, after attention), " in result.stdout.splitlines()[-1]
 
 
