@@ -241,8 +241,8 @@ def test_each_head_gets_its_own_columns_and_their_error_signals_add_up(asarray: 
     heads = [random_head(rng, 7, *width) for width in widths]
     w3, d4 = rng.normal(size=(9, 7)), rng.normal(size=(2, 5, 7))
     dy = d4 @ w3.T  # the separate output projection is (Σ d_h) × d
-    y, saved = ops.multi_head_forward(asarray(a), [Head(*map(asarray, head)) for head in heads])
-    da, grads = ops.multi_head_backward(asarray(dy), saved)
+    y, saved = ops.heads_forward(asarray(a), [Head(*map(asarray, head)) for head in heads])
+    da, grads = ops.heads_backward(asarray(dy), saved)
 
     leaves = [torch.from_numpy(x).requires_grad_() for x in (a, *(x for head in heads for x in head))]
     parts = []
@@ -260,6 +260,90 @@ def test_each_head_gets_its_own_columns_and_their_error_signals_add_up(asarray: 
     for got, expected in zip(grads, by_head, strict=True):
         for name, value, oracle in zip(Head._fields, got, expected[1:], strict=True):
             np.testing.assert_allclose(to_numpy(value), oracle.numpy(), rtol=1e-10, atol=1e-13, err_msg=name)
+
+
+def random_projections(rng: np.random.Generator, d: tuple[int, int, int], out: tuple[int, int]) -> list[np.ndarray]:
+    """w_q, b_q, w_k, b_k, w_v, b_v of inputs of the widths `d`."""
+    widths = zip(d, (out[0], out[0], out[1]), strict=True)
+    return [x for n, m in widths for x in (rng.normal(size=(n, m)), rng.normal(size=m))]
+
+
+@both
+@pytest.mark.parametrize("causal", [True, False])
+def test_multi_head_attention_of_one_input_is_the_heads_of_table_1(asarray: Any, causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, dy = asarray(rng.normal(size=(2, 5, 7))), asarray(rng.normal(size=(2, 5, 12)))
+    given = [asarray(x) for x in random_projections(rng, (7, 7, 7), (6, 12))]
+    y, saved = ops.multi_head_forward(a, a, a, *given, 3, causal)
+    dquery, dkey, dvalue, *grads = ops.multi_head_backward(dy, saved)
+    columns = [[slice(h * n, h * n + n) for n in (2, 2, 2, 2, 4, 4)] for h in range(3)]
+    heads = [Head(*(x[..., cut] for x, cut in zip(given, cuts, strict=True))) for cuts in columns]
+    by_head, saved_heads = ops.heads_forward(a, heads, causal)
+    assert_close(y, by_head)
+    da, head_grads = ops.heads_backward(dy, saved_heads)
+    assert_close(dquery + dkey + dvalue, da)  # eq 33, 35
+    for cuts, expected in zip(columns, head_grads, strict=True):
+        for got, cut, one in zip(grads, cuts, expected, strict=True):
+            np.testing.assert_allclose(to_numpy(got[..., cut]), to_numpy(one), rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_multi_head_attention_is_that_of_pytorch(causal: bool) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(6, 3, kdim=5, vdim=4, batch_first=True, dtype=torch.float64)
+    for p in layer.parameters():
+        torch.nn.init.normal_(p)
+    x = [torch.randn(2, n, d, dtype=torch.float64, requires_grad=True) for n, d in ((4, 6), (7, 5), (7, 4))]
+    mask = ~torch.ones(4, 7, dtype=torch.bool).tril(3) if causal else None
+    expected, _ = layer(*x, attn_mask=mask, need_weights=False)
+    dout = torch.randn_like(expected)
+    expected.backward(dout)
+
+    weights = [w.detach().numpy().T for w in (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)]
+    biases = np.split(layer.in_proj_bias.detach().numpy(), 3)
+    given = [one for pair in zip(weights, biases, strict=True) for one in pair]
+    mixed, saved = ops.multi_head_forward(*(one.detach().numpy() for one in x), *given, 3, causal)
+    w_o, b_o = layer.out_proj.weight.detach().numpy().T, layer.out_proj.bias.detach().numpy()
+    y, s_out = ops.linear_forward(mixed, w_o, b_o)
+    assert_close(y, expected.detach())
+    grads = ops.multi_head_backward(ops.linear_backward(dout.numpy(), s_out)[0], saved)
+    for got, one in zip(grads[:3], x, strict=True):
+        assert_close(got, one.grad)
+    for got, one in zip(grads[3::2], (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight), strict=True):
+        assert_close(got, one.grad.T)
+    np.testing.assert_allclose(np.concatenate(grads[4::2]), layer.in_proj_bias.grad.numpy(), rtol=1e-10, atol=1e-13)
+
+
+@both
+def test_cross_attention_does_not_depend_on_the_order_of_the_keys(asarray: Any) -> None:
+    rng = np.random.default_rng(0)
+    query, key, value, dy = (rng.normal(size=s) for s in ((2, 3, 4), (2, 6, 5), (2, 6, 7), (2, 3, 8)))
+    given, order = random_projections(rng, (4, 5, 7), (6, 8)), rng.permutation(6)
+
+    def run(key: np.ndarray, value: np.ndarray) -> tuple[Any, ...]:
+        y, saved = ops.multi_head_forward(*map(asarray, (query, key, value, *given)), 2, causal=False)
+        return y, *ops.multi_head_backward(asarray(dy), saved)
+
+    plain, permuted = run(key, value), run(key[:, order], value[:, order])
+    for i, (one, other) in enumerate(zip(plain, permuted, strict=True)):
+        assert_close(other, one[:, order] if i in (2, 3) else one)
+    assert_close(plain[-1], dy.sum(axis=(0, 1)))  # eq 24: over the queries
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"query": (7, 4)}, "causal mask needs at least as many keys as queries, got 5 and 7; causal=False"),
+        ({"value": (6, 7)}, "of the same tokens, got 5 and 6"),
+        ({"w_k": (5, 8)}, "same width, got 6 and 8"),
+        ({"w_v": (7, 9)}, "columns of w_v must be a multiple of n_head=2, got 9"),
+    ],
+)
+def test_multi_head_attention_refuses_shapes_that_cannot_be_meant(changed: Any, message: str) -> None:
+    shapes = {"query": (3, 4), "key": (5, 5), "value": (5, 7), "w_q": (4, 6), "w_k": (5, 6), "w_v": (7, 8), **changed}
+    query, key, value, w_q, w_k, w_v = (np.zeros(shape) for shape in shapes.values())
+    with pytest.raises(ValueError, match=message):
+        ops.multi_head_forward(query, key, value, w_q, None, w_k, None, w_v, None, 2)
 
 
 @both
@@ -323,6 +407,33 @@ def test_layer_norm_is_batch_norm_of_the_transpose_in_both_passes() -> None:
     y, saved = ops.layer_norm_forward(a, np.ones(7), np.zeros(7), eps=1e-5)
     assert_close(y, batch_norm_transposed(torch.from_numpy(a)))
     assert_close(ops.layer_norm_backward(dy, saved)[0], autograd(batch_norm_transposed, [a], dy)[0])
+
+
+@both
+def test_the_transpose_takes_batch_norm_to_layer_norm_in_both_passes(asarray: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, dy, weight = (asarray(rng.normal(2, 3, size=shape)) for shape in ((5, 7), (5, 7), (7,)))
+    one, zero = asarray(np.ones(5)), asarray(np.zeros(5))
+    y, saved = ops.layer_norm_forward(x, weight, 0 * weight, 1e-2)
+    transposed, s_batch = ops.batch_norm_forward(x.T, one, zero, 1e-2)
+    assert_close(transposed.T * weight, y)  # eq 39; the weight is one per feature in both
+    assert_close(ops.batch_norm_backward((dy * weight).T, s_batch)[0].T, ops.layer_norm_backward(dy, saved)[0])
+
+
+@both
+def test_batch_norm_mixes_rows_and_its_error_signal_sums_to_zero_over_the_batch(asarray: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, weight, bias, dy = (asarray(rng.normal(size=shape)) for shape in ((2, 5, 7), (7,), (7,), (2, 5, 7)))
+    y, saved = ops.batch_norm_forward(x, weight, bias, eps=1e-14)
+    assert_close(ops.batch_norm_forward(5 * x + 3, weight, bias, eps=1e-14)[0], y)
+    dx, _, _ = ops.batch_norm_backward(dy, saved)
+    assert_alive(dx)
+    np.testing.assert_allclose(to_numpy(dx.reshape(10, 7).sum(axis=0)), 0, atol=1e-13)
+    dy[0, 0] += 1
+    assert abs(to_numpy(ops.batch_norm_backward(dy, saved)[0] - dx)[1]).min() > 0  # another row's error signal
+    y, saved = ops.batch_norm_forward(x[:1, :1], weight, bias)
+    assert_close(y[0, 0], bias)
+    assert_zero(ops.batch_norm_backward(dy[:1, :1], saved)[0])
 
 
 @both
@@ -458,9 +569,9 @@ def block_weights(model: Model, b: int) -> list[Head]:
 def test_all_heads_in_one_product_are_the_heads_of_table_1_side_by_side(b: int) -> None:
     model = random_model()
     trace = model.trace(TOKENS)
-    y, saved = ops.multi_head_forward(trace["a_2", b], block_weights(model, b))
+    y, saved = ops.heads_forward(trace["a_2", b], block_weights(model, b))
     assert_close(trace["a_3", b], y)
-    d2, grads = ops.multi_head_backward(trace["Δ_3", b], saved)
+    d2, grads = ops.heads_backward(trace["Δ_3", b], saved)
     assert_close(trace["Δ_2", b], d2)
     for part in ("q", "k", "v"):
         columns = {"q": slice(0, 6), "k": KEYS, "v": VALUES}[part]
@@ -534,6 +645,37 @@ def test_the_gradient_of_the_values_biases_follows_from_that_of_the_projections_
         name = f"transformer.h.{b}.attn"
         expected = to_numpy(grads[f"{name}.c_proj.bias"]) @ to_numpy(model.params[f"{name}.c_proj.weight"]).T
         assert_close(grads[f"{name}.c_attn.bias"][VALUES], expected)  # ∂b_v = ∂b_3 w_3ᵗ
+
+
+DROPOUTS = ("attn_pdrop", "resid_pdrop", "embd_pdrop")
+
+
+def biases_under(dropout: str | None) -> tuple[Model, dict[str, np.ndarray]]:
+    """A model with one kind of dropout, and the gradients of a step with it."""
+    model = random_model(**{name: 0.4 if name == dropout else 0.0 for name in DROPOUTS})
+    return model, model.loss_and_grads(TOKENS, dropout_seed=3)[1]
+
+
+@pytest.mark.parametrize("dropout", [None, *DROPOUTS])
+def test_the_biases_of_the_two_projections_have_gradients_that_sum_to_zero_without_residual_dropout(
+    dropout: str | None,
+) -> None:
+    _, grads = biases_under(dropout)
+    for b in (0, 1):
+        for layer in ("attn.c_proj", "mlp.c_proj"):  # ∂b_3, ∂b_8
+            bias = grads[f"transformer.h.{b}.{layer}.bias"]
+            share = abs(bias.sum()) / np.abs(bias).sum()
+            assert share > 1e-3 if dropout == "resid_pdrop" else share < 1e-13, (layer, share)
+
+
+@pytest.mark.parametrize("dropout", DROPOUTS)
+def test_the_gradient_of_the_values_biases_does_not_follow_with_attention_dropout(dropout: str) -> None:
+    model, grads = biases_under(dropout)
+    for b in (0, 1):
+        name = f"transformer.h.{b}.attn"
+        expected = grads[f"{name}.c_proj.bias"] @ to_numpy(model.params[f"{name}.c_proj.weight"]).T
+        error = oracles.relative_error(grads[f"{name}.c_attn.bias"][VALUES], expected)
+        assert error > 1e-2 if dropout == "attn_pdrop" else error < 1e-12, error
 
 
 @engines

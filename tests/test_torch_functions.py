@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onfoot.torch
 from onfoot import ops
+from onfoot.engine import OPS
 from onfoot.ops.dropout import dropout_pattern
 from onfoot.torch import Head, function
 
@@ -32,6 +35,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 KEEP = torch.from_numpy(dropout_pattern((2, 3, 5), 0.4, seed=1, dtype="float64"))
 FROZEN_W, FROZEN_B = normal(5, 7, seed=11), normal(7, seed=12)
 START = torch.tensor([[0, 0, 2], [0, 1, 1]])
+ANGLES = torch.arange(5.0, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.3, 0.01])
+COS, SIN = ANGLES.cos(), ANGLES.sin()
+REFERENCE = normal(2, 7, seed=13)
 
 
 def masked_attention(q, k, v, mask, keep=None):
@@ -51,8 +57,33 @@ def native_head(a, p, causal):
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def native_multi_head(a, p, causal):
+def native_heads(a, p, causal):
     return torch.cat([native_head(a, p[:6], causal), native_head(a, p[6:], causal)], -1)
+
+
+def native_multi_head(query, key, value, w_q, b_q, w_k, b_k, w_v, b_v):
+    """PyTorch's own layer of two heads, from (B, T, C) to (T, B, C) and back; its output projection does nothing."""
+    d = query.shape[-1]
+    y, _ = F.multi_head_attention_forward(
+        *(x.transpose(0, 1) for x in (query, key, value)), d, 2, None, torch.cat([b_q, b_k, b_v]), None, None,
+        False, 0.0, torch.eye(d, dtype=query.dtype), None, use_separate_proj_weight=True,
+        q_proj_weight=w_q.T, k_proj_weight=w_k.T, v_proj_weight=w_v.T, need_weights=False,
+    )  # fmt: skip
+    return y.transpose(0, 1)
+
+
+def native_rope(x, interleaved):
+    """The rotation as a product of complex numbers."""
+    turn = torch.polar(torch.ones_like(ANGLES), ANGLES)
+    if interleaved:
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn).flatten(-2)
+    turned = torch.complex(*x.chunk(2, dim=-1)) * turn
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def native_dpo(chosen, rejected):
+    margin = 0.7 * ((chosen - rejected) - (REFERENCE[0] - REFERENCE[1]))
+    return (-0.8 * F.logsigmoid(margin) - 0.2 * F.logsigmoid(-margin)).sum() / 5
 
 
 class Case(NamedTuple):
@@ -112,10 +143,45 @@ CASES = {
         lambda a, *p: native_head(a, p, False),
         [(5, 4), *HEAD_3_2],
     ),
-    "multi_head": Case(
-        lambda a, *p: onfoot.torch.multi_head(a, [Head(*p[:6]), Head(*p[6:])]),
-        lambda a, *p: native_multi_head(a, p, True),
+    "heads": Case(
+        lambda a, *p: onfoot.torch.heads(a, [Head(*p[:6]), Head(*p[6:])]),
+        lambda a, *p: native_heads(a, p, True),
         [(2, 3, 4), *HEAD_3_2, *HEAD_2_5],
+    ),
+    "multi_head": Case(
+        lambda *p: onfoot.torch.multi_head(*p, n_head=2, causal=False),
+        native_multi_head,
+        [(2, 3, 4), (2, 5, 6), (2, 5, 3), (4, 4), (4,), (6, 4), (4,), (3, 4), (4,)],
+    ),
+    "multi_head without biases, causal": Case(
+        lambda q, k, v, *w: onfoot.torch.multi_head(q, k, v, w[0], None, w[1], None, w[2], None, 1),
+        lambda q, k, v, *w: F.scaled_dot_product_attention(q @ w[0], k @ w[1], v @ w[2], attn_mask=behind(3, 5)),
+        [(2, 3, 4), (2, 5, 4), (2, 5, 4), (4, 3), (4, 3), (4, 5)],
+    ),
+    "grouped_query": Case(
+        onfoot.torch.grouped_query,
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+        [(2, 6, 5, 4), (2, 2, 5, 4), (2, 2, 5, 3)],
+    ),
+    "batch_norm": Case(
+        lambda x, w, b: onfoot.torch.batch_norm(x, w, b, 1e-3),
+        lambda x, w, b: F.batch_norm(x.flatten(0, 1), None, None, w, b, True, eps=1e-3).view_as(x),
+        [(2, 3, 5), (5,), (5,)],
+    ),
+    "rms_norm": Case(
+        lambda x, w: onfoot.torch.rms_norm(x, w, 1e-3),
+        lambda x, w: F.rms_norm(x, (5,), w, 1e-3),
+        [(2, 3, 5), (5,)],
+    ),
+    "rope": Case(lambda x: onfoot.torch.rope(x, COS, SIN), lambda x: native_rope(x, False), [(2, 5, 6)]),
+    "rope, interleaved": Case(
+        lambda x: onfoot.torch.rope(x, COS, SIN, interleaved=True), lambda x: native_rope(x, True), [(2, 5, 6)]
+    ),
+    "swiglu": Case(onfoot.torch.swiglu, lambda gate, up: F.silu(gate) * up, [(3, 5), (3, 5)]),
+    "dpo_loss": Case(
+        lambda c, r: onfoot.torch.dpo_loss(c, r, *REFERENCE, beta=0.7, label_smoothing=0.2, divisor=5.0),
+        native_dpo,
+        [(7,), (7,)],
     ),
     "cross_entropy": Case(
         lambda a: onfoot.torch.cross_entropy(a, TARGETS),
@@ -175,6 +241,22 @@ def test_every_public_function_has_a_case() -> None:
     assert {name.replace(",", "").split()[0] for name in CASES} == set(onfoot.torch.__all__) - {"Head"}
 
 
+WITHOUT_A_FUNCTION = {"frozen_linear": "linear runs it where neither weight nor bias requires a gradient"}
+
+
+def test_every_pair_of_the_formulas_has_its_function() -> None:
+    modules = [importlib.import_module(f"onfoot.ops.{one.name}") for one in pkgutil.iter_modules(ops.__path__)]
+    pairs = {
+        name.removesuffix("_forward")
+        for module in modules
+        for name, made in vars(module).items()
+        if name.endswith("_forward") and made.__module__ == module.__name__
+    }
+    assert {name.removesuffix("_forward") for name in OPS if name.endswith("_forward")} <= pairs
+    assert pairs - set(onfoot.torch.__all__) == set(WITHOUT_A_FUNCTION)
+    assert "FrozenLinear" in onfoot.torch.linear(normal(3, 5).requires_grad_(), FROZEN_W).grad_fn.name()
+
+
 def unscaled_attention_backward(dy, saved):
     dq, dk, dv = ops.attention_backward(dy, saved)
     return dq * math.sqrt(saved.q.shape[-1]), dk, dv
@@ -221,11 +303,11 @@ def test_a_query_that_sees_no_key_gives_zero_and_receives_no_gradient() -> None:
 
 
 def test_arguments_that_need_no_gradient_get_none() -> None:
-    xs = inputs(CASES["multi_head"])
+    xs = inputs(CASES["heads"])
     frozen = {0, 3, 8}  # a, one bias, one weight
     for i in frozen:
         xs[i].requires_grad_(False)
-    CASES["multi_head"].ours(*xs).sum().backward()
+    CASES["heads"].ours(*xs).sum().backward()
     assert {i for i, x in enumerate(xs) if x.grad is None} == frozen
 
 
@@ -245,7 +327,10 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
         torch.autograd.grad(y, x, create_graph=True)
 
 
-@pytest.mark.parametrize(("name", "changed"), [("linear", 1), ("attention", 2), ("multi_head", 12), ("lora", 0)])
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [("linear", 1), ("attention", 2), ("heads", 12), ("multi_head", 7), ("rms_norm", 1), ("lora", 0)],
+)
 def test_a_tensor_changed_between_the_passes_is_detected(name: str, changed: int) -> None:
     xs = inputs(CASES[name])
     y = CASES[name].ours(*xs)
@@ -276,11 +361,11 @@ def saved_sizes(run: Callable[[], torch.Tensor]) -> list[int]:
 
 
 def test_every_saved_tensor_is_known_to_autograd() -> None:
-    xs = inputs(CASES["multi_head"])
+    xs = inputs(CASES["heads"])
     a, one_head = 2 * 3 * 4, [12, 3, 12, 3, 8, 2]
     other_head = [8, 2, 8, 2, 20, 5]
     inside = [2 * 3 * 3, 2 * 3 * 3, 2 * 3 * 2, 2 * 9, 2 * 3 * 2, 2 * 3 * 2, 2 * 3 * 5, 2 * 9]  # q, k, v, ρ of each
-    assert saved_sizes(lambda: CASES["multi_head"].ours(*xs)) == sorted([a, a, *one_head, *other_head, *inside])
+    assert saved_sizes(lambda: CASES["heads"].ours(*xs)) == sorted([a, a, *one_head, *other_head, *inside])
 
 
 def test_a_frozen_linear_layer_does_not_keep_its_input() -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from onfoot import ops
 from onfoot.arrays import to_numpy
+from onfoot.engine import OPS
 from onfoot.ops.dropout import dropout_pattern
 from oracles import assert_close, autograd, directional_difference
 
@@ -71,16 +72,57 @@ def head_arrays(d: int, d_rho: int, d_h: int, lead: tuple[int, ...], seed: int =
 
 
 def two_heads_forward(a: Any, *p: Any) -> tuple[Any, Any]:
-    return ops.multi_head_forward(a, [ops.Head(*p[:6]), ops.Head(*p[6:])])
+    return ops.heads_forward(a, [ops.Head(*p[:6]), ops.Head(*p[6:])])
 
 
 def two_heads_backward(dy: Any, saved: Any) -> tuple[Any, ...]:
-    da, heads = ops.multi_head_backward(dy, saved)
+    da, heads = ops.heads_backward(dy, saved)
     return (da, *heads[0], *heads[1])
 
 
 def two_heads_reference(a: torch.Tensor, *p: torch.Tensor) -> torch.Tensor:
     return torch.cat([head_reference(a, *p[:6]), head_reference(a, *p[6:])], dim=-1)
+
+
+def heads_without_the_sum(dy: Any, saved: Any) -> Any:
+    """The input's gradient of the first head alone."""
+    return ops.head_backward(dy[..., :5], saved[0])[0], *two_heads_backward(dy, saved)[1:]
+
+
+def multi_head_reference(n_head: int, causal: bool) -> Callable[..., torch.Tensor]:
+    def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *p: torch.Tensor) -> torch.Tensor:
+        w_q, b_q, w_k, b_k, w_v, b_v = p if len(p) == 6 else (x for w in p for x in (w, 0.0))
+        made = query @ w_q + b_q, key @ w_k + b_k, value @ w_v + b_v
+        by_head = zip(*(x.tensor_split(n_head, dim=-1) for x in made), strict=True)
+        return torch.cat([attention_reference(causal)(*one) for one in by_head], dim=-1)
+
+    return reference
+
+
+def multi_head_arrays(n_q: int, n_k: int, widths: tuple[int, int, int], out: tuple[int, int]) -> list[np.ndarray]:
+    """Inputs of three widths; projections to `out`, the widths of all queries (and keys) and of all values."""
+    c_q, c_k, c_v = widths
+    d_rho, d_h = out
+    shapes = [(2, n_q, c_q), (2, n_k, c_k), (2, n_k, c_v), (c_q, d_rho), (d_rho,), (c_k, d_rho), (d_rho,), (c_v, d_h)]
+    return [normal(*s, seed=30 + i, scale=0.6) for i, s in enumerate([*shapes, (d_h,)])]
+
+
+def multi_head_without_transpose(dy: Any, saved: Any) -> Any:
+    """Heads split by a reshape alone: the right shape, with tokens and features mixed."""
+    *lead, t, width = dy.shape
+    mixed = dy.reshape(*lead, 3, t, width // 3)
+    return ops.multi_head_backward(ops.multi_head.merge_heads(mixed), saved)
+
+
+def multi_head_with_key_and_value_exchanged(dy: Any, saved: Any) -> Any:
+    dquery, dkey, dvalue, *rest = ops.multi_head_backward(dy, saved)
+    return dquery, dvalue, dkey, *rest
+
+
+def multi_head_with_noise_at_the_bias_of_keys(dy: Any, saved: Any) -> Any:
+    grads = list(ops.multi_head_backward(dy, saved))
+    grads[6] = grads[6] + 1e-17
+    return tuple(grads)
 
 
 def norm_with_weight_outside(dy: Any, saved: Any) -> Any:
@@ -94,6 +136,25 @@ def norm_summed_over_tokens(dy: Any, saved: Any) -> Any:
     x = dy * weight
     dx = (x - x.mean(0, keepdims=True) - normed * (normed * x).mean(0, keepdims=True)) * rstd
     return dx, *ops.layer_norm_backward(dy, saved)[1:]
+
+
+def batch_norm_over_features(dy: Any, saved: Any) -> Any:
+    normed, rstd, weight = saved
+    x = dy * weight
+    dx = (x - x.mean(-1, keepdims=True) - normed * (normed * x).mean(-1, keepdims=True)) * rstd
+    return dx, *ops.batch_norm_backward(dy, saved)[1:]
+
+
+def batch_norm_with_constant_statistics(dy: Any, saved: Any) -> Any:
+    return dy * saved.weight * saved.rstd, *ops.batch_norm_backward(dy, saved)[1:]
+
+
+def batch_norm_of_each_sequence(dy: Any, saved: Any) -> Any:
+    """Means over the tokens of each sequence, not over the whole batch."""
+    normed, rstd, weight = saved
+    x = dy * weight
+    dx = (x - x.mean(1, keepdims=True) - normed * (normed * x).mean(1, keepdims=True)) * rstd
+    return dx, *ops.batch_norm_backward(dy, saved)[1:]
 
 
 def attention_without_scale(dy: Any, saved: Any) -> Any:
@@ -218,6 +279,12 @@ def cases() -> list[Case]:
             wrong=[norm_with_weight_outside, norm_summed_over_tokens],
         ),
         Case(
+            "batch norm", bound(ops.batch_norm_forward, eps=1e-3), ops.batch_norm_backward,
+            lambda x, w, b: F.batch_norm(x.flatten(0, 1), None, None, w, b, True, eps=1e-3).view_as(x),
+            [normal(2, 3, 7), normal(7), normal(7, seed=1)],
+            wrong=[batch_norm_over_features, batch_norm_with_constant_statistics, batch_norm_of_each_sequence],
+        ),
+        Case(
             "rms norm", bound(ops.rms_norm_forward, eps=1e-3), ops.rms_norm_backward,
             lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-3), [normal(2, 3, 7), normal(7)],
             wrong=[rms_norm_with_weight_outside, rms_norm_as_layer_norm],
@@ -301,6 +368,24 @@ def cases() -> list[Case]:
         Case(
             "heads of different widths", two_heads_forward, two_heads_backward, two_heads_reference,
             head_arrays(7, 3, 5, (2, 4)) + head_arrays(7, 1, 2, (2, 4), seed=9)[1:],
+            wrong=[heads_without_the_sum],
+        ),
+        Case(
+            "multi-head attention", bound(ops.multi_head_forward, 3), ops.multi_head_backward,
+            multi_head_reference(3, True), multi_head_arrays(4, 4, (7, 7, 7), (6, 9)),
+            wrong=[multi_head_without_transpose, multi_head_with_key_and_value_exchanged,
+                   multi_head_with_noise_at_the_bias_of_keys],
+        ),
+        Case(
+            "multi-head cross-attention, inputs of three widths", bound(ops.multi_head_forward, 2, causal=False),
+            ops.multi_head_backward, multi_head_reference(2, False), multi_head_arrays(5, 3, (4, 5, 3), (6, 2)),
+        ),
+        Case(
+            "multi-head attention behind cached keys, without biases",
+            lambda q, k, v, *w: ops.multi_head_forward(q, k, v, *(x for one in w for x in (one, None)), 2),
+            lambda dy, s: tuple(d for d in ops.multi_head_backward(dy, s) if d is not None),
+            multi_head_reference(2, True),
+            [*multi_head_arrays(2, 5, (4, 4, 4), (4, 6))[:4], normal(4, 4, seed=5), normal(4, 6, seed=6)],
         ),
         Case(
             "cross-entropy", lambda x: ops.cross_entropy_forward(x, on(x, TARGETS), 4),
@@ -400,14 +485,27 @@ def test_float32_stays_float32_and_close(case: Case) -> None:
 
 
 def test_every_pair_of_the_engines_table_has_a_case() -> None:
-    from onfoot.engine import OPS
-
     source = Path(__file__).read_text(encoding="utf-8")
     assert {name.removesuffix("_forward") for name in OPS if name.endswith("_forward")} == {
         name.removesuffix("_backward") for name in OPS if name.endswith("_backward")
     }
     for name in OPS:
         assert f"ops.{name}" in source, f"{name} is in the table but in no case"
+
+
+def test_every_pair_of_the_engines_table_has_a_planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    forwards = [name for name in OPS if name.endswith("_forward")]
+    called = set()
+
+    def noted(name: str) -> Callable[..., Any]:
+        return lambda *args, **options: called.add(name) or OPS[name](*args, **options)
+
+    for name in forwards:
+        monkeypatch.setattr(ops, name, noted(name))
+    for case in cases():
+        if case.wrong:
+            case.forward(*case.arrays)
+    assert called == set(forwards)
 
 
 def test_softmax_survives_large_scores_and_rows_that_see_nothing() -> None:

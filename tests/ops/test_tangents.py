@@ -52,12 +52,16 @@ def flat_head(dy: Any, dy_dot: Any, saved: Any, saved_dot: Any) -> tuple[Any, ..
 
 
 def flat_heads(dy: Any, dy_dot: Any, saved: Any, saved_dot: Any) -> tuple[Any, ...]:
-    da, heads = tangents.multi_head_backward_tangent(dy, dy_dot, saved, saved_dot)
+    da, heads = tangents.heads_backward_tangent(dy, dy_dot, saved, saved_dot)
     return (da, *heads[0], *heads[1])
 
 
 def two_heads(dots: list[Any], saved: Any) -> Any:
-    return tangents.multi_head_tangent(dots[0], [ops.Head(*dots[1:7]), ops.Head(*dots[7:])], saved)
+    return tangents.heads_tangent(dots[0], [ops.Head(*dots[1:7]), ops.Head(*dots[7:])], saved)
+
+
+def without_biases(*args: Any) -> tuple[Any, ...]:
+    return tuple(d for d in tangents.multi_head_backward_tangent(*args) if d is not None)
 
 
 ONE_HEAD = Along(lambda dots, saved: tangents.head_tangent(dots[0], ops.Head(*dots[1:]), saved), flat_head)
@@ -67,6 +71,7 @@ ALONG = {
     "frozen linear": of("frozen_linear", 1, 2),
     "embedding": of("embedding"),
     "layer norm": of("layer_norm"),
+    "batch norm": of("batch_norm"),
     "rms norm": of("rms_norm"),
     "rope": of("rope"),
     "rope, interleaved": of("rope"),
@@ -87,6 +92,9 @@ ALONG = {
     "one head": ONE_HEAD,
     "one head, not causal, no batch": ONE_HEAD,
     "heads of different widths": Along(two_heads, flat_heads),
+    "multi-head attention": of("multi_head"),
+    "multi-head cross-attention, inputs of three widths": of("multi_head"),
+    "multi-head attention behind cached keys, without biases": Along(of("multi_head", 4, 6, 8).forward, without_biases),
     "cross-entropy": of("cross_entropy"),
     "lora": of("lora"),
     "lora beside a frozen layer": of("lora_linear", 1, 2),
@@ -207,12 +215,21 @@ def curved_by(curvature: Callable[..., Any], backward: Callable[..., Any]) -> Ta
     return lambda dy, dy_dot, s, s_dot: backward(dy_dot, s) + dy * curvature(s.x) * s_dot.x
 
 
+def multi_head_with_still_projections(dy: Any, dy_dot: Any, s: Any, s_dot: Any) -> Any:
+    still = [one._replace(weight=None) for one in s_dot[:3]]
+    return tangents.multi_head_backward_tangent(dy, dy_dot, s, s_dot._replace(q=still[0], k=still[1], v=still[2]))
+
+
 WRONG: list[tuple[str, Tangent]] = [
     ("linear", without_moving_weight("linear")),
     ("linear", lambda dy, dy_dot, s, s_dot: ops.linear_backward(dy_dot, s)),
     ("layer norm", without_moving_weight("layer_norm")),
     ("layer norm", frozen_statistics("layer_norm", "rstd")),
     ("layer norm", frozen_statistics("layer_norm", "normed")),
+    ("batch norm", without_moving_weight("batch_norm")),
+    ("batch norm", frozen_statistics("batch_norm", "rstd")),
+    ("multi-head attention", lambda dy, dy_dot, s, s_dot: ops.multi_head_backward(dy_dot, s)),
+    ("multi-head attention", multi_head_with_still_projections),
     ("rms norm", frozen_statistics("rms_norm", "inverse")),
     ("rms norm", without_moving_weight("rms_norm")),
     ("causal attention", attention_with(softmax_with_still_weights)),

@@ -19,9 +19,10 @@ from onfoot.ops.attention_head import (
     Head,
     head_backward,
     head_forward,
-    multi_head_backward,
-    multi_head_forward,
+    heads_backward,
+    heads_forward,
 )
+from onfoot.ops.batch_norm import batch_norm_backward, batch_norm_forward
 from onfoot.ops.cross_entropy import cross_entropy_backward, cross_entropy_forward
 from onfoot.ops.dropout import dropout_backward, dropout_forward
 from onfoot.ops.embedding import embedding_backward, embedding_forward, embedding_input_gradient
@@ -35,6 +36,7 @@ from onfoot.ops.linear import (
     weight_gradient,
 )
 from onfoot.ops.lora import lora_backward, lora_forward, lora_linear_backward, lora_linear_forward
+from onfoot.ops.multi_head import multi_head_backward, multi_head_forward
 from onfoot.ops.noise import add_noise
 from onfoot.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from onfoot.ops.rope import rope_backward, rope_forward
@@ -49,6 +51,8 @@ __all__ = [
     "add_noise",
     "attention_backward",
     "attention_forward",
+    "batch_norm_backward",
+    "batch_norm_forward",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "dropout_backward",
@@ -66,6 +70,8 @@ __all__ = [
     "grouped_query_forward",
     "head_backward",
     "head_forward",
+    "heads_backward",
+    "heads_forward",
     "layer_norm_backward",
     "layer_norm_forward",
     "linear_backward",

@@ -1,8 +1,7 @@
 """One head of self-attention with its six parameters, equation by equation as in the paper's Table 1.
 
-Heads are independent, so each may have its own widths d_ρ and d_h; `multi_head` concatenates them. The models compute
-the same with all heads batched in one product (`ops/attention.py`); this is the form to read first. Leading axes of `a`
-are free.
+Heads are independent, so each may have its own widths d_ρ and d_h; `heads` concatenates them. Heads of equal widths,
+batched in one product, are `ops/multi_head.py`; this is the form to read first. Leading axes of `a` are free.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ def head_backward(dy: Array, saved: AttentionHeadSaved) -> tuple[Array, Head]:
     return d_v + d_q + d_k, Head(dw_q, db_q, dw_k, db_k, dw_v, db_v)  # eq 33
 
 
-def multi_head_forward(a: Array, heads: Sequence[Head], causal: bool = True) -> tuple[Array, list[AttentionHeadSaved]]:
+def heads_forward(a: Array, heads: Sequence[Head], causal: bool = True) -> tuple[Array, list[AttentionHeadSaved]]:
     """The heads' outputs, concatenated to (..., T, Σ d_h)."""
     outputs, saved = zip(*(head_forward(a, head, causal) for head in heads), strict=True)
     return namespace(a).concatenate(outputs, axis=-1), list(saved)  # eq 34
 
 
-def multi_head_backward(dy: Array, saved: list[AttentionHeadSaved]) -> tuple[Array, list[Head]]:
+def heads_backward(dy: Array, saved: list[AttentionHeadSaved]) -> tuple[Array, list[Head]]:
     """The gradient of a, and each head's gradients. Each head gets its own columns of dy."""
     da, grads, column = 0, [], 0
     for one in saved:

@@ -20,18 +20,30 @@ except ImportError as error:
 from onfoot import ops
 from onfoot.ops import Head
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.ops.dpo import dpo_loss_backward, dpo_loss_forward
 from onfoot.torch.function import Tensor, differentiable
 
 attention = differentiable(ops.attention_forward, ops.attention_backward, wrt=["q", "k", "v"])
+batch_norm = differentiable(ops.batch_norm_forward, ops.batch_norm_backward, wrt=["x", "weight", "bias"])
+dpo_loss = differentiable(dpo_loss_forward, dpo_loss_backward, wrt=["chosen", "rejected"])
 dropout = differentiable(ops.dropout_forward, ops.dropout_backward, wrt=["x"])
 gelu_erf = differentiable(ops.gelu_erf_forward, ops.gelu_erf_backward, wrt=["x"])
 gelu_tanh = differentiable(ops.gelu_tanh_forward, ops.gelu_tanh_backward, wrt=["x"])
+grouped_query = differentiable(ops.grouped_query_forward, ops.grouped_query_backward, wrt=["q", "k", "v"])
 head = differentiable(ops.head_forward, ops.head_backward, wrt=["a", "head"])
+heads = differentiable(ops.heads_forward, ops.heads_backward, wrt=["a", "heads"])
 layer_norm = differentiable(ops.layer_norm_forward, ops.layer_norm_backward, wrt=["x", "weight", "bias"])
 lora = differentiable(ops.lora_forward, ops.lora_backward, wrt=["x", "down", "up"])
 lora_linear = differentiable(ops.lora_linear_forward, ops.lora_linear_backward, wrt=["x", "down", "up"])
-multi_head = differentiable(ops.multi_head_forward, ops.multi_head_backward, wrt=["a", "heads"])
+multi_head = differentiable(
+    ops.multi_head_forward,
+    ops.multi_head_backward,
+    wrt=["query", "key", "value", "w_q", "b_q", "w_k", "b_k", "w_v", "b_v"],
+)
 relu = differentiable(ops.relu_forward, ops.relu_backward, wrt=["x"])
+rms_norm = differentiable(ops.rms_norm_forward, ops.rms_norm_backward, wrt=["x", "weight"])
+rope = differentiable(ops.rope_forward, ops.rope_backward, wrt=["x"])
+swiglu = differentiable(ops.swiglu_forward, ops.swiglu_backward, wrt=["gate", "up"])
 
 _cross_entropy = differentiable(ops.cross_entropy_forward, ops.cross_entropy_backward, wrt=["logits"])
 _embedding = differentiable(ops.embedding_forward, ops.embedding_backward, wrt=["weight"])
@@ -81,16 +93,23 @@ def _check_ids(ids: Tensor, n: int, what: str) -> None:
 __all__ = [
     "Head",
     "attention",
+    "batch_norm",
     "cross_entropy",
+    "dpo_loss",
     "dropout",
     "embedding",
     "gelu_erf",
     "gelu_tanh",
+    "grouped_query",
     "head",
+    "heads",
     "layer_norm",
     "linear",
     "lora",
     "lora_linear",
     "multi_head",
     "relu",
+    "rms_norm",
+    "rope",
+    "swiglu",
 ]

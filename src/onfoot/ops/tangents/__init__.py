@@ -22,9 +22,10 @@ from onfoot.ops.tangents.attention import (
 from onfoot.ops.tangents.attention_head import (
     head_backward_tangent,
     head_tangent,
-    multi_head_backward_tangent,
-    multi_head_tangent,
+    heads_backward_tangent,
+    heads_tangent,
 )
+from onfoot.ops.tangents.batch_norm import batch_norm_backward_tangent, batch_norm_tangent
 from onfoot.ops.tangents.cross_entropy import cross_entropy_backward_tangent, cross_entropy_tangent, token_tangents
 from onfoot.ops.tangents.dropout import dropout_backward_tangent, dropout_tangent
 from onfoot.ops.tangents.embedding import embedding_backward_tangent, embedding_tangent
@@ -42,6 +43,7 @@ from onfoot.ops.tangents.lora import (
     lora_linear_tangent,
     lora_tangent,
 )
+from onfoot.ops.tangents.multi_head import multi_head_backward_tangent, multi_head_tangent
 from onfoot.ops.tangents.rms_norm import rms_norm_backward_tangent, rms_norm_tangent
 from onfoot.ops.tangents.rope import rope_backward_tangent, rope_tangent
 from onfoot.ops.tangents.swiglu import swiglu_backward_tangent, swiglu_tangent
@@ -49,6 +51,8 @@ from onfoot.ops.tangents.swiglu import swiglu_backward_tangent, swiglu_tangent
 __all__ = [
     "attention_backward_tangent",
     "attention_tangent",
+    "batch_norm_backward_tangent",
+    "batch_norm_tangent",
     "cross_entropy_backward_tangent",
     "cross_entropy_tangent",
     "dropout_backward_tangent",
@@ -65,6 +69,8 @@ __all__ = [
     "grouped_query_tangent",
     "head_backward_tangent",
     "head_tangent",
+    "heads_backward_tangent",
+    "heads_tangent",
     "layer_norm_backward_tangent",
     "layer_norm_tangent",
     "linear_backward_tangent",

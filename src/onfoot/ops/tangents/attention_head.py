@@ -40,7 +40,7 @@ def head_backward_tangent(
     return da_dot, Head(*made)
 
 
-def multi_head_tangent(
+def heads_tangent(
     a_dot: Array, heads_dot: Sequence[Head], saved: list[AttentionHeadSaved]
 ) -> tuple[Array, list[AttentionHeadSaved]]:
     """The tangents of the heads' outputs, concatenated."""
@@ -48,7 +48,7 @@ def multi_head_tangent(
     return namespace(a_dot).concatenate(outputs, axis=-1), list(saved_dot)
 
 
-def multi_head_backward_tangent(
+def heads_backward_tangent(
     dy: Array, dy_dot: Array, saved: list[AttentionHeadSaved], saved_dot: list[AttentionHeadSaved]
 ) -> tuple[Array, list[Head]]:
     """Tangents of the gradients of a and of each head's parameters."""
