@@ -87,26 +87,26 @@ class GPT2Config:
     `qk_head_dim` is d_ρ, the size of its queries and keys.
     """
 
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
+    vocab_size: int = 50257  # number of tokens
+    n_positions: int = 1024  # the context: the longest sequence
+    n_embd: int = 768  # d, the width of the network
+    n_layer: int = 12  # number of blocks
+    n_head: int = 12  # attention heads per block
     n_inner: int | None = None  # MLP hidden size; 4 n_embd if None
-    activation_function: str = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
-    initializer_range: float = 0.02
+    activation_function: str = "gelu_new"  # of the MLP; ACTIVATIONS has all
+    layer_norm_epsilon: float = 1e-5  # ε of the layer norms
+    initializer_range: float = 0.02  # standard deviation of new weights
     embd_pdrop: float = 0.0  # dropout is applied only in training, and only with a dropout seed
-    attn_pdrop: float = 0.0
-    resid_pdrop: float = 0.0
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
+    attn_pdrop: float = 0.0  # of the attention weights
+    resid_pdrop: float = 0.0  # of what a branch adds to its skip connection
+    tie_word_embeddings: bool = True  # the logits use the token table
+    bos_token_id: int | None = None  # begins a text
+    eos_token_id: int | tuple[int, ...] | None = None  # ends a text
 
-    lm_head_bias: bool = False
+    lm_head_bias: bool = False  # a bias of the logits
     head_dim: int | None = None  # n_embd / n_head if None
     qk_head_dim: int | None = None  # head_dim if None
-    causal: bool = True
+    causal: bool = True  # a token attends to itself and the tokens before it
 
     model_type = "gpt2"
 
@@ -162,6 +162,7 @@ class GPT2Config:
         return _as_tuple(self.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as in config.json."""
         return {"model_type": self.model_type, **asdict(self)}
 
     @classmethod
@@ -225,27 +226,27 @@ class LlamaConfig:
     RMS norm of each head's queries and keys; both may have a sliding window in some layers.
     """
 
-    vocab_size: int = 32000
-    hidden_size: int = 4096
-    intermediate_size: int = 11008
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
+    vocab_size: int = 32000  # number of tokens
+    hidden_size: int = 4096  # d, the width of the network
+    intermediate_size: int = 11008  # MLP hidden size
+    num_hidden_layers: int = 32  # number of blocks
+    num_attention_heads: int = 32  # query heads per block
     num_key_value_heads: int | None = None  # num_attention_heads if None, else a divisor of it
     head_dim: int | None = None  # hidden_size / num_attention_heads if None
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    initializer_range: float = 0.02
-    rope_theta: float = 10000.0
+    max_position_embeddings: int = 2048  # the context: the longest sequence
+    rms_norm_eps: float = 1e-6  # ε of the RMS norms
+    initializer_range: float = 0.02  # standard deviation of new weights
+    rope_theta: float = 10000.0  # the base of the rotary frequencies
     rope_scaling: RopeScaling | None = None  # or a dict as in config.json
     attention_bias: bool = False  # on queries, keys, values and the output projection
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # on the three layers of the MLP
     sliding_window: int | None = None  # a token attends to itself and the tokens before it, so many in all
     layer_types: tuple[str, ...] | None = None  # which layers have the sliding window; all if None
-    attention_dropout: float = 0.0
-    tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
+    attention_dropout: float = 0.0  # of the attention weights, in training only
+    tie_word_embeddings: bool = False  # the logits use the token table
+    bos_token_id: int | None = None  # begins a text
     eos_token_id: int | tuple[int, ...] | None = None  # some models have several
-    model_type: str = "llama"
+    model_type: str = "llama"  # llama, mistral, qwen2 or qwen3
 
     causal = True
     activation_function = "swiglu"
@@ -338,14 +339,17 @@ class LlamaConfig:
 
     @property
     def n_embd(self) -> int:
+        """The width of the network."""
         return self.hidden_size
 
     @property
     def n_layer(self) -> int:
+        """The number of blocks."""
         return self.num_hidden_layers
 
     @property
     def n_head(self) -> int:
+        """The number of query heads."""
         return self.num_attention_heads
 
     @property
@@ -365,6 +369,7 @@ class LlamaConfig:
 
     @property
     def inner_width(self) -> int:
+        """The MLP hidden size."""
         return self.intermediate_size
 
     @property
@@ -373,6 +378,7 @@ class LlamaConfig:
         return _as_tuple(self.eos_token_id)
 
     def to_dict(self) -> dict[str, Any]:
+        """The fields as in config.json."""
         return asdict(self)
 
     @classmethod
@@ -412,6 +418,7 @@ def _qwen_window(values: dict[str, Any]) -> dict[str, Any]:
 
 Config = GPT2Config | LlamaConfig
 
+# The sizes of GPT-2 by name, as `onfoot table --preset gpt2` takes them.
 PRESETS: dict[str, GPT2Config] = {
     "gpt2": GPT2Config(),
     "gpt2-medium": GPT2Config(n_embd=1024, n_layer=24, n_head=16),

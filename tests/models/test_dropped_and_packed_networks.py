@@ -182,7 +182,7 @@ def test_every_gradient_is_that_of_autograd(family: str, engine: str, packed: bo
     model = make(engine, "float64")
     if lora:
         model.add_lora(r=3, alpha=5, dropout=0.25)
-    check(model, network, packed, dropped, 1e-9)
+    check(model, network, packed, dropped, 1e-10)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -205,4 +205,4 @@ def test_a_pattern_of_another_place_would_be_seen() -> None:
         return gpt2(model, params, tokens, where)
 
     with pytest.raises(AssertionError):
-        check(model, wrong, False, True, 1e-9)
+        check(model, wrong, False, True, 1e-10)

@@ -19,10 +19,11 @@ import onfoot
 from onfoot.generate.cache import KVCache
 from onfoot.generate.loop import step
 from onfoot.models import families, head
-from onfoot.models.layout import Layout, merge_heads, split_heads
+from onfoot.models.layout import Layout
 from onfoot.models.model import Model
 from onfoot.models.params import NAMES
 from onfoot.models.run import Run
+from onfoot.ops.multi_head import merge_heads, split_heads
 from oracles import assert_close
 
 pytest.importorskip("numba")

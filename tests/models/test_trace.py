@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 import onfoot
+from llama_oracle import scrambled_llama
 from onfoot.explore.walk import Walk
+from onfoot.explore.walk_model import ModelWalk
 from onfoot.models.model import Model
 from onfoot.models.trace import Trace
 
@@ -46,8 +49,68 @@ def test_every_array_of_the_walk_is_in_the_trace_by_its_name_block_and_head(tied
     assert len(compared) > 180
 
 
+LLAMAS = {
+    "llama": LLAMA,
+    "tied, with biases": replace(LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "qwen2": replace(LLAMA, model_type="qwen2"),
+    "qwen3": replace(LLAMA, model_type="qwen3", head_dim=6),
+    "no shared heads": replace(LLAMA, num_key_value_heads=6),
+}
+OF_KEYS_AND_VALUES = re.compile(r"(?:∂|Δ_|∂[wb]_)?[kv](?:_lin|_norm)?")
+
+
+@pytest.mark.parametrize("kind", LLAMAS)
+def test_every_array_of_the_walk_through_a_llama_is_in_its_trace(kind: str) -> None:
+    config = LLAMAS[kind]
+    model = scrambled_llama(config, 0)
+    trace, walk = model.trace(TOKENS, input_gradient=True), ModelWalk(model, TOKENS)
+    group = config.n_head // config.n_kv_head
+    compared = set()
+    for section in walk.sections():
+        for line in section.lines:
+            if line.symbol == "∂w_tok" and config.tie_word_embeddings and line.parameter is None:
+                continue  # the two parts of a tied gradient
+            head = None if line.symbol.endswith("^norm") else section.head  # one norm for all heads
+            if head is not None and OF_KEYS_AND_VALUES.fullmatch(line.symbol):
+                head //= group  # several query heads share them
+            block = (
+                0 if line.symbol in ("a_1", "Δ_1") else section.block
+            )  # the embedding's output is the first block's input
+            key = tuple(x for x in (line.symbol, block, head) if x is not None)
+            found = np.asarray(trace[key if len(key) > 1 else key[0]])
+            found = found[0] if found.ndim and found.shape[0] == 1 and found.shape[1:] == line.value.shape else found
+            found = found.T if line.symbol == "∂w_11" else found  # the walk has a row per token of the vocabulary
+            np.testing.assert_allclose(found, line.value, rtol=1e-9, atol=1e-14, err_msg=str(key))
+            compared.add(key)
+    assert {
+        ("∂w_g", 0),
+        ("∂w_q", 0, 1),
+        ("Δ_q", 0, 1),
+        ("q_lin", 0, 0),
+        ("∂w_1", 0),
+        ("∂w_tok",),
+        ("∂w_10",),
+    } <= compared
+    assert (("∂w_k^norm", 1) in compared) == (kind == "qwen3")
+    assert (("∂b_v", 1, 0) in compared) == (kind in ("qwen2", "tied, with biases"))
+    assert len(compared) > 200
+
+
+@pytest.mark.parametrize("engine", ["numpy", "numba", "torch"])
+def test_the_parts_of_a_llama_s_attention_add_up_on_every_engine_and_with_packed_texts(engine: str) -> None:
+    model = scrambled_llama(LLAMAS["qwen3"], 0)
+    model = Model(model.config, {name: np.array(p) for name, p in model.params.items()}, "float64", engine)
+    tokens, segments = np.tile(TOKENS, (2, 1)), np.array([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1, 1]])
+    trace = model.trace(tokens, segments=segments)
+    for b in range(2):
+        whole = sum(np.asarray(trace[f"Δ_{x}", b]).sum(1) for x in "qkv")
+        np.testing.assert_allclose(whole, np.asarray(trace["Δ_2", b]), rtol=1e-9, atol=1e-14)
+        made = np.einsum("btc,bhtd->hcd", np.asarray(trace["a_2", b]), np.asarray(trace["∂k_lin", b]))
+        np.testing.assert_allclose(made, np.asarray(trace["∂w_k", b]), rtol=1e-9, atol=1e-14)
+
+
 def test_every_key_that_it_lists_has_an_array() -> None:
-    for model in (onfoot.create(CONFIG, dtype="float64"), onfoot.create(LLAMA, dtype="float64")):
+    for model in (onfoot.create(config, dtype="float64") for config in (CONFIG, LLAMA, LLAMAS["qwen3"])):
         trace = model.trace(TOKENS)
         keys = trace.keys()
         assert len(keys) == len(set(keys)) > 60
@@ -66,6 +129,20 @@ def test_with_an_adapter_or_quantized_weights_it_lists_only_what_it_can_compute(
     keys = trace.keys()
     assert all(trace[key] is not None for key in keys)
     assert ("Δ_q", 0) not in keys and ("∂q", 0) in keys
+
+
+@pytest.mark.parametrize("kind", ["adapter", "quantized"])
+def test_so_does_that_of_a_llama(kind: str) -> None:
+    config = replace(LLAMAS["qwen3"], hidden_size=32, head_dim=32, intermediate_size=64)
+    model = onfoot.create(config, engine="numpy")
+    if kind == "adapter":
+        model.add_lora(r=2)
+    else:
+        model.quantize("int8")
+    trace = model.trace(TOKENS)
+    keys = trace.keys()
+    assert all(trace[key] is not None for key in keys)
+    assert ("Δ_q", 0) not in keys and ("∂q_lin", 0) in keys and ("k_norm", 0) in keys
 
 
 def test_the_gradients_inside_a_llama_head_are_those_of_autograd() -> None:
@@ -88,6 +165,7 @@ def test_the_gradients_inside_a_llama_head_are_those_of_autograd() -> None:
         ("delta_12", "Δ_12"), (("rho", 0), ("ρ", 0)), (("rho_raw", 0, 1), ("ρ_raw", 0, 1)), (("abar_5", 1), ("ā_5", 1)),
         (("dw_8", 0), ("∂w_8", 0)), (("dq", 0), ("∂q", 0)), (("drho", 0), ("∂ρ", 0)), ("loss_per_token", "ℓ"),
         (("delta_3^h", -1, -1), ("Δ_3^h", 1, 2)), (("db_q", 0, 0), ("∂b_q", 0, 0)),
+        (("Delta_5", 0), ("Δ_5", 0)), ("Delta_12", "Δ_12"),
     ],
 )  # fmt: skip
 def test_names_may_be_spelled_in_ascii(ascii_: Any, name: Any) -> None:
@@ -98,7 +176,7 @@ def test_names_may_be_spelled_in_ascii(ascii_: Any, name: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("Δ_13", "no 'Δ_13'; of the network: a_0 .* of a block: a_1 .* of a head: q k v"),
+        ("Δ_13", "no 'Δ_13'; of the network: a_0 .* of a block: a_1 .* of a head: q k v .*In ASCII: delta_5, "),
         ("Δ_5", r"'Δ_5' is in a block; write trace\['Δ_5', 0\]"),
         (("a_12", 0), r"'a_12' is not in a block; write trace\['a_12'\]"),
         (("Δ_5", 2), "no block 2; the network has 2, from 0 to 1"),
@@ -125,7 +203,11 @@ def test_reprs_are_short_and_say_what_there_is() -> None:
     trace = model.trace(TOKENS)
     assert repr(model).startswith("Model(GPT-2, ") and "2 blocks of width 12, 3 heads" in repr(model)
     assert len(repr(model)) < 200 and f"{sum(p.size for p in model.params.values()):,} parameters" in repr(model)
-    assert len(repr(trace).splitlines()) == 5 and f"loss {trace.loss:.6g}" in repr(trace)
+    assert (
+        len(repr(trace).splitlines()) == 6
+        and "in ASCII: delta_5, " in repr(trace)
+        and f"loss {trace.loss:.6g}" in repr(trace)
+    )
     assert "<td>Δ_5</td>" in trace._repr_html_() and "<td>3 heads" not in trace._repr_html_()
     named = Model(CONFIG, onfoot.create(CONFIG).params)
     named.source = "<script>alert(1)</script>"
@@ -133,3 +215,4 @@ def test_reprs_are_short_and_say_what_there_is() -> None:
     llama = onfoot.create(LLAMA)
     llama.add_lora(r=2)
     assert "adapter default" in repr(llama) and repr(llama).startswith("Model(llama, ")
+    assert "6 heads, 2 key/value heads" in repr(llama) and "6 heads, 2 key/value heads" in llama._repr_html_()

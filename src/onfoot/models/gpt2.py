@@ -12,10 +12,11 @@ from typing import Any
 from onfoot.arrays import Array
 from onfoot.config import GPT2Config
 from onfoot.models.head import head_backward, head_forward, loss_backward, loss_forward
-from onfoot.models.layout import Layout, merge_heads, split_heads
+from onfoot.models.layout import Layout
 from onfoot.models.params import HEAD, POSITION_TABLE, TOKEN_TABLE
 from onfoot.models.run import Run
 from onfoot.ops.activation import ACTIVATIONS
+from onfoot.ops.multi_head import merge_heads, split_heads
 
 __all__ = [
     "Layout",
@@ -27,8 +28,6 @@ __all__ = [
     "head_forward",
     "loss_backward",
     "loss_forward",
-    "merge_heads",
-    "split_heads",
 ]
 
 

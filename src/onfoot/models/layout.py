@@ -1,4 +1,4 @@
-"""What the families share: token positions, targets, and splitting features into heads."""
+"""What the families share: token positions and targets."""
 
 from __future__ import annotations
 
@@ -42,15 +42,3 @@ class Targets(NamedTuple):
     ids: Array  # (B, T)
     rows: Array | None = None  # (M,), indices of the tokens with a target, among all B T
     chosen: Array | None = None  # (M,), their targets
-
-
-def split_heads(x: Array, n_head: int) -> Array:
-    """(B, T, H D) -> (B, H, T, D). The transpose matters: a reshape alone would mix tokens and features."""
-    b, t, width = x.shape
-    return x.reshape(b, t, n_head, width // n_head).swapaxes(1, 2)
-
-
-def merge_heads(x: Array) -> Array:
-    """(B, H, T, D) -> (B, T, H D)."""
-    b, h, t, d = x.shape
-    return x.swapaxes(1, 2).reshape(b, t, h * d)

@@ -16,9 +16,10 @@ import numpy as np
 from onfoot.arrays import Array
 from onfoot.config import LlamaConfig
 from onfoot.models.head import head_backward, head_forward, loss_backward, loss_forward
-from onfoot.models.layout import Layout, merge_heads, split_heads
+from onfoot.models.layout import Layout
 from onfoot.models.llama_params import HEAD, TOKEN_TABLE
 from onfoot.models.run import Run
+from onfoot.ops.multi_head import merge_heads, split_heads
 from onfoot.ops.rope import angles, frequencies
 
 __all__ = [

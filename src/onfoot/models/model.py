@@ -142,6 +142,7 @@ class Model:
         adapters.merge(self)
 
     def unmerge_adapter(self) -> None:
+        """Subtracts the merged adapter from the weights again, up to rounding, and makes it active."""
         adapters.unmerge(self)
 
     def save_adapter(self, folder: str | Path, name: str | None = None) -> None:

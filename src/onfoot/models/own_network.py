@@ -16,7 +16,7 @@ from onfoot.config import Config
 from onfoot.models.gradients import OnGradient
 from onfoot.models.inputs import count_targets
 from onfoot.models.model import Model
-from onfoot.own_engine import EngineLike, PairError
+from onfoot.own_engine import EngineLike, NotWrittenError, PairError
 
 Forward = Callable[..., tuple[Any, Any]]
 Backward = Callable[[Any], Mapping[str, Any]]
@@ -72,7 +72,8 @@ class OwnNetwork(Model):
         missing = [name for name in sorted(self.trainable) if grads.get(name) is None]
         if missing:
             more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-            raise PairError(f"your gpt2_backward returns no gradient of {missing[0]}{more}")
+            error = NotWrittenError if len(missing) == len(self.trainable) else PairError
+            raise error(f"your gpt2_backward returns no gradient of {missing[0]}{more}")
         out = {}
         for name in [name for name in self.params if name in self.trainable]:
             grad = np.asarray(grads[name], self.dtype)

@@ -20,9 +20,9 @@ from onfoot.config import Config
 from onfoot.engine import Engine
 from onfoot.models.adapters import Adapter
 from onfoot.models.gradients import Gradients
-from onfoot.models.layout import merge_heads, split_heads
 from onfoot.models.linears import Linears
 from onfoot.ops.dropout import dropout_pattern
+from onfoot.ops.multi_head import merge_heads, split_heads
 from onfoot.recording.recorded_array import active
 
 OnActivation = Callable[[str, Array], None]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onfoot.arrays import to_numpy
-from onfoot.config import GPT2Config
+from onfoot.config import Config, GPT2Config
 from onfoot.models.params import count, shapes
+from onfoot.models.trace_names import ASCII
 from onfoot.terminal import html_table
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def model_facts(model: Model) -> dict[str, str]:
         if isinstance(config, GPT2Config)
         else config.to_dict().get("model_type", type(config).__name__),
         "parameters": f"{count(shapes(config)):,}",
-        "blocks": f"{config.n_layer} of width {config.n_embd}, {config.n_head} heads",
+        "blocks": f"{config.n_layer} of width {config.n_embd}, {heads_text(config)}",
         "vocabulary": f"{config.vocab_size:,}, up to {config.n_positions:,} positions",
         "numbers": f"{model.dtype}, engine {model.engine.name}",
     }
@@ -38,12 +39,20 @@ def model_facts(model: Model) -> dict[str, str]:
     return facts
 
 
+def heads_text(config: Config) -> str:
+    """The number of heads, and of a LLaMA's key/value heads, which several query heads may share."""
+    shared = (
+        "" if isinstance(config, GPT2Config) else f", {getattr(config, 'n_kv_head', config.n_head)} key/value heads"
+    )
+    return f"{config.n_head} heads{shared}"
+
+
 def model_text(model: Model) -> str:
     facts, config = model_facts(model), model.config
     rest = ", ".join(f"{name} {value}" for name, value in list(facts.items())[5:])
     return (
         f"Model({facts['family']}, {facts['parameters']} parameters, {config.n_layer} blocks of width {config.n_embd}, "
-        f"{config.n_head} heads, vocabulary {config.vocab_size:,}, {facts['numbers']}{', ' + rest if rest else ''})"
+        f"{heads_text(config)}, vocabulary {config.vocab_size:,}, {facts['numbers']}{', ' + rest if rest else ''})"
     )
 
 
@@ -62,6 +71,7 @@ def trace_text(trace: Trace) -> str:
             f"  block    {' '.join(in_block)}",
             f"  head     {' '.join(in_head)}",
             '  trace["Δ_12"], trace["Δ_5", 0] of the first block, trace["ρ", 0, 1] of its second head; trace.grads',
+            f"  in ASCII: {ASCII}",
         ]
     )
 

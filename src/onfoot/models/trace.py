@@ -13,12 +13,13 @@ from typing import Any
 from onfoot.arrays import Array, arange, namespace, rows
 from onfoot.config import Config, LlamaConfig
 from onfoot.models import trace_names as names
-from onfoot.models.layout import Layout, split_heads
+from onfoot.models.layout import Layout
 from onfoot.models.params import token_table
 from onfoot.models.show import trace_html, trace_text
 from onfoot.ops.attention import attention_weights, softmax, softmax_backward
 from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
 from onfoot.ops.embedding import embedding_input_gradient
+from onfoot.ops.multi_head import split_heads
 from onfoot.quantized import Quantized
 
 
@@ -34,6 +35,7 @@ class BlockTrace:
     rho: Array = None  # (B, H, T, T)
     delta_causal: Array = None  # (B, H, T, T)
     dk: Array = None  # (B, Hkv, T, d_ρ), the gradient of the keys as computed in the pass
+    before_rope: dict[str, Array] = field(default_factory=dict)  # of LLaMA: q_lin, k_lin, and Qwen3's q_norm and k_norm
 
 
 Key = str | tuple[str, int] | tuple[str, int, int]
@@ -43,7 +45,8 @@ Key = str | tuple[str, int] | tuple[str, int, int]
 class Trace:
     """The whole network: `trace["Δ_12"]`, `trace["a_5", 0]` of the first block, `trace["ρ", 0, 1]` of its second head.
 
-    Negative numbers count from the last block or head. ASCII spellings work too: "delta_12", "rho", "dw_8".
+    Negative numbers count from the last block or head. ASCII spellings work too: "delta_12", "rho", "dw_8". Of LLaMA,
+    the keys and values have as many heads as there are of them, not as many as queries.
     """
 
     loss: float
@@ -54,7 +57,11 @@ class Trace:
     config: Any  # a Config
     targets: Array  # (B, T)
     starts: list[Array | None]  # per block: the first token that each token may attend to
+    layout: Layout  # the tokens' positions
     qkv: list[Array] | None = None  # copies of GPT-2's c_attn weights; None with an adapter or quantized weights
+    projections: list[dict[str, Array]] = field(
+        default_factory=list
+    )  # of LLaMA: copies of those of q, k, v, and of norms
 
     def __getitem__(self, key: Key) -> Array:
         name, block, head = (*((key,) if isinstance(key, str) else key), None, None)[:3]
@@ -76,7 +83,7 @@ class Trace:
         if name not in network + in_block + in_head:
             raise KeyError(
                 f"no {name!r}; of the network: {' '.join(network)}; of a block: {' '.join(in_block)}; "
-                f"of a head: {' '.join(in_head)}"
+                f"of a head: {' '.join(in_head)}. In ASCII: {names.ASCII}"
             )
         if name not in network and block is None:
             raise KeyError(f"{name!r} is in a block; write trace[{name!r}, 0] for the first")
@@ -86,7 +93,7 @@ class Trace:
             return
         if name not in in_head:
             raise KeyError(f"{name!r} has no heads; write trace[{name!r}, {block}]; with heads: {' '.join(in_head)}")
-        n = self.config.n_kv_head if name in ("k", "v", "∂k", "∂v") else self.config.n_head
+        n = names.head_count(self, name)
         if not -n <= head < n:
             raise KeyError(f"no head {head}; {name!r} has {n}, from 0 to {n - 1}")
 
@@ -271,7 +278,8 @@ def build_trace(
         d3 = split_heads(delta[3], config.n_head)  # (B, H, T, d_h)
         values = namespace(d3).swapaxes(_of_query_heads(n["v"], config), -1, -2)  # (B, H, d_h, T)
         delta_causal = softmax_backward(d3 @ values, rho)  # eq 25
-        blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal, n["dk"]))
+        before_rope: dict[str, Array] = {name: n[name] for name in ("q_lin", "k_lin", "q_norm", "k_norm") if name in n}
+        blocks.append(BlockTrace(a, delta, n["q"], n["k"], n["v"], rho, delta_causal, n["dk"], before_rope))
     positions: dict[int | str, Array] = {"pos": network["a_pos"]} if "a_pos" in network else {}
     trace = Trace(
         loss=loss,
@@ -282,8 +290,11 @@ def build_trace(
         config=config,
         targets=targets,
         starts=starts,
+        layout=layout,
     )
-    if not isinstance(config, LlamaConfig) and not adapted:
+    if isinstance(config, LlamaConfig):
+        trace.projections = [_projections(params, b, adapted) for b in range(len(blocks))]
+    elif not adapted:
         layers = [params[f"transformer.h.{b}.attn.c_attn.weight"] for b in range(len(blocks))]
         if not any(isinstance(w, Quantized) for w in layers):
             trace.qkv = [w + 0 for w in layers]  # copies: training changes the weights in place
@@ -291,6 +302,14 @@ def build_trace(
     if input_gradient:
         trace.delta[0] = embedding_input_gradient(blocks[0].delta[1], params[token_table(config)])  # eq EMB.1
     return trace
+
+
+def _projections(params: dict[str, Array], b: int, adapted: bool) -> dict[str, Array]:
+    """Copies of a LLaMA block's weights of q, k and v, if they are plain arrays, and of Qwen3's norms of q and k."""
+    layers = {x: f"model.layers.{b}.self_attn.{x}_proj.weight" for x in ("" if adapted else "qkv")}
+    layers |= {f"{x}_norm": f"model.layers.{b}.self_attn.{x}_norm.weight" for x in "qk"}
+    found = {name: params[layer] for name, layer in layers.items() if layer in params}
+    return {name: w + 0 for name, w in found.items() if not isinstance(w, Quantized)}
 
 
 def _of_query_heads(x: Array, config: Config) -> Array:

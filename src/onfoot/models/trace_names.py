@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from onfoot.arrays import Array, namespace
 from onfoot.config import GPT2Config
-from onfoot.models.layout import split_heads
+from onfoot.models import trace_llama as llama
 from onfoot.ops.attention import visible
+from onfoot.ops.multi_head import split_heads
 
 if TYPE_CHECKING:
     from onfoot.models.trace import Trace
 
-# ASCII spellings: "delta_5", "rho_raw", "abar_1", "dw_8", "dq", "loss_per_token"
-ALIASES = (("delta", "Δ"), ("rho", "ρ"), ("abar", "ā"))
+ASCII = "delta_5, rho_raw, abar_1, dw_8, dq, loss_per_token"  # examples of the ASCII spellings
+ALIASES = (("delta", "Δ"), ("Delta", "Δ"), ("rho", "ρ"), ("abar", "ā"))
 
 # Names of parameters of a GPT-2 block by the paper's names of their gradients.
 PARAMETERS = {
@@ -41,7 +42,7 @@ def canonical(name: str) -> str:
         return "ℓ"
     for ascii_, letter in ALIASES:
         name = re.sub(rf"^{ascii_}(?=$|_)", letter, name)
-    name = re.sub(r"^d(?=(?:[qkv]|rho|ρ)$|[wb]_)", "∂", name)
+    name = re.sub(r"^d(?=(?:[qkv](?:_lin|_norm)?|rho|ρ)$|[wb]_)", "∂", name)
     return name.replace("∂rho", "∂ρ")
 
 
@@ -100,29 +101,46 @@ GPT2_HEAD = (
 
 def head_names(t: Trace) -> list[str]:
     """The names that have one array per head."""
+    if not isinstance(t.config, GPT2Config):
+        return [*HEAD, *llama.head_names(t)]
     return [*HEAD, *(GPT2_HEAD if t.qkv is not None else ())]
+
+
+def head_count(t: Trace, name: str) -> int:
+    """How many heads the array of that name has: keys and values may be shared by several queries."""
+    shared = re.fullmatch(r"(?:∂|Δ_|∂[wb]_)?[kv](?:_lin|_norm)?", name)
+    return t.config.n_kv_head if shared else t.config.n_head
 
 
 def block_names(t: Trace) -> list[str]:
     """The names of a block that are computed when asked for, and have no heads."""
-    gradients = [f"∂{p}_{i}" for i in PARAMETERS for p in "wb"] if isinstance(t.config, GPT2Config) else []
+    gradients = [f"∂{p}_{i}" for i in _parameters(t) for p in "wb"]
     return ["ā_1", "ā_5", *(name for name in gradients if parameter(t, name, 0) in t.grads)]
 
 
 def network_names(t: Trace) -> list[str]:
     """The names outside the blocks that are computed when asked for."""
-    found = [name for name, parameter_ in NETWORK_PARAMETERS.items() if parameter_ in t.grads]
+    found = [name for name, parameter_ in _network_parameters(t).items() if parameter_ in t.grads]
     return ["y_gt", "ā_10", "ℓ", "L", *found]
 
 
 def parameter(t: Trace, name: str, block: int | None) -> str:
     """The parameter whose gradient has this name, or ""."""
     if block is None:
-        return NETWORK_PARAMETERS.get(name, "")
-    found = re.fullmatch(r"∂([wb])_(\d+)", name)
-    if found is None or found[2] not in PARAMETERS:
+        return _network_parameters(t).get(name, "")
+    found, layers = re.fullmatch(r"∂([wb])_(.+)", name), _parameters(t)
+    if found is None or found[2] not in layers:
         return ""
-    return f"transformer.h.{block}.{PARAMETERS[found[2]]}.{'weight' if found[1] == 'w' else 'bias'}"
+    blocks = "transformer.h" if isinstance(t.config, GPT2Config) else "model.layers"
+    return f"{blocks}.{block}.{layers[found[2]]}.{'weight' if found[1] == 'w' else 'bias'}"
+
+
+def _parameters(t: Trace) -> dict[str, str]:
+    return PARAMETERS if isinstance(t.config, GPT2Config) else llama.PARAMETERS
+
+
+def _network_parameters(t: Trace) -> dict[str, str]:
+    return NETWORK_PARAMETERS if isinstance(t.config, GPT2Config) else llama.NETWORK_PARAMETERS
 
 
 def normalized(t: Trace, x: Array) -> Array:
@@ -168,8 +186,11 @@ def derived(t: Trace, name: str, block: int | None) -> Array:
         return gradient.T if name == "∂w_11" and gradient is not None else gradient  # the paper's weights are (in, out)
     if name in HEAD:
         return HEAD[name](t, block)
-    if t.qkv is not None and name in GPT2_HEAD:
-        return _of_gpt2_heads(t, name, block)
+    if name in head_names(t):
+        return _of_gpt2_heads(t, name, block) if isinstance(t.config, GPT2Config) else llama.of_heads(t, name, block)
     if name in ("ā_1", "ā_5"):
         return normalized(t, t.blocks[block].a[int(name[-1])])
-    return t.grads.get(parameter(t, name, block))
+    gradient = t.grads.get(parameter(t, name, block))
+    if gradient is None or isinstance(t.config, GPT2Config) or gradient.ndim < 2:
+        return gradient
+    return gradient.T  # LLaMA's files have (out, in)
