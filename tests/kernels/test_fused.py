@@ -96,7 +96,7 @@ def test_head_and_loss_in_parts_equal_the_two_pairs(
 def test_heads_cut_from_one_array_have_their_gradients_in_one_array(
     tokens: int, heads: int, widths: tuple[int, int], causal: bool, packed: bool, dropped: bool, seed: int
 ) -> None:
-    from onfoot.models.layout import merge_heads, split_heads
+    from onfoot.ops.multi_head import merge_heads, split_heads
 
     rng = np.random.default_rng(seed)
     dk, dv = widths
@@ -122,7 +122,7 @@ def test_heads_cut_from_one_array_have_their_gradients_in_one_array(
 
 def test_queries_of_some_tokens_in_an_array_of_all() -> None:
     """They are adjacent in memory to the keys of all tokens, but there are fewer of them."""
-    from onfoot.models.layout import split_heads
+    from onfoot.ops.multi_head import split_heads
 
     rng = np.random.default_rng(0)
     qkv, up = rng.standard_normal((2, 7, 12)).astype(np.float32), rng.standard_normal((2, 2, 5, 2)).astype(np.float32)

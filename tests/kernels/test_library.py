@@ -336,6 +336,16 @@ def test_the_kernels_need_what_every_machine_has() -> None:
     assert {symbol.removeprefix("onfoot.") for symbol in needed if symbol.startswith("onfoot.")} <= code.objects.keys()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="symbols are read from ELF objects")
+def test_a_kernel_defines_its_entry_points_and_nothing_else() -> None:
+    """Two files with a function of the same name, numbered by two compilers, would share one of the two."""
+    kernels = {name: data for name, data in library.code().objects.items() if name != "pool"}
+    assert len(kernels) > 50
+    assert {name: symbols.defined(data) for name, data in kernels.items()} == {
+        name: [f"onfoot.{name}", f"onfoot.{name}.thread"] for name in kernels
+    }
+
+
 def ended_by(number: int) -> Callable[[str, Path], subprocess.Popen[str]]:
     """Self-tests of which the first is killed by a signal while testing "layer_norm"."""
     start, commands = compiler.start, [f"import os; print('layer_norm', flush=True); os.kill(os.getpid(), {number})"]

@@ -14,7 +14,7 @@ lowest() { sed -n "s/^ *\"$1>=\([0-9.]*\)[\",].*/$1==\1/p" pyproject.toml; }
 python=$work/environment/bin/python
 "${PYTHON:-python3}" -m venv "$work/environment"
 "$python" -m pip install --quiet --disable-pip-version-check \
-    . "$(lowest numba)" "$(lowest llvmlite)" "$(lowest numpy)" pytest hypothesis
+    . "$(lowest numba)" "$(lowest llvmlite)" "$(lowest numpy)" pytest pytest-xdist hypothesis
 "$python" -m pip list --disable-pip-version-check 2>/dev/null | grep -E "^(numba|llvmlite|numpy) "
-XDG_CACHE_HOME=$work/cache PYTHONPATH= "$python" -m pytest -p no:cacheprovider \
+XDG_CACHE_HOME=$work/cache PYTHONPATH= "$python" -m pytest -p no:cacheprovider -n auto \
     tests/kernels/test_kernel_gradients.py tests/kernels/test_self_test.py

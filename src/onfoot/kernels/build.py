@@ -49,11 +49,30 @@ def compiled(kernel: Kernel) -> bytes:
         _kernel_entry(kernel, context, module, body, result.signature.args)
         library.add_ir_module(module)
         library.add_linking_library(result.library)
+        _hide_all_but({kernel.symbol, f"{kernel.symbol}.thread"}, library)
         library.finalize()
         for one in library._final_module.functions:
             if one.is_declaration and not one.name.startswith("llvm.") and one.name not in KNOWN:
                 raise NotImplementedError(f"undefined symbol {one.name}")
         return library._get_compiled_object()
+
+
+def _hide_all_but(entries: set[str], library: Any) -> None:
+    """Makes the entry points the only names that an object file defines for others.
+
+    Numba numbers functions in each process: two object files could define different functions of the same name, of
+    which the loader would take one for both.
+    """
+    optimize = library._optimize_final_module
+
+    def optimize_and_hide() -> None:
+        optimize()
+        module = library._final_module
+        for one in (*module.functions, *module.global_variables):
+            if not one.is_declaration and one.name not in entries:
+                one.linkage = "internal"
+
+    library._optimize_final_module = optimize_and_hide
 
 
 def _flags() -> Flags:

@@ -184,7 +184,8 @@ def release_compiler() -> None:
     if not SMAPS.is_file():
         return
     libc = ctypes.CDLL(None)
-    for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", SMAPS.read_text(), flags=re.MULTILINE):
+    mappings = SMAPS.read_text(encoding="utf-8", errors="replace")
+    for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", mappings, flags=re.MULTILINE):
         clean = re.match(r"([0-9a-f]+)-([0-9a-f]+) r-.p .*libllvmlite", mapping)
         if clean and re.search(r"^Private_Dirty: +0 kB", mapping, flags=re.MULTILINE):
             begin, end = (int(word, 16) for word in clean.groups())
