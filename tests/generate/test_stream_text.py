@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 
 import onfoot
 from onfoot.formats.tokenizer import bpe_tokenizer, byte_tokenizer
+from onfoot.generate import loop
 
 CONFIG = onfoot.GPT2Config(vocab_size=300, n_positions=48, n_embd=16, n_layer=1, n_head=2)
 
@@ -28,8 +32,22 @@ def test_the_pieces_are_the_text(tokenizer: str, seed: int) -> None:
     pieces = list(one.stream("naïve ", 20, 0.9, seed=seed))
     ends = ids[:-1] if ids[-1] in one.eos_ids else ids
     assert one.tokenizer.decode(prompt) + "".join(pieces) == one.tokenizer.decode(ends)
-    assert len(pieces) > 5
+    assert len(pieces) > 5 and "" not in pieces
     assert "".join(one.stream(prompt, 20, 0.9, seed=seed)) == "".join(pieces)
+
+
+def test_no_piece_is_empty_where_a_character_takes_several_tokens() -> None:
+    one = model("byte")
+    assert one.tokenizer is not None
+    euro = one.tokenizer.encode("€")  # three bytes: nothing can be shown before the last
+
+    def next_byte(*_: Any, **__: Any) -> Iterator[np.ndarray]:
+        return (np.array([token]) for token in [*euro, *euro, *one.tokenizer.encode("abc"), *euro[:1]])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "stream", next_byte)
+        assert list(one.stream("x")) == ["€", "€", "a", "b", "c", "\ufffd"]
+        assert list(one.stream("x", stop="€")) == ["€"]
 
 
 def test_it_ends_after_a_stop_string() -> None:

@@ -456,6 +456,9 @@ def test_bad_records_are_skipped_and_counted_on_request(tmp_path: Path) -> None:
     assert log.report().startswith(
         f"prompts and completions, 2 examples\n5 bad records skipped, the first: {path}, line 2: not valid JSON: "
     )
+    path.write_text("\n".join([GOOD.strip(), "{"]))
+    read_examples([path], byte_tokenizer(), ChatTemplate(), one := ReadLog(skip_bad=True))
+    assert one.bad_report().startswith(f"1 bad record skipped, the first: {path}, line 2: not valid JSON: ")
     path.write_text("\n".join(["{", "}"]))
     with pytest.raises(
         ValueError, match=r"no example can be read: 2 bad records skipped, the first: .*line 1: not valid"

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +380,71 @@ def test_a_step_is_the_update_by_the_gradient_of_its_pairs(tmp_path: Path, base:
     assert loss > 0 and set(more) == {"margin", "accuracy"}
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+def test_the_public_trainer_takes_pairs_and_trains_as_the_command_does(
+    tmp_path: Path, base: Path, data: Path, full: bool
+) -> None:
+    given = {"dpo": True, "epochs": 1.0, "validation": 0.2, "dpo_beta": 0.3, "sample_tokens": 0, "quiet": True}
+    command = finetune.start(tmp_path / "run", FinetuneOptions(model=str(base), data=[str(data)], full=full, **given))
+    expected = [(step.loss, step.lr, step.more["margin"]) for step in command]
+    assert len(expected) == 6 and expected[0][0] == pytest.approx(np.log(2)) and expected[-1][0] < expected[0][0]
+    for mine in (data, [json.loads(line) for line in data.read_text().splitlines()]):  # a file, and the same as a list
+        model = onfoot.load(base)
+        if not full:
+            model.add_lora()
+        trainer = onfoot.Trainer(model, mine, onfoot.FinetuneOptions(**given))
+        assert [(step.loss, step.lr, step.more["margin"]) for step in trainer] == expected
+        assert trainer.validation_loss == command.validation_loss
+        files = {"model": str(base), "data": [str(data)], "template": command.options.template}
+        assert replace(trainer.options, **files) == command.options
+
+
+def test_a_trainer_on_pairs_is_resumed_with_the_same_reference_or_refuses(
+    tmp_path: Path, base: Path, data: Path
+) -> None:
+    settings = onfoot.FinetuneOptions(dpo=True, steps=4, lr=1e-2, sample_tokens=0, quiet=True)
+
+    def trainer(model: Model, out: str) -> onfoot.Trainer:
+        return onfoot.Trainer(model, data, settings, out=tmp_path / out)
+
+    def adapted() -> Model:
+        model = onfoot.load(base)
+        model.add_lora(r=2)
+        return model
+
+    whole = [step.loss for step in trainer(adapted(), "whole")]
+    cut = trainer(adapted(), "cut")
+    assert [step.loss for step, _ in zip(cut, range(2), strict=False)] == whole[:2]
+    checkpoint = cut.outcome.checkpoint
+    model = onfoot.load(base)
+    model.load_adapter(checkpoint)
+    rest = trainer(model, "cut")
+    rest.restore(checkpoint)
+    assert [step.loss for step in rest] == whole[cut.state.step :]
+    full = trainer(onfoot.load(base), "full")
+    saved = full.run().checkpoint
+    assert saved is not None
+    with pytest.raises(ValueError, match="step-0000004 does not have the weights before preference tuning"):
+        trainer(onfoot.load(saved), "full").restore(saved)
+
+
+def test_what_is_not_pairs_and_pairs_without_dpo_are_refused_with_the_way_out(base: Path, data: Path) -> None:
+    model, pairs = onfoot.load(base), onfoot.FinetuneOptions(dpo=True)
+    for wrong, settings, said in (
+        (
+            data,
+            onfoot.FinetuneOptions(),
+            r"pairs.jsonl, line 1: a preference pair .*pass --dpo, or FinetuneOptions\(dpo",
+        ),
+        (data, None, r"pairs.jsonl, line 1: a preference pair .*pass --dpo, or FinetuneOptions\(dpo=True\)"),
+        ([{"prompt": "a", "completion": "b"}], pairs, "pair 1: found the fields prompt, completion; expected"),
+        (np.arange(500), pairs, "dpo=True needs files or a list of .*, got ndarray"),
+        (onfoot.Source(), pairs, "dpo=True needs preference pairs, but Source is not a PreferenceSource"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            onfoot.Trainer(model, wrong, settings)
+
+
 def test_a_source_of_ones_own_in_the_public_trainer(base: Path, data: Path) -> None:
     model = onfoot.load(base)
     assert model.tokenizer is not None
@@ -488,6 +554,13 @@ def test_the_command_trains_reports_and_resumes(tmp_path: Path, base: Path, data
     assert re.search(r"step 4: validation loss 0\.\d+  margin 0\.\d+  accuracy \d+%", done.output)
     again = run_command("--resume", tmp_path / "run", "--steps", 6)
     assert again.exit_code == 0 and "step 6: validation loss" in again.output, again.output
+
+
+def test_the_command_says_that_pairs_need_dpo(tmp_path: Path, base: Path, data: Path) -> None:
+    done = run_command(base, "--data", data, "--out", tmp_path / "run")
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and 'a preference pair ("chosen" and "rejected"): pass --dpo' in said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,21 @@ def run(*arguments: Any, status: int = 0) -> str:
     return result.output
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The base model of a family, trained when it is first asked for."""
+    return cache(lambda family: trained(family, tmp_path_factory.mktemp("base")))
+
+
+@pytest.fixture(params=FAMILIES)
+def base(request: pytest.FixtureRequest, bases: Callable[[str], Path]) -> Path:
+    return bases(request.param)
+
+
+def trained(family: str, folder: Path) -> Path:
     """A model that answers a word with the same word in upper case, in one of ten forms, not the taught one."""
-    folder = tmp_path_factory.mktemp("base")
     tokenizer = char_tokenizer([LETTERS + LETTERS.upper() + "?=!<>"])
-    config: Any = FAMILIES[request.param]
+    config: Any = FAMILIES[family]
     eos = tokenizer.eos_id
     model = onfoot.create(replace(config, vocab_size=tokenizer.size, bos_token_id=eos, eos_token_id=eos), seed=0)
     model.tokenizer = tokenizer
@@ -73,7 +83,12 @@ def answers(folder: Path, asked: Sequence[str]) -> list[str]:
     return [model.tokenizer.decode(ids.tolist()) for ids in model.generate(prompts, 7, temperature=0)]
 
 
-@pytest.mark.parametrize("n", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (300, 3000))])
+@pytest.mark.parametrize(
+    ("base", "n"),
+    [("gpt2", 60), ("gpt2", 300), ("gpt2", 3000), ("llama", 60)]
+    + [pytest.param("llama", n, marks=pytest.mark.slow) for n in (300, 3000)],
+    indirect=["base"],
+)
 def test_a_small_model_follows_the_taught_format_on_unseen_prompts(n: int, base: Path, tmp_path: Path) -> None:
     known, unseen = words(400, 1), words(450, 1)[400:]
     taught = [known[i % len(known)] for i in range(n)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from onfoot.train import pretrain
 from onfoot.train.options import TrainOptions
 
 WORDS = "the cat sat on the mat and looked at the moon while it rained in the old town by the sea; nobody spoke. "
+LETTERS = re.compile(r"[^\W\d_]{3,}")  # a word of three or more letters
 SMALL: dict[str, Any] = {"n_layer": 1, "n_head": 1, "n_embd": 8, "context": 16, "batch_size": 2, "steps": 2}
 QUIET: dict[str, Any] = {"warmup": 1, "eval_every": 2, "eval_windows": 20, "sample_tokens": 0, "quiet": True}
 
@@ -91,10 +94,22 @@ def test_xz_needs_eight_bits_for_noise_and_almost_none_for_repeats() -> None:
 
 
 @pytest.mark.slow
-def test_the_default_run_learns_its_text(tmp_path: Path) -> None:
-    trainer = pretrain.start(tmp_path / "run", TrainOptions(sample_tokens=0, quiet=True))
-    trainer.run()
-    said = dict(pretrain.bits_per_byte(trainer, trainer.state.best_loss))
+def test_the_default_run_learns_its_text_in_a_minute_and_is_the_same_twice(tmp_path: Path) -> None:
+    first, second = (pretrain.start(tmp_path / name, TrainOptions(quiet=True)) for name in ("first", "second"))
+    for trainer in (first, second):
+        trainer.run()
+    said = dict(pretrain.bits_per_byte(first, first.state.best_loss))
     assert said["the model"] * math.log(2) <= 1.30
     assert said["the model"] < said["the bigram model"] - 0.2
     assert len(builtin_text().text or "") > 300_000
+    weights = [(tmp_path / name / "last" / "model.safetensors").read_bytes() for name in ("first", "second")]
+    assert weights[0] == weights[1]
+    assert min(first.state.seconds, second.state.seconds) < 75  # 27 on two free cores
+    first.options = replace(first.options, sample_tokens=1000)  # enough to count words
+    tokenizer, sample = first.model.tokenizer, first.sample()
+    assert tokenizer is not None and sample is not None
+    made = sample.removeprefix(tokenizer.decode(first.source.prompt().tolist()))
+    known = set(LETTERS.findall(tokenizer.decode(first.source.train.tokens.tolist())))
+    words = LETTERS.findall(made)
+    assert len(words) > 100 and made != sample
+    assert sum(word in known for word in words) >= 0.8 * len(words), words

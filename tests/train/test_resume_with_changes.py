@@ -53,6 +53,24 @@ def test_a_finished_run_extended_follows_the_documented_schedule_exactly(tmp_pat
     assert json.loads((run / "run.json").read_text())["changes"] == [{"step": 10, "before": {"steps": 10}}]
 
 
+def test_every_rate_of_500_steps_and_500_more_is_that_of_the_guide() -> None:
+    settings = TrainOptions(steps=500)
+    p, w, floor = 3e-3, 50, 3e-4  # the default rate; a tenth of 500 steps; a tenth of the rate
+
+    def decay(k: int, steps: int) -> float:  # half a cosine from the peak to the floor
+        return floor + (p - floor) * (1 + math.cos(math.pi * (k - w) / (steps - w))) / 2
+
+    def part(r: float, steps: int) -> list[float]:  # the guide's formula for a last rate r
+        return [r + (p - r) * (k + 1) / w for k in range(w)] + [decay(k, steps) for k in range(w, steps)]
+
+    first = part(0.0, 500)
+    assert [settings.learning_rate(s) for s in range(500)] == pytest.approx(first, rel=1e-13)
+    extended = settings.changed(500, steps=1000)
+    rates = [extended.learning_rate(s) for s in range(1000)]
+    assert rates == pytest.approx([*first, *part(first[-1], 500)], rel=1e-13)
+    assert max(rates) == p and rates[999] == pytest.approx(floor, rel=1e-3) and rates[500] < 2 * floor
+
+
 def test_changing_nothing_changes_nothing(tmp_path: Path, text: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain.start(whole, options(text)).run()
@@ -64,6 +82,8 @@ def test_changing_nothing_changes_nothing(tmp_path: Path, text: Path) -> None:
     rest.run()
     assert rest.options.changes == []
     assert records(cut, "loss") == records(whole, "loss") and records(cut, "lr") == records(whole, "lr")
+    first, second = ((run / "last" / "model.safetensors").read_bytes() for run in (whole, cut))
+    assert first == second
 
 
 def test_an_interrupted_run_with_other_rates_goes_on_from_its_own_rate(tmp_path: Path, text: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -354,6 +355,27 @@ def base(tmp_path: Path) -> Path:
         model.tokenizer = tokenizer
         model.save(tmp_path / name)
     return tmp_path / "base"
+
+
+def test_run_json_has_the_fingerprints_of_base_data_and_tokenizer(tmp_path: Path, base: Path) -> None:
+    def started(run: str, **changes: Any) -> dict[str, str]:
+        trainer = pretrain.start(tmp_path / run, options(tmp_path, **changes))
+        trainer.lock.release()  # type: ignore[union-attr]
+        return json.loads((tmp_path / run / "run.json").read_text())["made_with"]["fingerprints"]
+
+    fresh, other = started("a"), started("b", tokenizer="bpe", vocab_size=260)
+    tokens, tokenizer = (tmp_path / "a" / "data" / name for name in ("tokens.bin", "tokenizer.json"))
+    assert fresh == {name: sha256(path.read_bytes()).hexdigest() for name, path in
+                     (("data", tokens), ("tokenizer", tokenizer))}  # fmt: skip
+    assert other["tokenizer"] != fresh["tokenizer"] and other["data"] != fresh["data"]
+    based = started("c", init=str(base))
+    assert based == {**fresh, "base": json.loads((tmp_path / "c" / "base.json").read_text())["sha256"]}
+    lines = [{"prompt": f"{i} and one:", "completion": f" {i + 1}"} for i in range(20)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {**SMALL, "model": str(base), "data": [str(tmp_path / "data.jsonl")], "r": 2}
+    trainer = finetune.start(tmp_path / "d", FinetuneOptions(**settings))
+    tuned = json.loads((tmp_path / "d" / "run.json").read_text())["made_with"]["fingerprints"]
+    assert tuned == {"base": based["base"], "data": trainer.source.fingerprint(), "tokenizer": fresh["tokenizer"]}
 
 
 @pytest.mark.parametrize("quantized", [False, True])

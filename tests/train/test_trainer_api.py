@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,41 @@ def test_a_callback_that_stops_the_run_leaves_it_saved_and_resumable(tmp_path: P
     whole = onfoot.Trainer(tiny(), text, options())
     whole.run()
     assert all((rest.model.params[n] == whole.model.params[n]).all() for n in whole.model.params)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("left", ["run.json", "log.jsonl", "checkpoints"])
+def test_a_folder_that_has_a_run_is_refused_and_stays_as_it_is(left: str, tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    onfoot.Trainer(tiny(), text, options(), out=run).run()
+    (run / "run.json").write_text("{}")  # as the command writes it
+    for name in {"run.json", "log.jsonl"} - {left}:  # each of them alone is a run
+        (run / name).unlink()
+    if left != "checkpoints":
+        shutil.rmtree(run / "checkpoints")
+    before = files_of(run)
+    other = onfoot.Trainer(tiny(seed=1), text, options(), out=run)
+    said = rf"{re.escape(str(run))} already contains a run \({left}\); resume it with trainer.restore\(checkpoint\), or"
+    for write in (other.run, other.evaluate, other.save):
+        with pytest.raises(ValueError, match=said):
+            write()
+    assert files_of(run) == before and other.state.step == 0
+
+
+def test_a_checkpoint_of_another_run_does_not_open_a_folder_that_has_one(tmp_path: Path, text: Path) -> None:
+    ours, theirs = (onfoot.Trainer(tiny(s), text, options(), out=tmp_path / str(s)).run().checkpoint for s in (0, 1))
+    assert ours is not None and theirs is not None
+    before = files_of(tmp_path / "0")
+    with pytest.raises(ValueError, match="0 already contains a run"):
+        onfoot.Trainer(tiny(), text, options(steps=8), out=tmp_path / "0").restore(theirs)
+    assert files_of(tmp_path / "0") == before
+    for out in (tmp_path / "0", tmp_path / "new", None):  # its own, an empty one, none
+        trainer = onfoot.Trainer(onfoot.load(ours, "float64", "numpy"), text, options(steps=8), out=out)
+        trainer.restore(str(ours))
+        assert [step.step for step in trainer] == [7, 8]
 
 
 def test_iterating_by_hand_gives_every_step_and_leaving_the_loop_stops(tmp_path: Path, text: Path) -> None:
@@ -301,6 +339,52 @@ def test_events_come_in_their_order_and_evaluations_can_be_added_to(tmp_path: Pa
     assert (tmp_path / "run" / "loss.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_callback_needs_only_the_events_that_it_hears(text: Path) -> None:
+    class OnlySteps:  # not derived from onfoot.Callback
+        def __init__(self) -> None:
+            self.heard: list[int] = []
+
+        def on_step(self, trainer: onfoot.Trainer, step: Any) -> None:
+            self.heard.append(step.step)
+
+    class OnlyGradients:
+        def on_gradient(self, trainer: onfoot.Trainer, grads: dict[str, Any]) -> None:
+            grads["transformer.ln_f.bias"] *= 0
+            raise RuntimeError("enough")
+
+    mine = OnlySteps()
+    trainer = onfoot.Trainer(tiny(), text, options(), [mine])
+    trainer.run()
+    assert mine.heard == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(CallbackError, match=r"OnlyGradients.on_gradient failed after step 0: RuntimeError: enough"):
+        onfoot.Trainer(tiny(), text, options(), [OnlyGradients(), mine]).run()  # the error is told to both
+
+
+def test_what_is_not_a_callback_is_named_with_the_way_out(text: Path) -> None:
+    class Mine(onfoot.Callback):
+        pass
+
+    class Other:
+        def on_step_end(self) -> None:
+            pass
+
+    given: Any
+    for given, said in (
+        ([Mine()], None),
+        ((Mine(), Mine()), None),
+        (Mine(), r"callbacks must be a list, got an object of the class Mine; put it into a list"),
+        (Mine, r"callbacks must be a list, got the class Mine"),
+        ([Mine(), Mine], r"callbacks\[1\] is the class Mine; pass an instance, Mine\(\)"),
+        (
+            [Other()],
+            r"callbacks\[0\] is an object of the class Other, which has no method of an event: on_begin, .*on_error",
+        ),
+        (["tensorboard"], r"callbacks\[0\] is an object of the class str, which has no method"),
+    ):
+        with nullcontext() if said is None else pytest.raises(ValueError, match=said):
+            onfoot.Trainer(tiny(), text, options(), given)
+
+
 def test_tensorboard_reads_its_files(tmp_path: Path, text: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -327,25 +411,39 @@ def test_logging_and_quiet(text: Path, caplog: pytest.LogCaptureFixture, capsys:
     assert printed.out == "" and printed.err == ""
 
 
-def test_a_notebook_with_a_progress_line(tmp_path: Path, text: Path) -> None:
+def test_a_notebook_has_one_progress_bar_that_is_updated_in_place(tmp_path: Path, text: Path) -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
+
+    bars = list[tuple[str, str]]()  # the kind and the content of each message about a bar
+
+    class Client(nbclient.NotebookClient):  # type: ignore[misc, name-defined]
+        def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+            html = msg["content"].get("data", {}).get("text/html", "")
+            if "<progress" in html:
+                bars.append((msg["msg_type"], html))
+            return super().process_message(msg, cell, cell_index)
+
     code = f"""
 import onfoot
-from onfoot.formats.tokenizer import byte_tokenizer
+from onfoot.train import progress
+progress.NOTEBOOK_EVERY = 0.0  # every step
 config = onfoot.GPT2Config(vocab_size=257, n_positions=16, n_embd=16, n_layer=1, n_head=2)
 model = onfoot.create(config, dtype="float64")
-model.tokenizer = byte_tokenizer()
+model.tokenizer = onfoot.Tokenizer.byte()
 trainer = onfoot.Trainer(model, {str(text)!r}, onfoot.TrainingOptions(steps=4, batch_size=2, warmup=1, sample_tokens=0))
 losses = [step.loss for step in trainer]
 print(len(losses), trainer.outcome.interrupted)
 """
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    Client(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = book.cells[0].outputs
-    printed = "".join(o.get("text", "") for o in outputs)
-    assert "4 False" in printed
+    assert "4 False" in "".join(o.get("text", "") for o in outputs)
     assert not any(o.output_type == "error" for o in outputs)
+    assert [kind for kind, _ in bars] == ["display_data", *["update_display_data"] * 3]
+    assert [f'<progress value="{step}" max="4"' in html for step, (_, html) in enumerate(bars, 1)] == [True] * 4
+    (bar,) = (html for o in outputs if "<progress" in (html := o.get("data", {}).get("text/html", "")))
+    assert bar == bars[-1][1] and "step 4/4  loss " in bar
 
 
 def test_the_run_folder_of_a_trainer_is_not_a_commands_run(tmp_path: Path, text: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onfoot.data import corpus
 from onfoot.data.example import Example
 from onfoot.data.example_file import ExampleFile, StoredPairs
-from onfoot.data.records import READERS, ReadLog, fields_of, records
+from onfoot.data.records import READERS, ReadLog, Record, fields_of, records
 from onfoot.data.sft_examples import read_example
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer
@@ -36,6 +36,20 @@ def read_preferences(
     if not paths:
         raise ValueError(f"no data: pass a file, such as a .jsonl file; each line must be one of {PREFERENCES}")
     log = log or ReadLog()
+    files = [text.path for text in corpus.find_texts(paths, tuple(READERS)) if text.path is not None]
+    found = chain.from_iterable(map(records, files))
+    return store_preferences(found, tokenizer, template, log, ", ".join(map(str, paths)), folder)
+
+
+def store_preferences(
+    found: Iterable[Record],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    log: ReadLog,
+    name: str,
+    folder: Path | None = None,
+) -> StoredPairs:
+    """The preference pairs of records in a temporary file; `name` is what errors call the records."""
 
     def pair(value: Any, where: str) -> Preference:
         made = read_preference(value, tokenizer, template, where)
@@ -43,13 +57,11 @@ def read_preferences(
         return made
 
     with ExampleFile(folder) as file:
-        for text in corpus.find_texts(paths, tuple(READERS)):
-            assert text.path is not None
-            for chosen, rejected in log.read(records(text.path), pair):
-                file.append(chosen)
-                file.append(rejected)
+        for chosen, rejected in log.read(found, pair):
+            file.append(chosen)
+            file.append(rejected)
         if not len(file):
-            raise ValueError(f"{', '.join(map(str, paths))}: no preference pairs; {log.bad_report() or PREFERENCES}")
+            raise ValueError(f"{name}: no preference pairs; {log.bad_report() or PREFERENCES}")
         return StoredPairs(file.examples())
 
 

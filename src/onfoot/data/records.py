@@ -60,7 +60,8 @@ class ReadLog:
 
     def bad_report(self) -> str:
         """How many records were skipped, with the first of them; empty if there were none."""
-        return f"{self.n_bad:,} bad records skipped, the first: {self.first_bad}" if self.n_bad else ""
+        what = "bad record" if self.n_bad == 1 else "bad records"
+        return f"{self.n_bad:,} {what} skipped, the first: {self.first_bad}" if self.n_bad else ""
 
 
 def records(path: Path) -> Iterator[Record]:

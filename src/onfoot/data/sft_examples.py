@@ -296,7 +296,10 @@ def form_of(value: Any) -> str:
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object; expected {ACCEPTED}")
     if "chosen" in value and "rejected" in value:
-        raise ValueError(f'a preference pair ("chosen" and "rejected"); expected {ACCEPTED}')
+        raise ValueError(
+            f'a preference pair ("chosen" and "rejected"): pass --dpo, or FinetuneOptions(dpo=True) in Python; '
+            f"otherwise expected {ACCEPTED}"
+        )
     others = [form for form in FORMS if form != "text" and form in value]
     complete = [form for form, names in FORMS.items() if all(name in value for name in names)]
     if "text" in complete and others:

@@ -13,6 +13,7 @@ from typing import Any
 
 from onfoot.formats.files import read_json, shown
 
+RUN_FILE = "run.json"
 MANIFEST = "trainer/manifest.json"
 NAME = re.compile(r"step-\d+")
 STATE, MOMENTS = "trainer/state.json", "trainer/optimizer.safetensors"
@@ -89,6 +90,11 @@ def validate_once(folder: Path) -> str | None:
     return problem
 
 
+def run_in(folder: Path) -> Path | None:
+    """The first thing in a folder that only a run writes: its options, its log or its checkpoints; None if none."""
+    return next((path for name in (RUN_FILE, "log.jsonl", "checkpoints") if (path := folder / name).exists()), None)
+
+
 def checkpoints(run: Path) -> list[Path]:
     """The run's complete checkpoints, oldest first. Unfinished ones have other folder names."""
     folder = run / "checkpoints"
@@ -129,7 +135,7 @@ def model_folder(path: Path) -> Path:
     A run of `onfoot train` or `finetune` has a run.json, one of `onfoot.Trainer` only checkpoints.
     """
     is_model = any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
-    if not (path / "run.json").is_file() and (is_model or not (path / "checkpoints").is_dir()):
+    if not (path / RUN_FILE).is_file() and (is_model or not (path / "checkpoints").is_dir()):
         return path
     newest, complaints = newest_valid(path)
     if newest is None:

@@ -26,6 +26,7 @@ TOKENIZER_BYTES = 64 << 20
 class Tokenizer:
     """Encodes and decodes text; also has the special tokens and the chat template.
 
+    `Tokenizer.load(folder)` reads one; `byte`, `char` and `bpe` make one, as the option `--tokenizer` does.
     Truncation, padding and BPE dropout in the file are disabled: the caller decides about them.
     """
 
@@ -55,6 +56,21 @@ class Tokenizer:
             )
         self.backend = backend
         self.chat_template = chat_template  # Jinja source
+
+    @classmethod
+    def byte(cls) -> Tokenizer:
+        """One token per byte, for any text: 256 ids and the end-of-text token."""
+        return byte_tokenizer()
+
+    @classmethod
+    def char(cls, texts: str | Iterable[str]) -> Tokenizer:
+        """One token per character of a text, or of several."""
+        return char_tokenizer([texts] if isinstance(texts, str) else texts)
+
+    @classmethod
+    def bpe(cls, texts: str | Iterable[str], vocab_size: int) -> Tokenizer:
+        """A byte-level BPE tokenizer of so many tokens, trained on a text, or on several; it encodes any text."""
+        return bpe_tokenizer([texts] if isinstance(texts, str) else texts, vocab_size)
 
     @property
     def eos_id(self) -> int | None:
@@ -121,8 +137,14 @@ class Tokenizer:
         return encoding
 
     def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids, without special tokens."""
         with tokenizer_errors(self.name):
             return self.backend.decode(list(ids), skip_special_tokens=True)
+
+    def decode_each(self, ids: Iterable[int]) -> list[str]:
+        """The text of each token id by itself."""
+        with tokenizer_errors(self.name):
+            return self.backend.decode_batch([[id] for id in ids], skip_special_tokens=True)
 
     @classmethod
     def find(cls, folder: str | Path) -> Tokenizer | None:
@@ -162,11 +184,15 @@ class Tokenizer:
                 add_bos(backend, bos)
         return cls(backend, eos, bos, _chat_template(path, config), str(path))
 
+    def to_json(self) -> str:
+        """The text of tokenizer.json."""
+        return self.backend.to_str(pretty=True)
+
     def save(self, folder: str | Path, model_max_length: int) -> None:
         """Saves tokenizer.json and tokenizer_config.json for AutoTokenizer."""
         folder = Path(folder)
         # not backend.save: it raises a bare Exception if the disk is full
-        write_text(folder / "tokenizer.json", self.backend.to_str(pretty=True))
+        write_text(folder / "tokenizer.json", self.to_json())
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
         if self.eos is not None:
             config |= {"eos_token": self.eos, "bos_token": self.bos or self.eos}
@@ -196,7 +222,7 @@ def char_tokenizer(texts: Iterable[str]) -> Tokenizer:
     return _with_eos(backend)
 
 
-def bpe_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE tokenizer trained on the given texts; it encodes any text."""
     if vocab_size < 257:
         raise ValueError(f"vocab_size must be >= 257 for BPE (256 bytes and the end-of-text token), got {vocab_size}")

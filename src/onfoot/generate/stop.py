@@ -44,16 +44,19 @@ class StopStrings:
 
 
 def texts(decoder: StreamDecoder, tokens: Iterable[int], stop_ids: Container[int], stop: StopStrings) -> Iterator[str]:
-    """The text of the tokens, piece by piece, up to a stop id or a stop string."""
+    """The text of the tokens in pieces that are not empty, up to a stop id or a stop string."""
     for token in tokens:
         if token in stop_ids:
             break
         text, stopped = stop.add(decoder.add(token))
-        yield text
+        if text:
+            yield text
         if stopped:
             return
     text, stopped = stop.add(decoder.finish())
-    yield text if stopped else text + stop.finish()
+    text = text if stopped else text + stop.finish()
+    if text:
+        yield text
 
 
 def cut(tokenizer: Tokenizer, ids: Sequence[int], n_prompt: int, stop: Sequence[str]) -> str:

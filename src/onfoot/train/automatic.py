@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.data.packing import Rows
+from onfoot.data.preference_source import PreferenceSource
 from onfoot.data.sft import SftSource
 from onfoot.models.model import Model
+from onfoot.train.dpo import set_reference
 from onfoot.train.options import WARMUP, FinetuneOptions, TrainingOptions
 from onfoot.train.sources import as_source
 
@@ -32,8 +34,14 @@ LONG_RUN = 1000  # steps; in a longer run the rate falls with the square root of
 def settle(data: Any, model: Model, options: TrainingOptions | None) -> tuple[TrainingOptions, Any]:
     """The options and the source of a trainer; for examples, what is left open is chosen as `onfoot finetune` does.
 
-    Everything is left open without options, and with `FinetuneOptions` each setting that is 0.
+    Everything is left open without options, and with `FinetuneOptions` each setting that is 0. The reference of
+    preference pairs is the model without its adapter; without one, the model as it is now.
     """
+    if isinstance(options, FinetuneOptions) and options.dpo and not hasattr(data, "microbatches"):
+        options = for_pairs(replace(options, full=model.active_adapter is None))
+        pairs: PreferenceSource = as_source(data, model, options)
+        set_reference(model, pairs)
+        return replace(options, steps=options.steps or pairs.steps_for(options.epochs)), pairs
     source = as_source(data, model, options or TrainingOptions())
     if options is None:
         made_here = isinstance(source, SftSource) and source is not data
@@ -42,6 +50,8 @@ def settle(data: Any, model: Model, options: TrainingOptions | None) -> tuple[Tr
         return options, source
     if isinstance(source, SftSource) and source is not data:
         return choose(replace(options, full=model.active_adapter is None), source, model.config.n_embd)
+    if options.dpo and not isinstance(source, PreferenceSource):
+        raise ValueError(f"dpo=True needs preference pairs, but {type(source).__name__} is not a PreferenceSource")
     if not (options.steps and options.lr):
         raise ValueError(
             f"steps={options.steps} and lr={options.lr:g}: 0 is chosen from the number of examples, which this data "
@@ -122,7 +132,8 @@ def warmup_warning(options: TrainingOptions) -> str:
     """A warning if the learning rate only rises, else an empty text."""
     if options.changes or options.warmup < max(options.steps, 2):
         return ""
+    run = "one step" if options.steps == 1 else f"{options.steps:,} steps"
     return (
-        f"the warmup of {options.warmup:,} steps is not less than the {options.steps:,} steps of the run, so the "
+        f"the warmup of {options.warmup:,} steps is not less than the {run} of the run, so the "
         f"learning rate only rises; pass --warmup {round(WARMUP * options.steps)}, or more --steps"
     )

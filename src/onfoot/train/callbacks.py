@@ -6,6 +6,7 @@ Each is a `Callback`, as a user's own are. `Trainer` tells every callback about 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,28 @@ class Callback:
 
     def on_error(self, trainer: Trainer, error: BaseException) -> None:
         """When the run ends with an exception, which is raised afterwards."""
+
+
+EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def as_callbacks(given: Any) -> list[Any]:
+    """The callbacks in a list. An object of another class is one if it has a method of at least one event."""
+    if isinstance(given, type) or not isinstance(given, Iterable):
+        raise ValueError(f"callbacks must be a list, got {_named(given)}; put it into a list, as in [StopWhenGood()]")
+    out = list(given)
+    for number, one in enumerate(out):
+        if isinstance(one, type):
+            raise ValueError(f"callbacks[{number}] is {_named(one)}; pass an instance, {one.__name__}()")
+        if not any(callable(getattr(one, event, None)) for event in EVENTS):
+            raise ValueError(
+                f"callbacks[{number}] is {_named(one)}, which has no method of an event: {', '.join(EVENTS)}"
+            )
+    return out
+
+
+def _named(one: Any) -> str:
+    return f"the class {one.__name__}" if isinstance(one, type) else f"an object of the class {type(one).__name__}"
 
 
 class Progress(Callback):

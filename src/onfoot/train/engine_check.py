@@ -34,8 +34,10 @@ class EngineCheck(Callback):
         found = compare_pairs(trainer.model, batch.tokens, batch.targets, segments=batch.segments, dropout_seed=seed)
         if not found.right and not trainer.options.engine_unchecked:
             runs = found.first is not None and not found.first.problem
+            said = str(found)
+            end = "" if said.endswith("?") else "."
             raise WrongPairError(
-                f"step {trainer.state.step + 1}: {found}. Training stopped before the first update"
+                f"step {trainer.state.step + 1}: {said}{end} Training stopped before the first update"
                 f"{'; --engine-unchecked trains it as it is' if runs else ''}"
             )
         self.found = found

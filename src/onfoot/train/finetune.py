@@ -11,7 +11,7 @@ import numpy as np
 
 from onfoot.data.batches import Place, place
 from onfoot.data.example_file import StoredPairs
-from onfoot.data.preference_source import Pairs, PreferenceSource, fit_pairs, split_pairs
+from onfoot.data.preference_source import PreferenceSource, fit_pairs, split_pairs
 from onfoot.data.preferences import read_preferences
 from onfoot.data.records import ReadLog
 from onfoot.data.sft import SftSource, load_source
@@ -29,7 +29,7 @@ from onfoot.train.options import FinetuneOptions
 from onfoot.train.parallel import world
 from onfoot.train.progress import logger
 from onfoot.train.rates import freeze
-from onfoot.train.sources import row_length
+from onfoot.train.sources import preference_source, row_length
 
 REFERENCE = "reference.json"  # the reference log-probabilities of preference pairs
 
@@ -137,17 +137,7 @@ def preferences(run: Path, model: Model, options: FinetuneOptions, template: Cha
         about = f"{about}\nvalidation: {more}"
     else:
         train, held_out = split_pairs(train, options.validation, options.seed)
-    return PreferenceSource(
-        Pairs(train, options.seed),
-        Pairs(held_out, options.seed),
-        options.batch_size,
-        options.accumulate,
-        options.eval_windows,
-        about,
-        first_row(options),
-        options.dpo_beta,
-        options.dpo_smoothing,
-    )
+    return preference_source(train, held_out, options, about, first_row(options))
 
 
 def find_reference(run: Path, options: FinetuneOptions, source: PreferenceSource, base: Model | None) -> None:

@@ -21,7 +21,7 @@ from onfoot.quantized import frozen_weight
 from onfoot.recording.pool import threads
 from onfoot.train.parallel import world
 
-FOLDER = "folder"
+FOLDER, HASHES = "folder", "fingerprints"
 
 
 def fingerprint(model: Model) -> str:
@@ -59,8 +59,8 @@ def record_or_verify(path: Path, sha256: str, what: str) -> None:
     )
 
 
-def made_with(model: Model) -> dict[str, Any]:
-    """The software versions and the engine of a run: with others, results may differ by rounding.
+def made_with(run: Path, model: Model) -> dict[str, Any]:
+    """The software versions and the engine of a run (with others, results may differ by rounding), and fingerprints.
 
     The folder it was started in is for finding its files again if it is resumed elsewhere. For an engine of the user's
     own, `engine_files` has the SHA-256 of each of its files.
@@ -74,8 +74,18 @@ def made_with(model: Model) -> dict[str, Any]:
         "numba": _version("numba"),
         "engine": model.engine.name,
         "threads": str(threads()),
+        HASHES: fingerprints(run, model),
         **own,
     }
+
+
+def fingerprints(run: Path, model: Model) -> dict[str, str]:
+    """The SHA-256 of what a run was made from: its base model, if it has one, its data, and its tokenizer.json."""
+    files = {"base": run / "base.json", "data": run / "data.json"}
+    out = {name: str(read_json(path).get("sha256")) for name, path in files.items() if path.is_file()}
+    if model.tokenizer is not None:
+        out["tokenizer"] = hashlib.sha256(model.tokenizer.to_json().encode()).hexdigest()
+    return out
 
 
 def _version(package: str) -> str | None:

@@ -20,7 +20,7 @@ from filelock import FileLock
 from onfoot.arrays import Array, to_numpy
 from onfoot.data.batches import Batch
 from onfoot.data.preference_source import PreferenceSource
-from onfoot.formats.run_folder import checkpoint_folder, read_state
+from onfoot.formats.run_folder import checkpoint_folder, read_state, run_in
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.own_engine import OwnEngine
@@ -39,6 +39,7 @@ from onfoot.train.callbacks import (
     Samples,
     Step,
     Validation,
+    as_callbacks,
     logger,
 )
 from onfoot.train.checkpoint import restore_average, restore_optimizer, save_checkpoint
@@ -92,10 +93,11 @@ class DivergedError(ValueError):
 class Trainer:
     """One run: a model, its data, its optimizer, and what hears its events.
 
-    `data` is a `Source`, or what `as_source` makes one of: text files, examples, or token ids. Without `options`, they
-    are chosen for examples by their number, as `onfoot finetune` does. With a folder `out`, the run is logged, saved
-    and can be resumed; without one, it only trains. `run()` trains to the end; iterating over a trainer makes one step
-    at a time, and leaving the loop stops the run.
+    `data` is a `Source`, or what `as_source` makes one of: text files, examples, preference pairs, or token ids.
+    Without `options`, they are chosen for examples by their number, as `onfoot finetune` does. With a folder `out`, the
+    run is logged, saved, and can be resumed by `restore`; a folder that has another run is refused. Without one, it
+    only trains. `run()` trains to the end; iterating over a trainer makes one step at a time, and leaving the loop
+    stops the run.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Trainer:
         model: Model,
         data: Any,
         options: TrainingOptions | None = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Iterable[Any] = (),
         *,
         out: str | Path | None = None,
         write: Callable[[Path], None] | None = None,
@@ -111,6 +113,7 @@ class Trainer:
         options, self.source = settle(data, model, options)
         self.options, self.model = options, model
         self.preferences = isinstance(self.source, PreferenceSource)  # pairs of answers, and the DPO loss
+        self._is_reference = self.preferences and self.source is not data and model.active_adapter is None
         self.folder = None if out is None else Path(out)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,11 +128,12 @@ class Trainer:
         self.learning_rate: Callable[[int], float] = options.learning_rate
         self.state = State()
         self.saved: int | None = None  # the step of the last checkpoint
+        self._continues = self.folder is None  # whether a run in the folder is this one
         self.log = None if self.folder is None else Log(self.folder / "log.jsonl", self.world.writes)
         self.validation_loss: float | None = None
         self.lock: FileLock | None = None  # held on the run folder
         self.warnings: list[str] = []  # about the log, when the run was resumed
-        self.callbacks = list(callbacks)
+        self.callbacks = as_callbacks(callbacks)
         self._engine_check = EngineCheck()
         self._own = self._own_callbacks()
         self.stopped = ""  # why the run was stopped by `stop`
@@ -158,20 +162,49 @@ class Trainer:
         if isinstance(self.model.engine, OwnEngine):
             self._engine_check.check(self)
 
-    def restore(self, checkpoint: Path | None) -> None:
-        """Restores the optimizer, state and log from a checkpoint; None: step 0. The caller restores the weights."""
-        assert self.log is not None
+    def restore(self, checkpoint: str | Path | None) -> None:
+        """Restores the optimizer, state and log from a checkpoint of this run, which then goes on in its folder.
+
+        The caller restores the weights: `onfoot.load(checkpoint)`. None is step 0, with an empty log.
+        """
         if checkpoint is None:
-            if self.world.writes:
+            self._continues = True
+            if self.log is not None and self.world.writes:
                 self.log.path.unlink(missing_ok=True)
             return
+        checkpoint = Path(checkpoint)
+        if self._is_reference:
+            raise ValueError(
+                f"{checkpoint} does not have the weights before preference tuning, which are its reference; resume a "
+                f"run on all weights with onfoot finetune --dpo --full, or train LoRA layers"
+            )
+        if self.folder is not None:
+            self._continues = self.folder.resolve() in checkpoint.resolve().parents
+            self._check_folder()
         restore_optimizer(checkpoint, self.optimizer)
         if self.average is not None:
             restore_average(checkpoint, self.average)
         saved = read_state(checkpoint)
         self.state = State(**{name: saved[name] for name in vars(State()) if name in saved})
         self.saved = self.state.step
-        self.warnings = self.log.resume(self.state.step)
+        if self.log is not None:
+            self.warnings = self.log.resume(self.state.step)
+
+    def _check_folder(self) -> None:
+        """Raises ValueError if the folder has another run: their logs and checkpoints would be mixed."""
+        if self._continues:
+            return
+
+        def check() -> None:
+            found = run_in(self.folder) if self.world.writes and self.folder is not None else None
+            if found is not None:
+                raise ValueError(
+                    f"{self.folder} already contains a run ({found.name}); resume it with "
+                    f"trainer.restore(checkpoint), or choose another out"
+                )
+
+        self.world.run_all_or_raise(check)
+        self._continues = True
 
     def run(self) -> Outcome:
         """Trains to the last step, or until stopped or interrupted, and saves a checkpoint either way."""
@@ -199,6 +232,7 @@ class Trainer:
         """Makes one step after the other; whatever belongs to a step is done before it is yielded."""
         guard = nullcontext() if self.folder is None else self.world.guard(self.folder, self.options.command)
         with guard, self._locked(), stop_requested() as interrupted:
+            self._check_folder()
             self.stopped = ""
             started = time.monotonic() - self.state.seconds
             try:
@@ -237,7 +271,7 @@ class Trainer:
 
     def _tell(self, event: str, *args: Any) -> None:
         """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
-        for callback in self.callbacks:
+        for callback in (one for one in self.callbacks if hasattr(one, event)):
             try:
                 getattr(callback, event)(self, *args)
             except Exception as error:
@@ -253,7 +287,7 @@ class Trainer:
 
     def _tell_error(self, error: BaseException) -> None:
         """Tells all callbacks about the error that ends the run; one that fails at that does not replace it."""
-        for callback in (*self.callbacks, *self._own):
+        for callback in (one for one in (*self.callbacks, *self._own) if hasattr(one, "on_error")):
             try:
                 callback.on_error(self, error)
             except Exception as another:
@@ -316,7 +350,8 @@ class Trainer:
 
     def _on_gradients(self) -> Callable[[dict[str, Array]], None] | None:
         """Tells the callbacks about the gradients; None if none of them wants to know."""
-        hears = any(type(callback).on_gradient is not Callback.on_gradient for callback in self.callbacks)
+        wanted = (getattr(type(callback), "on_gradient", None) for callback in self.callbacks)
+        hears = any(method not in (None, Callback.on_gradient) for method in wanted)
         return (lambda grads: self._tell("on_gradient", grads)) if hears else None
 
     def step(self, lr: float) -> tuple[float, float, int]:
@@ -352,6 +387,7 @@ class Trainer:
 
     def evaluate(self) -> Validation | None:
         """Measures the validation loss, and tells the callbacks; None if there is no validation data."""
+        self._check_folder()
         with self.averaged_weights():
             sums, first = self._validate_pairs() if self.preferences else self._validate()
         total, n_all, *others = self.world.sum(*sums)
@@ -415,6 +451,7 @@ class Trainer:
 
     def save(self) -> None:
         """Saves a checkpoint, complete on return. Before the first evaluation, the newest checkpoint is the best."""
+        self._check_folder()
         if not math.isfinite(self.state.best_loss):
             self.state.best_step = self.state.step
         self.world.compare(replicated_state(self.optimizer), f"step {self.state.step}")

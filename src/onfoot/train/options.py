@@ -105,7 +105,7 @@ class TrainingOptions:
         False, "With your own pairs: train even if one of them is wrong on the first batch. It is still reported."
     )
     # What was changed when the run was resumed: the step, and the values before.
-    changes: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[dict[str, Any]] = field(default_factory=list)  # of a resumed run: steps, and the values before them
 
     def __post_init__(self) -> None:
         self.check_types()
@@ -235,6 +235,7 @@ class TrainingOptions:
                     raise ValueError(f"{name} must be below 2^63 in magnitude, got {shown(item)}")
 
     def check_at_least(self, **limits: float) -> None:
+        """Raises ValueError if an option is below its limit."""
         for name, limit in limits.items():
             if not getattr(self, name) >= limit:
                 raise ValueError(f"{name} must be >= {limit}, got {getattr(self, name)}")
@@ -253,6 +254,7 @@ class TrainingOptions:
 
     @classmethod
     def load(cls, path: Path) -> Any:
+        """The options that a run.json holds."""
         values = read_json(path)
         command = values.pop("command", None)
         for name in ("made_with", "sha256"):  # written by `runs`, not options
@@ -328,9 +330,9 @@ class FinetuneOptions(TrainingOptions):
     min_batch = 0  # 0: chosen from the data's size
     before: ClassVar[dict[str, Any]] = {"row_length": 1 << 30, "template": False, "accumulate": 1}
 
-    model: str = ""
+    model: str = ""  # the base: a folder, a run, a GGUF file or a name
     data: list[str] = field(default_factory=list)  # files, folders and saved datasets
-    validation_data: list[str] = field(default_factory=list)
+    validation_data: list[str] = field(default_factory=list)  # files; without any, a tenth of the data is held out
     steps: int = option(0, "Number of optimizer steps; 0 computes it from --epochs.")
     epochs: float = option(0.0, "Passes over the examples; 0: 3, or more for at least 100 steps (at most 20).")
     batch_size: int = option(0, "Rows per microbatch; 0: chosen from the number of examples.")
@@ -399,5 +401,6 @@ class FinetuneOptions(TrainingOptions):
 
     @property
     def not_replayed(self) -> list[str]:
+        """The options in use that `onfoot blame` cannot replay."""
         of_lora = ["--lora-plus"] if self.lora_plus != 1 else []
         return [*super().not_replayed, *of_lora, *(["--dpo"] if self.dpo else [])]

@@ -1,11 +1,11 @@
-"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from importlib.util import find_spec
+from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Column
 from onfoot.terminal import for_terminal
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
+NOTEBOOK_EVERY = 0.2  # seconds between updates of a notebook's bar, each of which is a message to the browser
 DISPENSABLE = ("norm", "lr", "waiting", "clipped")  # left out, in this order, where the terminal is too narrow
 SHORTEST_BAR = 8  # characters
 
@@ -31,8 +32,8 @@ class Reporter:
         self.total = total
         self._begin, self._first, self._last_line = time.monotonic(), done, 0.0
         self._bar: Progress | None = None
-        notebook = self.console.is_jupyter and find_spec("ipywidgets") is not None
-        if self.console.is_terminal or notebook:
+        self._notebook = NotebookBar() if self.console.is_jupyter else None
+        if self.console.is_terminal and self._notebook is None:
             self._bar = Progress(
                 TextColumn("step {task.completed}/{task.total}"),
                 BarColumn(bar_width=None),
@@ -56,17 +57,36 @@ class Reporter:
         self.console.print(for_terminal(text, self.console.file), markup=False, soft_wrap=True)
 
     def update(self, step: int, figures: dict[str, Any], force: bool = False) -> None:
-        """Shows the metrics after `step` steps. Without a terminal: one line every 10 seconds, or when forced."""
+        """Shows the metrics after `step` steps. Plain lines: one every 10 seconds, or when forced."""
         if self._bar:
             room = self.console.width - len(f"step {self.total}/{self.total}") - SHORTEST_BAR - len("0:00:00") - 3
             self._bar.update(self._task, completed=step, figures=fitting(figures, room))
             return
-        text = _line(figures)
-        now = time.monotonic()
-        if force or now - self._last_line >= PLAIN_EVERY or step == self.total:
+        now, every = time.monotonic(), PLAIN_EVERY if self._notebook is None else NOTEBOOK_EVERY
+        if force or now - self._last_line >= every or step == self.total:
             self._last_line = now
             rate = (now - self._begin) / max(step - self._first, 1)
-            self.say(f"step {step}/{self.total}  {text}  left {duration(rate * (self.total - step))}")
+            text = f"step {step}/{self.total}  {_line(figures)}  left {duration(rate * (self.total - step))}"
+            if self._notebook is None:
+                self.say(text)
+            else:
+                self._notebook.show(step, self.total, text)
+
+
+class NotebookBar:
+    """One output of a notebook's cell, which is updated in place."""
+
+    def __init__(self) -> None:
+        self._output: Any = None
+
+    def show(self, step: int, total: int, text: str) -> None:
+        from IPython.display import HTML, display
+
+        bar = HTML(f'<progress value="{step}" max="{total}" style="width: 20em"></progress> {escape(text)}')
+        if self._output is None:
+            self._output = display(bar, display_id=True)
+        else:
+            self._output.update(bar)
 
 
 def fitting(figures: dict[str, Any], width: int) -> str:

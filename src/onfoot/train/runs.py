@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from onfoot.formats.files import read_json
-from onfoot.formats.run_folder import read_state
+from onfoot.formats.run_folder import RUN_FILE, read_state
 from onfoot.formats.write import write_json
 from onfoot.own_engine import is_own
 from onfoot.train.checkpoint import checkpoint_to_resume
-from onfoot.train.fingerprint import FOLDER, made_with
+from onfoot.train.fingerprint import FOLDER, HASHES, made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
 from onfoot.train.options import CHANGEABLE, TrainingOptions
@@ -28,7 +28,6 @@ from onfoot.train.parallel import world
 Options = TypeVar("Options", bound=TrainingOptions)
 Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its options, a checkpoint or None
 
-RUN_FILE = "run.json"
 FILES = ("model", "data", "validation_data", "texts", "init")  # options that name files
 LEFTOVERS = (LOCK, f".{RUN_FILE}.new", "data")  # what a run that was killed before it started may leave behind
 
@@ -50,7 +49,8 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
             ranks.run_all_or_raise(trainer.check_engine)
             trainer.lock = lock
             if ranks.writes:
-                _record(run, trainer.options, made_with(trainer.model))  # again: `build` may have completed the options
+                versions = made_with(run, trainer.model)
+                _record(run, trainer.options, versions)  # again: `build` may have completed the options
         except BaseException:
             if lock is not None:
                 _clear(run, made, lock)
@@ -133,7 +133,7 @@ def resume(
                 options = ranks.run_all_or_raise(lambda: change(options, step, changes))
             trainer = ranks.run_all_or_raise(lambda: build(run, options, checkpoint))
             trainer.lock = lock
-            versions_now = made_with(trainer.model)
+            versions_now = made_with(run, trainer.model)
             if (checkpoint is None or changes) and ranks.writes:
                 _record(run, trainer.options, versions_now if checkpoint is None else versions_before)
         except BaseException:
@@ -236,7 +236,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A warning if software versions differ from those that the run started with."""
     files, files_now = before.get("engine_files"), now.get("engine_files")
     own = _changed_files(files, files_now) if isinstance(files, dict) and isinstance(files_now, dict) else []
-    apart = (FOLDER, "engine_files")
+    apart = (FOLDER, HASHES, "engine_files")
     changed = [name for name in now if name in before and before[name] != now[name] and name not in apart]
     if not changed:
         return own

@@ -1,4 +1,4 @@
-"""Where a run's batches come from: a token stream, fine-tuning examples, or a source of the user's own."""
+"""Where a run's batches come from: a token stream, examples, preference pairs, or a source of the user's own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import numpy as np
 from onfoot.data import corpus
 from onfoot.data.batches import ALL, FIRST, NO_EXAMPLE, Batch, Place, Share
 from onfoot.data.example import Example
-from onfoot.data.example_file import ExampleFile
+from onfoot.data.example_file import ExampleFile, StoredPairs
 from onfoot.data.packing import Rows
+from onfoot.data.preference_source import Pairs, PreferenceSource, fit_pairs, split_pairs
+from onfoot.data.preferences import PREFERENCES, read_preferences, store_preferences
 from onfoot.data.records import ReadLog, first_record, has_records
 from onfoot.data.sft import SftSource
 from onfoot.data.sft_examples import FileReader, fit, has_text, read_examples, split_examples
@@ -145,14 +147,16 @@ def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
 
     Files are named by a string, a path, or a list of them, as for `onfoot train` and `onfoot finetune`: texts, and
     files of {"text"} records, are cut into windows of the model's context; files of other records, and lists of dicts,
-    are fine-tuning examples; an array (n,) is a token stream. The last tenth of a stream, or a random tenth of the
-    examples, is held out for validation.
+    are fine-tuning examples, or preference pairs if the options say dpo; an array (n,) is a token stream. The last
+    tenth of a stream, or a random tenth of the examples, is held out for validation.
     """
     if hasattr(data, "microbatches"):
         return data
+    items: list[Any] = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, Sequence) else []
+    if isinstance(options, FinetuneOptions) and options.dpo:
+        return _pairs(items, model, options, type(data).__name__)
     if isinstance(data, np.ndarray):
         return _stream(data, model, options)
-    items: list[Any] = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, Sequence) else []
     if items and all(isinstance(item, dict) for item in items):
         return _examples(items, model, options)
     if items and all(isinstance(item, str | Path) for item in items):
@@ -191,6 +195,38 @@ def _examples(values: list[dict[str, Any]], model: Model, options: TrainingOptio
         for example in log.read(found, reader.example):
             file.append(example)
         return _rows(file.examples(), model, options, log)
+
+
+def _pairs(items: list[Any], model: Model, options: FinetuneOptions, given: str) -> PreferenceSource:
+    """The pairs of files or dicts, without their reference log-probabilities."""
+    log, tokenizer, template = ReadLog(options.skip_bad), _tokenizer(model), template_of(model)
+    if items and all(isinstance(item, dict) for item in items):
+        found = ((f"pair {number}", value) for number, value in enumerate(items, start=1))
+        pairs = store_preferences(found, tokenizer, template, log, f"the list of {len(items):,} dicts")
+    elif items and all(isinstance(item, str | Path) for item in items):
+        pairs = read_preferences([Path(item) for item in items], tokenizer, template, log)
+    else:
+        raise ValueError(f"dpo=True needs files or a list of {PREFERENCES}, got {given}")
+    kept, about = fit_pairs(pairs, row_length(model, options), options.on_long)
+    train, held_out = split_pairs(kept, options.validation, options.seed)
+    return preference_source(train, held_out, options, "\n".join(line for line in (about, log.bad_report()) if line))
+
+
+def preference_source(
+    train: StoredPairs, held_out: StoredPairs, options: FinetuneOptions, about: str, begin: Place = FIRST
+) -> PreferenceSource:
+    """The source of these pairs, with the batches and the loss of the options."""
+    return PreferenceSource(
+        Pairs(train, options.seed),
+        Pairs(held_out, options.seed),
+        options.batch_size,
+        options.accumulate,
+        options.eval_windows,
+        about,
+        begin,
+        options.dpo_beta,
+        options.dpo_smoothing,
+    )
 
 
 def _finetune(options: TrainingOptions) -> FinetuneOptions:
