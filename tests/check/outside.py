@@ -341,12 +341,14 @@ import outside_of_parts  # noqa: E402, F401  (the layers made of several parts, 
 # what the generic probes and the fitted constants say about some of them; the others get no name
 NAMED = {
     ("attention", "the width of the values in the scale"): "√d_v in place of √d_k",
+    ("attention", "a window of three tokens"): "the mask is a window: a token attends to itself and the 2 before it",
     ("attention", "a temperature"): "temperature.*constant = 1.11111",
     ("attention", "powers of 2"): "temperature.*constant = 0.693147",
     ("attention", "the next head's dv"): "dv is shifted cyclically by one head",
     ("attention", "dq with a residual"): "dq has q added to it",
     ("attention", "dk accumulated over tokens"): "dk is accumulated over its tokens",
     ("attention", "dv without the weights"): "dout in place of dv",
+    ("multi_head", "heads interleaved"): "a head takes every H-th column",
     ("layer_norm", "another eps"): "eps = 0.001",
     ("rms_norm", "another eps"): "eps = 0.001",
     ("layer_norm", "the second term twice"): r"mean\(g ∘ ā\) is counted twice",
@@ -370,8 +372,4 @@ NAMED = {
     ("rope", "positions halved"): "angle times = 0.5",
     ("adamw", "half the decay"): "weight_decay = 0.05",
     ("adamw", "Nesterov's moment"): "Nesterov",
-}
-PARTLY = {
-    ("layer_norm", "not centred above"): "x in place of x − mean in ā",
-    ("multi_head", "keys added to the values"): "increased by key in a weight's gradient",
 }

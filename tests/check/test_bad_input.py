@@ -10,6 +10,8 @@ import pytest
 from planted.attention import all_heads
 
 from onfoot.check import attention, embedding, gradients, linear, softmax_cross_entropy
+from onfoot.check.known import check_layer
+from onfoot.check.layers import LAYERS
 from onfoot.check.report import LayerReport
 
 
@@ -177,7 +179,7 @@ REPORTED: dict[Callable[..., Any], tuple[str, str]] = {
     raising: ("raises", "it raises RuntimeError: no backward today (test_bad_input.py, line "),
     one_of_an_unknown_shape: ("count", "it returns an array of float64; expected 3: dq, dk, dv"),
     nothing: ("count", "it returns None; expected 3"),
-    only_none: ("count", "it returns None; expected 3: dq, dk, dv"),
+    only_none: ("count", "nothing to judge yet: it returns None; begin with dq"),
     unknown_names: ("count", "it returns hidden; expected dq, dk, dv"),
     not_always: ("count", "it does not return dv"),
     with_text: ("type", "dv is a value of type str"),
@@ -213,7 +215,7 @@ def test_each_kind_of_problem_is_reported(function: Callable[..., Any]) -> None:
     text = " ".join(str(report).split())
     assert not report.passed
     assert kinds(report) == {kind}
-    assert f"{kind}: " in text and message in text
+    assert (f"{kind}: " in text or message.startswith("nothing")) and message in text
     assert "(q, k, v, dout) → dq, dk, dv" in text  # the contract is shown above
 
 
@@ -312,6 +314,24 @@ def test_a_function_that_raises_in_one_case_only_is_judged_by_the_others() -> No
     assert [o.case.name for o in report.failed] == ["one token", "one token"]
     assert report.wrong == []
     assert "one token is too few" in str(report)
+
+
+@pytest.mark.parametrize(("accepted", "refused"), [("float64", "float32"), ("float32", "float64")])
+def test_a_dtype_that_the_function_refuses_is_a_note_and_the_other_is_judged(accepted: str, refused: str) -> None:
+    def backward(x, weight, bias, dout, factor=1):
+        if x.dtype != accepted:
+            raise TypeError(f"{accepted} only")
+        rows, drows = x.reshape(-1, x.shape[-1]), dout.reshape(-1, dout.shape[-1])
+        return factor * dout @ weight.T, rows.T @ drows, drows.sum(axis=0)
+
+    right = check_layer(LAYERS["linear"], backward)
+    assert right.passed and {o.dtype for o in right.outcomes} == {accepted}
+    assert f"not judged in {refused}: it raises in every case, TypeError: {accepted} only" in " ".join(right.warnings)
+    wrong = check_layer(LAYERS["linear"], lambda *a: backward(*a, factor=2))
+    assert wrong.wrong == ["dx"] and wrong.diagnosis is not None
+    assert [f.name for f in wrong.diagnosis.findings] == ["dx is 2 times too large"]
+    assert not check_layer(LAYERS["linear"], backward, strict=True).passed
+    assert not check_layer(LAYERS["linear"], backward, dtypes=[refused]).passed
 
 
 def test_inputs_are_fresh_in_every_call() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from outside import NAMED, OUTSIDE, PARTLY
+from outside import NAMED, OUTSIDE
 from planted import CHANGES as PLANTED_CHANGES
 from planted import NEEDS, PLANTED, spoilt
 from planted.attention import all_heads
@@ -158,7 +158,7 @@ COMBINED = ["attention", "layer_norm", "rms_norm", "lora"]
 def test_any_two_mistakes_at_once_are_explained(layer: str, fresh: int) -> None:
     pairs = pairs_of(layer)
     assert len(pairs) > 20
-    for i in np.random.default_rng(fresh).permutation(len(pairs))[:6]:
+    for i in np.random.default_rng(fresh).permutation(len(pairs))[:3]:
         check_pair(layer, *pairs[i], seed=fresh)
 
 
@@ -260,18 +260,16 @@ def test_all_mistakes_that_fit_equally_well_are_listed() -> None:
 # Mistakes outside the catalogue
 
 
-LONG = ("block", "another activation")  # 12 wrong gradients, and 70 mistakes in pairs
 PARTS = {name for name, layer in LAYERS.items() if layer.parts and len(layer.gradients) > 2}  # slow if nothing fits
-KEPT = ("head", "head_dropout", "multi_head", "block", "loss_head")  # of these, in every run
-
-
-NAMELESS = [one for one in OUTSIDE if one not in NAMED and one not in PARTLY]
+KEPT = ("head_dropout", "loss_head")  # of these, in every run
+NAMELESS = [one for one in OUTSIDE if one not in NAMED]
+ONE_EACH = dict(reversed(NAMELESS)).items()  # the first one of a layer, in every run: the search is made in full
 
 
 @pytest.mark.parametrize(
     ("layer", "what"),
     [
-        pytest.param(*one, marks=pytest.mark.slow if one == LONG or one[0] in PARTS - {*KEPT} else [])
+        pytest.param(*one, marks=pytest.mark.slow if one not in ONE_EACH or one[0] in PARTS - {*KEPT} else [])
         for one in NAMELESS
     ],
 )
@@ -288,13 +286,6 @@ def test_a_wrong_formula_outside_the_catalogue_is_named(layer: str, what: str, f
     first = found.findings[0]
     assert re.search(NAMED[layer, what], f"{first.name}, {first.value}")
     assert found.complete and found.residual < ROUNDING and len(found.findings) == 1
-
-
-@pytest.mark.parametrize(("layer", "what"), PARTLY)
-def test_what_is_explained_is_named_and_the_rest_is_listed(layer: str, what: str, fresh: int) -> None:
-    found = diagnosis(layer, OUTSIDE[layer, what], seed=fresh)
-    assert PARTLY[layer, what] in found.findings[0].name
-    assert found.unexplained and found.residual < ROUNDING
 
 
 def test_every_layer_has_mistakes_outside_the_catalogue() -> None:

@@ -50,6 +50,12 @@ def test_a_right_function_of_the_corpus_passes(name: str) -> None:
     assert measure.checked(HALF, name)["passed"]
 
 
+def test_a_mistake_that_ended_the_search_with_an_error_is_found() -> None:
+    """Its factors broadcast a number to the shape of a matrix."""
+    result = measure.checked("third", "adamw_step_fused")
+    assert result["wrong"] == result["declared"]
+
+
 def test_every_wrong_case_has_a_label_and_none_is_misnamed() -> None:
     labels = measure.read_labels(HALF)
     wrong = {name for name, case in measure.cases_of(HALF).items() if case.mistake is not None}
@@ -57,6 +63,21 @@ def test_every_wrong_case_has_a_label_and_none_is_misnamed() -> None:
     given = [one["label"] for one in labels.values()]
     assert set(given) <= set(measure.LABELS) and "misnamed" not in given
     assert given.count("first") >= 0.9 * len(given)
+
+
+def test_the_guide_has_the_figures_of_the_last_set() -> None:
+    labels, cases = measure.read_labels("fourth"), measure.cases_of("fourth")
+    given = [one["label"] for one in labels.values()]
+    wrong = {name for name, case in cases.items() if case.mistake is not None}
+    first, misnamed = given.count("first"), given.count("misnamed")
+    assert set(labels) <= wrong
+    text = " ".join((FRESH.parents[2] / "docs" / "check.md").read_text(encoding="utf-8").split())
+    assert f"{len(wrong)} wrong functions and {len(cases) - len(wrong)} right ones" in text
+    assert f"{first} ({first / len(wrong):.0%}) were named first".replace("%", " %") in text
+    assert (
+        f"{len(wrong) - len(labels)} had no name, and {misnamed} ({misnamed / len(wrong):.0%})".replace("%", " %")
+        in text
+    )
 
 
 def result(**changes: Any) -> dict[str, Any]:

@@ -263,7 +263,7 @@ def test_numbers_that_overflow_in_our_formula_too_are_not_the_users_fault() -> N
     ("source", "message"),
     [
         ({"linear_forward": ops.head_forward}, "has linear_forward without linear_backward"),
-        ({"linaer": (len, len)}, "has linaer_forward, which no engine knows; the pairs are attention, cross_entropy"),
+        ({"linaer": (len, len)}, "has linaer_forward, which no engine knows; the pairs are attention, batch_norm"),
         ({}, "defines no pair; a pair is NAME_forward and NAME_backward"),
         ([], "defines no pair"),
         ({"linear": (3, 4)}, "has linear_forward, which no engine knows|not a Python function"),

@@ -26,6 +26,7 @@ from onfoot.check.layer import Array
 from onfoot.check.wire import without_mask
 
 ARRAYS = ("auto", "numpy", "torch", "jax")
+NOTHING = "nothing to judge yet"
 DEATHS = ("crash", "timeout", "exit")
 
 
@@ -36,6 +37,8 @@ class Problem:
     kind: str  # raises | form | count | type | shape | nan | mutates | random | crash | timeout | exit
     message: str
     size: float = math.inf  # for kind random: the difference between two calls, relative to the rounding budget
+    gradient: str = ""  # for kinds random and shape: the one that differs
+    added: bool = False  # for kind random: whether the second call adds its gradient to the first one's
 
     def to_dict(self) -> dict[str, str]:
         return {"kind": self.kind, "message": self.message}
@@ -49,14 +52,15 @@ class Answer:
     problems: list[Problem] = field(default_factory=list)
     given: list[str] = field(default_factory=list)  # the names of the gradients that were returned
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # of the values returned, if they have no names
+    parts: list[Array] = field(default_factory=list)  # the arrays returned, if they are too few and in unknown shapes
 
     @property
     def died(self) -> bool:
         """Whether the process of the function ended or hung."""
         return any(p.kind in DEATHS for p in self.problems)
 
-    def add(self, kind: str, message: str) -> None:
-        self.problems.append(Problem(kind, message))
+    def add(self, kind: str, message: str, gradient: str = "") -> None:
+        self.problems.append(Problem(kind, message, gradient=gradient))
 
 
 def is_installed(package: str) -> bool:
@@ -191,14 +195,14 @@ def _read(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answer
     for i, (name, shape) in enumerate(expected):
         part = found[i]
         if is_too_large(part, most):
-            answer.add("shape", f"{name} has shape {tuple(part.shape)}; expected {shape}")
+            answer.add("shape", f"{name} has shape {tuple(part.shape)}; expected {shape}", name)
             continue
         array = _as_array(part)
         if array is None:
             answer.add("type", f"{name} is {_kind(part)}; expected a floating-point array")
             continue
         if array.shape != shape:
-            answer.add("shape", f"{name} has shape {array.shape}; expected {shape}")
+            answer.add("shape", f"{name} has shape {array.shape}; expected {shape}", name)
         bad = int((~np.isfinite(array)).sum())
         if bad:
             answer.add("nan", f"{name}: {bad} of {array.size} entries are nan or infinite")
@@ -225,13 +229,22 @@ def _given(returned: Any, expected: Sequence[tuple[str, tuple[int, ...]]], answe
     if len(parts) == len(expected):
         found = {i: part for i, part in enumerate(parts) if part is not None}
         if not found:
-            answer.add("count", f"it returns None; expected {len(expected)}: {', '.join(names)}")
+            answer.add("count", f"{NOTHING}: it returns None; begin with {names[0]}")
         return found
     matched = _by_shape([part for part in parts if part is not None], expected)
     if not matched:
         what = _kind(returned) if len(parts) == 1 else f"{len(parts)} values"
         answer.add("count", f"it returns {what}; expected {len(expected)}: {', '.join(names)}")
+        if len(parts) < len(expected):
+            answer.parts = _arrays(parts, expected)
     return matched
+
+
+def _arrays(parts: Sequence[Any], expected: Sequence[tuple[str, tuple[int, ...]]]) -> list[Array]:
+    """The parts as arrays; none if one of them is not an array, or is too large."""
+    most = most_entries([shape for _, shape in expected])
+    found = [None if is_too_large(part, most) else _as_array(part) for part in parts if part is not None]
+    return [array for array in found if array is not None] if all(array is not None for array in found) else []
 
 
 def _by_shape(parts: Sequence[Any], expected: Sequence[tuple[str, tuple[int, ...]]]) -> dict[int, Any]:

@@ -20,6 +20,9 @@ GATE = {"float64": 1e-9, "float32": 1e-4}  # relative distance above which a can
 FLOOR = 1 / 16  # of the correct gradient's budget: where a mistake cancels to 0 exactly, rounding remains
 LARGE = 20_000  # entries; numbers are fitted on smaller cases
 FAR = 1e-2  # squared relative distance: a number that leaves more does not explain the gradient
+SETTLED = 1e-4  # share of the squared distance that the next step would take away: with less, the number is found
+SHORTER = 8  # times that a step which leads away is tried again, a quarter as long
+LONG = 8  # steps after which a search that is still far away ends
 NEARLY = 1e4  # rounding budgets: a fit that is further off is not polished
 HUGE = 1e12  # times the size of its terms: a gradient that large is a division by rounding noise
 
@@ -313,12 +316,32 @@ class Evidence:
         return value
 
     def _closest_from(self, candidate: Candidate, gradients: Sequence[int], starts: Sequence[float]) -> float | None:
-        """Gauss-Newton from the best of several starts: on two cases, and on the others as well if it fits these."""
+        """Gauss-Newton from the best of several starts: on two cases, and on the others as well if it fits these.
+
+        A usual number that fits is taken as it is: eps = 1e-12 shows only where everything is close to 0.
+        """
+        for start in starts:
+            if self._fits_small(replace(candidate, values=(start,)), gradients):
+                return start
         gentle = self._gentle(candidate, gradients, starts[0])
         value, left = self._descend(candidate, gradients, starts, gentle[:2])
         if value is None or left > FAR:
             return None
-        return self._descend(candidate, gradients, [value], gentle)[0]
+        found = self._descend(candidate, gradients, [value], gentle)[0]
+        steep = [i for i in self.small if i not in gentle]
+        if found is None or not steep or self._fits_small(replace(candidate, values=(found,)), gradients):
+            return found
+        again = self._descend(candidate, gradients, [found, *starts], steep)[0]
+        fits = again is not None and self._fits_small(replace(candidate, values=(again,)), gradients)
+        return again if fits else found
+
+    def _fits_small(self, candidate: Candidate, gradients: Sequence[int]) -> bool:
+        """Whether these gradients are right up to rounding in every small case."""
+        return all(
+            self.difference(candidate, i, g) <= self.budget(Candidate(), i)[g] or self.noise(candidate, i, g)
+            for i in self.small
+            for g in gradients
+        )
 
     def _descend(
         self, candidate: Candidate, gradients: Sequence[int], starts: Sequence[float], cases: Sequence[int]
@@ -331,16 +354,16 @@ class Evidence:
 
         tried = [(at(start), start) for start in starts]
         (along, square, left), value = min(tried, key=lambda one: one[0][2])
-        for _ in range(30):
-            if not square > 0:
+        for n in range(30):
+            if not square > 0 or (n == LONG and left > FAR):
                 return None, math.inf
-            step = along / square
-            while abs(step) > 1e-13 * abs(value):
+            if along * along < SETTLED * square * left:
+                break  # a minimum, and what is left there is not the number's
+            for step in (along / square / 4**times for times in range(SHORTER)):
                 new = at(value + step)
                 if new[2] < left:
                     (along, square, left), value = new, value + step
                     break
-                step /= 4
             else:
                 break
         return value, left

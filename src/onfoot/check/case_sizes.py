@@ -108,7 +108,8 @@ def read_sizes(given: Mapping[str, Any]) -> Sizes:
             raise ValueError(f"{size} is declared twice, by {size} and by {size}{MULTIPLE}; give one of them")
         values = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
         if not values or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 for n in values):
-            raise ValueError(f"{name} must be a number >= 1 or several of them, got {value!r}")
+            got = ", ".join(map(repr, values)) or "none"
+            raise ValueError(f"{name} must be a number >= 1 or several of them, got {got}")
         numbers = sorted({int(n) for n in values})
         if name != size:
             if len(numbers) > 1:

@@ -18,7 +18,7 @@ import numpy as np
 
 from onfoot.check.case_sizes import FIRST, Sizes
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces
-from onfoot.check.probes import place_words
+from onfoot.check.places import place_words
 from onfoot.check.words import argument_words, formula, parameters_of, piece_words
 
 SMALL = {"batch": 2, "heads": 2, "tokens": 3, "head_dim": 2, "vocabulary": 5}

@@ -14,11 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from onfoot.check.candidate import Candidate, Change, Evidence
-from onfoot.check.factors import candidates, recognise
+from onfoot.check.edits import Edit, along_axes
+from onfoot.check.factors import candidates, constant_words, recognise
 from onfoot.check.layer import Array, Case, Gradients, transposed
-from onfoot.check.probes import Edit, Recordings, along_axes
+from onfoot.check.recording import Recordings
 
 GATE = {"float64": 1e-6, "float32": 1e-2}  # largest relative residual that a factor may leave
+NOT_EXCHANGED = 1.35  # the cost of a gradient that equals another one, which is right
 
 Apply = Callable[..., Array]  # (gradients, case) -> the array returned
 
@@ -46,7 +48,17 @@ def _possible(evidence: Evidence, base: Candidate, g: int) -> Iterator[Change]:
     for h, other in enumerate(names):
         if h != g:
             fix = f"return the gradients in the order {', '.join(names)}"
-            yield Change(g, f"{other} is returned in place of {names[g]}", fix, _other(h))
+            says, cost = f"{other} is returned in place of {names[g]}", 1.1
+            if _is_right(evidence, h):
+                says += ", or computed from the same arrays as it"
+                fix, cost = f"compute {names[g]} from its own arrays and return it in its place", NOT_EXCHANGED
+            yield Change(g, says, fix, _other(h), cost=cost)
+
+
+def _is_right(evidence: Evidence, h: int) -> bool:
+    """Whether gradient h is correct: then another that equals it has rather been computed from the same arrays."""
+    cases = range(len(evidence.cases))
+    return all(evidence.difference(Candidate(), i, h) <= evidence.budget(Candidate(), i)[h] for i in cases)
 
 
 def _zeros(g: int) -> Apply:
@@ -109,7 +121,10 @@ def _named(g: int, name: str, sign: int, quantity: str, times: bool, case: Case)
 
 
 def _constant(g: int, name: str, factor: float) -> Change:
-    kind = f"{{}} is {factor:.6g} times the correct gradient in every case"
+    shown = constant_words(factor)
+    kind = f"{{}} is {shown} times the correct gradient in every case"
+    if shown.startswith("log₂ e"):
+        kind += ": exponents of 2 in place of e, without their factor ln 2"
     return Change(g, kind.format(name), f"divide {name} by {factor:.6g}", lambda grads, case: factor * grads[g], kind)
 
 
@@ -166,10 +181,11 @@ class _General:
             yield from self.summed_shapes()
             return
         if self.right.shape != self.answer.shape:
-            fixes = f"return {name}.reshape of shape {self.right.shape}"
-            kind = f"{{}} is right but for its shape, {self.answer.shape} for {self.right.shape}: a reshape is missing"
-            if tuple(n for n in self.answer.shape if n > 1) == tuple(n for n in self.right.shape if n > 1):
-                kind = f"{{}} is right but for its shape, {self.answer.shape} for {self.right.shape} (keepdims)"
+            got, right = self.first_shapes()
+            fixes = f"reshape {name} to {right}, the shape of {_argument_of(name)}"
+            kind = f"{{}} is right but for its shape, {got} for {right}: a reshape is missing"
+            if tuple(n for n in got if n > 1) == tuple(n for n in right if n > 1):
+                kind = f"{{}} is right but for its shape, {got} for {right} (keepdims)"
             same = self.reshaped
             yield kind, fixes, lambda grads, case: grads[g].reshape(same(grads[g], case))
         for axes in itertools.permutations(range(self.right.ndim)):
@@ -188,6 +204,14 @@ class _General:
                     "reshape and transpose in the order of the forward pass, backwards",
                     lambda grads, case, axes=axes: _reshape_then_transpose(grads[g], axes),
                 )
+
+    def first_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What was returned and what is right in the first case with a wrong shape, which the report shows."""
+        for i, answers in enumerate(self.evidence.answers):
+            ran = self.evidence.run(self.base, i)
+            if ran is not None and ran[self.g].shape != answers[self.g].shape:
+                return answers[self.g].shape, ran[self.g].shape
+        return self.answer.shape, self.right.shape
 
     def reshaped(self, right: Array, case: Case) -> tuple[int, ...]:
         """The shape that was returned in this case."""
@@ -216,6 +240,8 @@ class _General:
     def unsummed(self) -> Iterator[tuple[str, str, Apply]]:
         """One array per sequence or per token, where they must be summed: the gradient is linear in dout."""
         if self.answer.ndim <= self.right.ndim or self.evidence.layer.arguments[-1] != "dout":
+            return
+        if np.ndim(self.case.inputs[-1]) < 2:  # of a loss it is a number
             return
         fix = f"sum {self.name} over sequences and tokens"
         yield "{} is not summed over the batch (one per sequence)", fix, self.per(lambda shape: np.eye(shape[0]), 1)
@@ -301,9 +327,14 @@ class _General:
     def added(self, words: str, c: float) -> tuple[str, str, Apply]:
         g = self.g
         what = words if abs(c) == 1 else f"{abs(c):.6g} · {words}"
+        if c == -1 and words not in (*self.evidence.layer.arguments, *self.evidence.layer.gradients):
+            says, fix = f"{{}} lacks {what}: it is missing, or subtracted", f"add every term of {self.name} once"
+        else:
+            says = f"{{}} has {what} {'added to' if c > 0 else 'subtracted from'} it"
+            fix = f"return the gradient alone; start from zeros, not from {words}"
         return (
-            f"{{}} has {what} {'added to' if c > 0 else 'subtracted from'} it",
-            f"return the gradient alone; start from zeros, not from {words}",
+            says,
+            fix,
             lambda grads, case: grads[g] + c * self.value(words, grads, case),
         )
 
@@ -400,6 +431,10 @@ def _reshape_then_transpose(x: Array, axes: tuple[int, ...]) -> Array:
     for to, source in enumerate(axes):
         before[source] = x.shape[to]
     return x.reshape(before).transpose(axes)
+
+
+def _argument_of(gradient: str) -> str:
+    return gradient.removeprefix("d")
 
 
 def _broadcasts(value: Array, right: Array) -> bool:

@@ -17,10 +17,12 @@ import numpy as np
 
 from onfoot.check.candidate import Candidate, Change, Evidence
 from onfoot.check.changes import find_change
-from onfoot.check.constants import constants
 from onfoot.check.layer import Array, Mistake
 from onfoot.check.mistakes import mistakes_of, replaced_pieces
-from onfoot.check.probes import Recordings, probes
+from onfoot.check.precision import all_lost_digits
+from onfoot.check.probes import probes
+from onfoot.check.reach import EXACTLY, KINDS, Reach
+from onfoot.check.recording import Recordings
 from onfoot.check.route_probes import route_probes
 from onfoot.check.routes import ROUTES
 from onfoot.check.shares import COST as SHARES
@@ -33,7 +35,12 @@ LIKELY = 1.2  # mistakes that cost more are kept only if the probes find nothing
 TIERS = (0.0, 1.225, 1.265, 1.32, 9.0)  # of the costs of the probes: if a tier explains all, the next is not tried
 MOST = 12  # explanations per gradient that are combined with those of others
 TOP = 1.235  # the cost of probes that are tried together with other mistakes
-MOST_WORK = 400_000  # gradients computed in a search, so that it ends in half a minute for a whole block
+ODD = 1.3  # changes that cost more add, subtract or multiply an array
+SIMPLE = 1.1  # the cost of changes that are factors, transposes or shapes
+MOST_FITTED = 4  # gradients that an unknown number is fitted to
+LARGE = 8  # gradients of a layer whose search ends with a mistake that explains all wrong ones
+MOST_LIKELY = 12  # places where everything is tried, also in a large layer
+MOST_WORK = 250_000  # gradients computed in a search, so that it ends in half a minute for a whole block
 MOST_ON_TOP = 1500  # pairs of which one is not in the catalogue
 
 
@@ -88,9 +95,12 @@ class _Search:
         for g in self.wrong:
             self.try_changes([Candidate()], g)
         found = self.cover()
-        if self.evidence.layer.probed and self.is_open(found) and not self.common():
+        if self.evidence.layer.probed and self.is_open(found):
             layer, options = self.evidence.layer, self.evidence.options
-            self.try_each(map(_alone, (*constants(layer, options), *slips(layer, options))), self.wrong)
+            self.try_each(map(_alone, slips(layer, options)), self.wrong)
+            found = self.cover()
+        if pairs and self.is_open(found) and not self.common():
+            self.try_own_pairs()
             found = self.cover()
         if pairs and self.is_open(found) and not self.common():
             found = self.with_probes()
@@ -105,7 +115,17 @@ class _Search:
                 self.try_changes(self.singles, g, self.recordings)
             self.try_on_top()
             found = self.cover()
+        if self.keep_certain():
+            found = self.cover()
         return self.build_diagnosis(found)
+
+    def try_own_pairs(self) -> None:
+        """Tries pairs of mistakes between the parts of a composite layer, such as two skip connections."""
+        layer = self.evidence.layer
+        if layer.parts and self.left():
+            own = [one for one in self.singles if one.mistakes[0].layer == layer.name]
+            both = (a.combined(b) for a, b in itertools.combinations(own, 2))
+            self.try_each((candidate for candidate in both if _compatible(candidate)), self.left())
 
     def left(self) -> list[int]:
         """The wrong gradients that nothing explains so far."""
@@ -113,32 +133,39 @@ class _Search:
 
     def is_open(self, found: Candidate | None) -> bool:
         """Whether a simpler or more complete explanation may be found."""
-        return found is None or bool(self.left()) or found.size > 2.5 or any(m.cost > LIKELY for m in found.mistakes)
+        if found is None or self.left() or found.size > 2.5:
+            return True
+        return max((*(m.cost for m in found.mistakes), *(c.cost for c in found.changes))) > LIKELY
 
-    def common(self) -> bool:
+    def common(self, limit: float = 1.0) -> bool:
         """Whether one catalogued mistake explains every wrong gradient, though it was not made in the correct ones."""
         first, *rest = (self.options[g] for g in self.wrong)
-        return any(o.size <= 1 and all(o in options for options in rest) for o in first)
+        return any(o.size <= limit and all(o in options for options in rest) for o in first)
 
     def with_probes(self) -> Candidate | None:
         """Tries the generic probes and all changes, the likeliest first, until every wrong gradient is explained."""
         evidence, case = self.evidence, self.evidence.cases[self.evidence.screen(self.wrong[0])]
         given = evidence.layer, evidence.options, case
-        tried = [*probes(self.recordings, case), *route_probes(*given)]
+        reached = Reach(evidence, self.recordings, self.wrong)
+        likely = [place for place, kind in reached.places.items() if kind == EXACTLY][:MOST_LIKELY]
+        tried = [*probes(self.recordings, case, likely=likely), *route_probes(*given)]
         for g in self.left():
             self.try_changes([Candidate()], g, self.recordings)
         found: Candidate | None = None
-        for low, high in itertools.pairwise(TIERS):
-            if low < SHARES <= high:
-                tried += share_probes(evidence, self.wrong, self.recordings)
-            if high == TIERS[-1]:
-                tried += [*probes(self.recordings, case, combined=True), *route_probes(*given, combined=True)]
-            tier = (probe for probe in tried if low < probe.cost <= high)
-            self.try_probes(sorted(tier, key=lambda probe: probe.cost))
-            self.keep_different()
-            found = self.cover()
-            if found is not None and not self.left() and found.size <= high:
-                break
+        for kind in KINDS:
+            for low, high in itertools.pairwise(TIERS):
+                if kind == KINDS[0] and low < SHARES <= high:
+                    tried += share_probes(evidence, self.wrong, self.recordings)
+                if kind == KINDS[0] and high == TIERS[-1]:
+                    tried += [*probes(self.recordings, case, combined=True), *route_probes(*given, combined=True)]
+                tier = (probe for probe in tried if low < probe.cost <= high and reached.kind(probe) == kind)
+                self.try_probes(sorted(tier, key=lambda probe: probe.cost))
+                self.keep_different()
+                found = self.cover()
+                if found is not None and not self.left() and found.size <= high:
+                    return found
+                if len(evidence.layer.gradients) > LARGE and self.common(high):
+                    return found
         return found
 
     def try_each(self, candidates: Iterable[Candidate], gradients: Iterable[int]) -> None:
@@ -146,9 +173,18 @@ class _Search:
         for candidate in candidates:
             if self.evidence.work > MOST_WORK:
                 return
-            for g in gradients:
-                if self.explains(candidate, [g], [g]):
+            fitted: list[Candidate] = []  # with the numbers that explain other gradients
+            unknown = any(m.parameter for m in candidate.mistakes)
+            for n, g in enumerate(gradients):
+                if unknown and n >= MOST_FITTED and not fitted:
+                    break  # a constant that explains none of the first gradients
+                if any(self.evidence.fits(one, g) for one in fitted):
                     self.options[g].append(candidate)
+                    continue
+                valued = self.evidence.with_values(candidate, [g])
+                if valued is not None and self.evidence.fits(valued, g):
+                    self.options[g].append(candidate)
+                    fitted += [valued] if valued.values else []
 
     def try_probes(self, tried: Iterable[Mistake]) -> None:
         """Runs the probes on one case per gradient, and those that match there on all cases."""
@@ -246,6 +282,27 @@ class _Search:
         search(Candidate(), [])
         return best
 
+    def keep_certain(self) -> bool:
+        """Drops explanations that may be a coincidence; returns whether there were any.
+
+        Those are pairs with an unlikely change that explains no gradient by itself, and unlikely explanations of some
+        gradients while others have none: one cause may explain them all.
+        """
+        before = {g: list(options) for g, options in self.options.items()}
+        for g, options in before.items():
+            self.options[g] = [one for one in options if self.is_confirmed(one)]
+        if self.left():
+            for g, options in self.options.items():
+                self.options[g] = [one for one in options if _is_certain(one)]
+        return before != self.options
+
+    def is_confirmed(self, candidate: Candidate) -> bool:
+        """Whether every change of a combination is a simple one, or explains a gradient by itself."""
+        parts = [Candidate((), (c,)) for c in candidate.changes if c.cost > ODD]
+        if len(candidate.mistakes) + len(candidate.changes) == 1:
+            return True
+        return all(any(self.evidence.fits(part, g) for g in self.wrong) for part in parts)
+
     def build_diagnosis(self, found: Candidate | None) -> Diagnosis:
         evidence, names = self.evidence, self.evidence.layer.gradients
         out = Diagnosis(cases=len(evidence.cases))
@@ -271,7 +328,11 @@ class _Search:
             for option in self.options[g]
             if option.changes and not option.mistakes
         }
-        out.unexplained = [names[g] for g in self.wrong if not self.options[g]]
+        near = all_lost_digits(evidence, self.left())
+        if near:
+            fix = "compute and accumulate in the dtype of the inputs"
+            out.findings += [Finding(words, "", "", fix, "", [names[g]]) for g, words in near.items()]
+        out.unexplained = [names[g] for g in self.left() if g not in near]
         out.candidates += self.nearest(found)
         return out
 
@@ -304,7 +365,7 @@ class _Search:
             changed = [names[g] for g in only or self.wrong if not self.evidence.same_as_right(alone, g)]
             shown = "" if value is None else f"{m.parameter} = {value:.6g}"
             found.append(Finding(m.name, m.explains, m.equation, m.fix, m.errata, changed, shown))
-        return found
+        return sorted(found, key=lambda one: -len(one.gradients))  # what comes first in a pass changes most
 
     def _changes(self, changes: Sequence[Change]) -> list[Finding]:
         """One finding per change; the same change of several gradients is one finding."""
@@ -352,6 +413,13 @@ def _step(candidate: Candidate, layer: str) -> int:
     orders = [list(vars(route.pieces)) for route in ROUTES if route.layer == layer]
     pieces = [piece for m in candidate.mistakes for piece in m.replaces]
     return max((order.index(piece) for order in orders for piece in pieces if piece in order), default=-1)
+
+
+def _is_certain(candidate: Candidate) -> bool:
+    """Whether it is one cause, likely enough to be named where something else stays unexplained."""
+    if len(candidate.mistakes) + len(candidate.changes) > 1:
+        return False
+    return all(m.cost <= TOP for m in candidate.mistakes) and all(c.cost <= SIMPLE for c in candidate.changes)
 
 
 def _alone(mistake: Mistake) -> Candidate:

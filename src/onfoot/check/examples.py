@@ -39,6 +39,8 @@ def examples(seed: int = 0) -> dict[str, Example]:
     cos, sin = angles(np.arange(5) + 3, frequencies(10000.0, 6))
     head = [draw((6, 3)), draw(3), draw((6, 3)), draw(3), draw((6, 4)), draw(4)]
     other = [draw((6, 5)), draw(5), draw((6, 5)), draw(5), draw((6, 2)), draw(2)]
+    inputs = [draw((2, 4, 6)), draw((2, 5, 3)), draw((2, 5, 7))]  # query, key, value
+    projections = [draw((6, 8)), draw(8), draw((3, 8)), draw(8), draw((7, 6)), draw(6)]
     lora = [x, draw((6, 2)), draw((2, 7)), 0.75]
     parameters = "dw_q db_q dw_k db_k dw_v db_v"
     return {
@@ -55,9 +57,11 @@ def examples(seed: int = 0) -> dict[str, Example]:
         "attention": _example("dq dk dv", [q, k, v]),
         "grouped_query": _example("dq dk dv", [q, k[:, :2], v[:, :2]]),
         "head": _example(f"da {parameters}", [x, *head])._replace(pack=lambda a, *p: [a, Head(*p)]),
-        "multi_head": _example(f"da {parameters} {parameters}", [x, *head, *other])._replace(
+        "heads": _example(f"da {parameters} {parameters}", [x, *head, *other])._replace(
             pack=lambda a, *p: [a, [Head(*p[:6]), Head(*p[6:])]]
         ),
+        "multi_head": _example(f"dquery dkey dvalue {parameters}", [*inputs, *projections, 2, False]),
+        "batch_norm": _example("dx dweight dbias", [x, gamma, draw(6)]),
         "cross_entropy": _example("dlogits", [draw((2, 5, 7)), targets, 7.0]),
         "lora": _example("dx ddown dup", lora),
         "lora_linear": _example("dx ddown dup", [x, draw((6, 7)), draw(7), *lora[1:]], [0, 3, 4]),

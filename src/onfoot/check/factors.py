@@ -7,9 +7,28 @@ from collections.abc import Mapping, Sequence
 
 CONSTANTS = {"2": 2.0, "3": 3.0, "4": 4.0}
 
+KNOWN = {
+    "log₂ e": math.log2(math.e),
+    "ln 2": math.log(2),
+    "√2": math.sqrt(2),
+    "π": math.pi,
+    "√(2/π)": math.sqrt(2 / math.pi),
+}
+
+
+def constant_words(factor: float) -> str:
+    """The number, with the name of the constant that it is or that it is 1 divided by, if it is a known one."""
+    for name, value in KNOWN.items():
+        for shown, number in ((name, value), (f"1/{name}", 1 / value)):
+            if math.isclose(abs(factor), number, rel_tol=1e-7):
+                return f"{'−' if factor < 0 else ''}{shown} = {factor:.6g}"
+    return f"{factor:.6g}"
+
 
 def candidates(sizes: Mapping[str, float]) -> dict[str, float]:
     """Quantities that a gradient may be wrong by, the simplest first."""
+    if "B·n" not in sizes and {"B", "n"} <= set(sizes):  # all tokens of a batch
+        sizes = {**sizes, "B·n": sizes["B"] * sizes["n"]}
     found: dict[str, float] = {}
     for name, size in sizes.items():
         found[name] = size

@@ -40,11 +40,13 @@ class GradientReport(ShownText):
 
     @property
     def wrong(self) -> list[str]:
+        """The arguments whose gradient is wrong."""
         bad = {a.argument for a in self.agreements if not a.ok}
         return [name for name in self.arguments if name in bad]
 
     @property
     def passed(self) -> bool:
+        """Whether the functions ran and every gradient is correct."""
         return not self.problems and not self.wrong
 
     @property
@@ -61,6 +63,7 @@ class GradientReport(ShownText):
         return self.passed
 
     def facts(self) -> dict[str, str]:
+        """The verdict in a line, for a notebook."""
         return {self.function: self.verdict}
 
     def __str__(self) -> str:

@@ -43,6 +43,7 @@ class Case:
     sizes: Mapping[str, float]  # quantities that may appear as a wrong factor: {"d_k": 5, "n": 7, ...}
     beyond: str = ""  # why the case goes beyond the contract: counted only if strict; empty for normal cases
     large: bool = False  # whether it has many tokens and features
+    if_accepted: bool = False  # beyond the contract, but counted if the function returns all gradients in their shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ class Mistake:
     per_case: bool = False  # then apply(pieces, case)
     replaces: frozenset[str] = frozenset()  # the pieces it replaces, if that is known without running it
     starts: tuple[float, ...] = (0.0,)  # where the search for the unknown number begins
+    call: int | None = None  # of a generated mistake: the one call of its piece that is wrong, or None for all
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ contract's. It only moves entries, so a gradient that is wrong stays wrong.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,10 @@ from onfoot.check.layer import Array, Case, Layer
 
 BASE = {"batch": 2, "heads": 2, "tokens": 3, "width": 8, "head_dim": 4, "vocabulary": 9}
 MORE = {"batch": 5, "tokens": 7, "heads": 6, "width": 12, "head_dim": 6, "vocabulary": 11}
+USUAL = 2048  # sizes up to here are not estimated
+USUALLY = {"batch": 8, "heads": 8, "tokens": 16, "width": 16, "head_dim": 16, "vocabulary": 16}
+OTHER = 16  # an axis that is none of the sizes
+MOST_ENTRIES = 6e7  # in all arguments of a case: half a gigabyte
 Axes = dict[str, tuple[str, ...]]  # argument -> the name of each axis, "" if it is none of the sizes
 
 WORDS = {
@@ -51,6 +56,25 @@ def axes_of(layer: Layer, options: Mapping[str, Any]) -> Axes:
                 if a != b and not one[i]:
                     one[i] = size
     return {name: tuple(one) for name, one in zip(layer.arguments, found, strict=True)}
+
+
+def refuse_huge(layer: Layer, options: Mapping[str, Any], sizes: Sizes) -> None:
+    """Raises a ValueError if the largest case would take gigabytes, before anything is drawn."""
+    chosen = {name: max(numbers) for name, numbers in sizes.allowed.items()}
+    if max(chosen.values(), default=0) <= USUAL:
+        return
+    largest = {**USUALLY, **chosen}
+    shapes = [math.prod(largest.get(axis, OTHER) for axis in axes) for axes in axes_of(layer, options).values()]
+    has = {axis for axes in axes_of(layer, options).values() for axis in axes}
+    if "heads" in has or "causal" in options:  # the scores
+        shapes.append(largest["batch"] * largest["heads"] * largest["tokens"] ** 2)
+    entries = sum(shapes)
+    if entries > MOST_ENTRIES:
+        said = ", ".join(f"{name}={n}" for name, n in chosen.items())
+        raise ValueError(
+            f"{said}: the arrays of one case would have about {entries:.0e} entries; at most {MOST_ENTRIES:.0e} are "
+            "checked; choose smaller sizes"
+        )
 
 
 @dataclass(frozen=True)

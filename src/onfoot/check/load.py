@@ -20,6 +20,8 @@ def load_object(target: str, layer: str = "") -> Any:
     `backward` is used, else the only public function or class of the module.
     """
     where, name = _split(target)
+    if not where:
+        raise ValueError(f"no file or module before the colon in {target!r}; give module:name or file.py:name")
     module = load_file(Path(where)) if where.endswith(".py") else _from_name(where)
     if name:
         found: Any = module

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TINY = {"batch": 1, "heads": 1, "tokens": 2, "width": 3, "head_dim": 2, "vocabulary": 3}
 FEW = 50  # numbers in all arguments, which are then printed
 LARGEST = 60  # numbers in an argument of a small example
+DIGITS = 3  # that are shown, if the numbers differ in them
 VISIBLE = 5e-3  # relative difference that shows in three digits
 
 
@@ -44,18 +45,24 @@ class Example:
             "inputs": {name: _plain(x) for name, x in self.inputs.items()},
         }
 
+    @property
+    def digits(self) -> int:
+        """The number of digits in which the two differ."""
+        return next((n for n in range(DIGITS, 17) if _shown(self.yours, n) != _shown(self.right, n)), 17)
+
     def lines(self) -> list[str]:
         """The example as text."""
         if self.index is not None:
             place = f"{self.gradient}{list(self.index)}" if self.index else self.gradient
-            return [f"Example: {place} in “{self.case}” is {_shown(self.yours)}; right is {_shown(self.right)}"]
+            yours, right = (_shown(x, self.digits) for x in (self.yours, self.right))
+            return [f"Example: {place} in “{self.case}” is {yours}; right is {right}"]
         few = sum(np.size(x) for x in self.inputs.values()) <= FEW
         shown = self.inputs if few else {}
         label = max(len(name) for name in (*shown, self.gradient)) + 2
         out = [f"Example with two tokens{'' if few else ' (its inputs are in the JSON report)'}:"]
         out += [f"  {name:<{label}}{_shown(x)}" for name, x in shown.items()]
-        out.append(f"  {self.gradient:<{label}}yours  {_shown(self.yours)}")
-        out.append(f"  {'':<{label}}right  {_shown(self.right)}")
+        out.append(f"  {self.gradient:<{label}}yours  {_shown(self.yours, self.digits)}")
+        out.append(f"  {'':<{label}}right  {_shown(self.right, self.digits)}")
         return out
 
 
@@ -118,12 +125,12 @@ def _plain(x: Any) -> Any:
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-def _shown(x: Any) -> str:
-    """Numbers with three digits, without leading axes of one entry."""
+def _shown(x: Any, digits: int = DIGITS) -> str:
+    """Numbers with so many digits, without leading axes of one entry."""
     if not isinstance(x, np.ndarray):
         return f"{x:.4g}" if isinstance(x, float) else str(x)
     while x.ndim > 1 and x.shape[0] == 1:
         x = x[0]
     if x.ndim == 0:
-        return f"{float(x):.3g}" if x.dtype.kind == "f" else str(x)
-    return "[" + ", ".join(_shown(np.asarray(one)) for one in x) + "]"
+        return f"{float(x):.{digits}g}" if x.dtype.kind == "f" else str(x)
+    return "[" + ", ".join(_shown(np.asarray(one), digits) for one in x) + "]"

@@ -1,12 +1,15 @@
 """Chooses how an object is called: its form, the kind of arrays, their layout and the order of what it returns.
 
 One small case with distinct sizes decides. What the contract says comes first. Another layout is taken only if the call
-in the contract's raises, or returns no right gradient and wrong shapes. The one exception is tokens before heads, which
-has the same shapes: it is taken if nothing is right in the contract's layout and more is right in this one.
+in the contract's raises, or returns wrong shapes and no gradient that is right, also not but for its shape: a right
+gradient that is transposed, flattened or has an axis too many is a mistake, not a layout. The one exception is tokens
+before heads, which has the same shapes: it is taken if nothing is right in the contract's layout and more is right in
+this one.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,12 +20,13 @@ from onfoot.check.budget import distance, norm
 from onfoot.check.call import ARRAYS, Answer, call, is_installed
 from onfoot.check.forms import Form
 from onfoot.check.isolated import RemoteForm
-from onfoot.check.layer import Case, Gradients, Layer
+from onfoot.check.layer import Array, Case, Gradients, Layer
 from onfoot.check.layouts import NAMES, Layout, argument_of, contract, layouts, named_layout
 from onfoot.check.narrow import NARROW, rounded
 
 SAME = 1e-3  # relative error below which a gradient counts as right here; float32 inside a function is well below
 SAME_NARROW = 0.1
+PARALLEL = 1 - 1e-6  # cosine of two arrays that differ by a factor only
 CLEARER = 0.25  # by so much, another layout must resemble the right gradients more
 PACKAGES = {"torch": ("PyTorch", 'pip install "onfoot[torch]"'), "jax": ("JAX", "pip install jax")}
 ABOUT_ARRAYS = ("ndarray", "Tensor", "numpy", "torch.")  # words of errors that tell that the kind of array is wrong
@@ -81,7 +85,8 @@ class Trial:
     layer: Layer  # with the gradients that were returned
     answer: Answer
     errors: list[float] = field(default_factory=list)  # relative, of the gradients in the right shape
-    likeness: float = 0.0  # mean cosine between returned and right gradients
+    likeness: float = 0.0  # mean cosine between returned and right gradients, in the order of axes that is closest
+    misshapen: int = 0  # gradients that are right, or a multiple of it, but for their shape
     dtype: str = "float64"
 
     @property
@@ -141,7 +146,7 @@ class Chooser:
             return _best(list(self._trials(forms, arrays, wanted)))
         natural = list(self._trials(forms, arrays, contract(self.layer)))
         best = _best(natural)
-        if best is None or best.answer.died or best.all_right:
+        if best is None or best.answer.died or best.all_right or (best.runs and best.misshapen):
             return best
         others: list[Trial] = []
         try:
@@ -199,6 +204,11 @@ class Chooser:
         if answer.given and len(answer.given) < len(layer.gradients):
             layer = layer.only(answer.given)
             answer = self._call(plan, layer)
+        elif answer.parts and plan.layout.name == "contract":
+            named = self._named(answer.parts)
+            if named:
+                layer = layer.only(named)
+                answer = self._call(plan, layer)
         if any(p.kind == "shape" for p in answer.problems):
             order = _order(answer.shapes, self._shapes(plan, layer))
             if order is not None:
@@ -213,8 +223,23 @@ class Chooser:
                 likeness.append(abs(float(np.sum(got * r))) / ((norm(got) * norm(r)) or 1.0))
             elif got.shape == r.shape:
                 trial.errors.append(np.inf)
+            elif got.size == r.size and np.isfinite(got).all():
+                likeness.append(_likeness(got, r))
+                trial.misshapen += likeness[-1] > PARALLEL
         trial.likeness = float(np.mean(likeness)) if likeness else 0.0
         return trial
+
+    def _named(self, parts: Sequence[Array]) -> list[str]:
+        """The gradients that these arrays, too few and in no gradient's shape, are but for their shape; else none."""
+        left = dict(zip(self.layer.gradients, self.right, strict=True))
+        found = []
+        for part in parts:
+            name = next((name for name, r in left.items() if part.size == r.size and _likeness(part, r) > PARALLEL), "")
+            if not name:
+                return []
+            found.append(name)
+            left = dict(list(left.items())[list(left).index(name) + 1 :])  # in the order of the contract
+        return found
 
     def _call(self, plan: Plan, layer: Layer) -> Answer:
         right = tuple(self.right[self.layer.gradients.index(name)] for name in layer.gradients)
@@ -236,6 +261,15 @@ def _best(trials: Sequence[Trial]) -> Trial | None:
             return found
     running = [trial for trial in trials if trial.runs]
     return running[0] if running else min(trials, key=lambda trial: trial.failure)
+
+
+def _likeness(got: Array, right: Array) -> float:
+    """The largest cosine between two arrays of the same size, over all orders of the axes."""
+    size = norm(got) * norm(right)
+    if not np.isfinite(got).all() or size == 0:
+        return 0.0
+    orders = itertools.permutations(range(right.ndim))
+    return max(abs(float(got.ravel() @ right.transpose(axes).ravel())) for axes in orders) / size
 
 
 def _order(got: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

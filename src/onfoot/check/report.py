@@ -43,6 +43,12 @@ class Outcome:
     def ok(self) -> bool:
         return not self.problems and all(m.ok for m in self.measured)
 
+    @property
+    def accepted(self) -> bool:
+        """Whether the function returned numbers for every gradient, in its shape."""
+        gradients = self.answer.gradients
+        return gradients is not None and not self.problems and len(self.measured) == len(gradients)
+
 
 @dataclass(repr=False)
 class LayerReport(ShownText):
@@ -63,8 +69,8 @@ class LayerReport(ShownText):
     chain: Chain | None = None  # where the chain of a composite layer breaks, if that is certain
 
     def counts(self, outcome: Outcome) -> bool:
-        """Whether an outcome counts; cases beyond the contract count only if strict."""
-        return self.strict or not outcome.case.beyond
+        """Whether an outcome counts; cases beyond the contract count only if strict, some also if they are accepted."""
+        return self.strict or not outcome.case.beyond or (outcome.case.if_accepted and outcome.accepted)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -78,12 +84,14 @@ class LayerReport(ShownText):
 
     @property
     def wrong(self) -> list[str]:
-        """The gradients that are wrong in any failed outcome."""
+        """The gradients that are wrong in any failed outcome: in their values or in their shape."""
         bad = {m.gradient for o in self.failed for m in o.measured if not m.ok}
+        bad |= {p.gradient for o in self.failed for p in o.problems if p.kind == "shape"}
         return [name for name in self.layer.gradients if name in bad]
 
     @property
     def passed(self) -> bool:
+        """Whether every gradient is correct in every case that counts."""
         return not self.failed
 
     def __bool__(self) -> bool:
@@ -97,6 +105,7 @@ class LayerReport(ShownText):
         return one_line(self)
 
     def facts(self) -> dict[str, str]:
+        """The verdict and the number of cases, for a notebook."""
         return {self.layer.name: f"{self.function} {self.verdict}", "cases": str(len(self.outcomes))}
 
     def __str__(self) -> str:

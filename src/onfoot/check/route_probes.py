@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from onfoot.check.layer import Case, Layer, Mistake, Piece, Pieces
-from onfoot.check.probes import Recordings, combined_arguments, of_piece
+from onfoot.check.probes import combined_arguments, of_piece
+from onfoot.check.recording import Recordings
 from onfoot.check.routes import ROUTES, Route
 
 LATER = 0.004  # the layer's own steps are tried first

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.candidate import Candidate, Evidence
+from onfoot.check.edits import AXES
 from onfoot.check.layer import Array, Case, Mistake, Piece, Pieces
-from onfoot.check.probes import AXES, Recordings, at_place, place_words
+from onfoot.check.places import at_place, place_words
+from onfoot.check.recording import Recordings
 from onfoot.check.words import argument_words, formula, parameters_of, piece_words
 
 TILES = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
@@ -112,9 +114,22 @@ def _tiles(k: int) -> Iterator[Rule]:
         "a tile ends where the next begins",
         COST + 0.012,
     )
+    mean = "divide by the number of all {ones}, not by that of one tile"
+    yield Rule(f"each {tile} of {{what}} is averaged by itself", _own_mean(k), mean, COST + 0.01)
+    yield Rule(
+        f"the means of {tile.replace('tile', 'tiles')} of {{what}} are averaged, though the last tile is smaller",
+        lambda n: _own_mean(k)(n) / -(-n // k),
+        mean,
+        COST + 0.01,
+    )
     yield Rule(f"only every {k}th {{one}} of {{what}} counts", _where(lambda i, n: i % k == 0), LOOP, COST + 0.015)
     if k > 2:
         yield Rule(f"all {{ones}} of {{what}} but the first {k} count twice", _where(lambda i, n: 1 + (i >= k)), LOOP)
+
+
+def _own_mean(k: int) -> Factors:
+    """n/(size of its tile): a mean over each tile in place of the mean over all."""
+    return lambda n: n / np.minimum(k, n - np.arange(n) // k * k)
 
 
 RULES = tuple(rules())
@@ -301,8 +316,9 @@ class _Fit:
         runs = [self.run(place, group.spread(row, place.value.shape)) for row in np.eye(n)]
         found: dict[Rule, None] = {}
         for g in gradients:
-            zeros, answer = np.zeros(self.right[g].size), self.answers[g].ravel()
-            shares = np.stack([zeros if run is None else run[g].ravel() for run in runs])  # (n, entries)
+            zeros, answer = np.zeros(self.right[g].shape), self.answers[g].ravel()
+            usable = [zeros if run is None or run[g].shape != zeros.shape else run[g] for run in runs]
+            shares = np.stack([one.ravel() for one in usable])  # (n, entries)
             size = np.linalg.norm(answer)
             if np.linalg.norm(shares.sum(axis=0) - self.right[g].ravel()) <= EXACT * np.linalg.norm(self.right[g]):
                 off = np.linalg.norm(factors @ shares - answer, axis=1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onfoot.check.call import NOTHING
 from onfoot.check.diagnose import Diagnosis, Finding
 from onfoot.check.equations import EQUATIONS, page_of
 from onfoot.check.report import LayerReport, Measured, Outcome
@@ -118,8 +119,9 @@ def verdict(report: LayerReport) -> Iterator[str]:
     yield f"✗ wrong: {', '.join(report.wrong)}" if report.wrong else "✗ fails"
     yield from size_dependent(report)
     for name in report.wrong[:4]:
-        o, m = next((o, m) for o in report.failed for m in o.measured if m.gradient == name and not m.ok)
-        if math.isnan(m.error):  # listed below, with the problems
+        bad = ((o, m) for o in report.failed for m in o.measured if m.gradient == name and not m.ok)
+        o, m = next(bad, (None, None))
+        if o is None or m is None or math.isnan(m.error):  # listed below, with the problems
             continue
         plain = report.diagnosis.plain.get(name, "") if report.diagnosis else ""
         kind = "error" if m.absolute else "relative error"
@@ -137,7 +139,8 @@ def one_line(report: LayerReport) -> str:
     first = next((p for o in report.failed for p in o.problems), None)
     if not report.wrong:
         verb = "it raises " if first is not None and first.kind == "raises" else ""
-        return f"fails: {verb}{first.message}" if first is not None else "fails"
+        said = [f"{verb}{first.message}"] if first is not None and not (names and first.kind == "random") else []
+        return f"fails: {'; '.join([*said, *names])}" if said or names else "fails"
     if not names and first is not None:
         names = [first.message]
     return f"wrong: {', '.join(report.wrong)}; {'; '.join(names) or 'no known mistake explains it'}"
@@ -188,7 +191,8 @@ def problems(report: LayerReport) -> Iterator[str]:
             continue
         detail = f"“{where[0].case.name}”" if len(where) == 1 else f"{len(where)} of {total} cases"
         verb = "it raises " if kind == "raises" else ""
-        yield from wrapped(f"{kind}: {verb}{message} ({detail})", "  ")
+        label = "" if message.startswith(NOTHING) else f"{kind}: "
+        yield from wrapped(f"{label}{verb}{message} ({detail})", "  ")
     for kind, count in seen.items():
         if count > 3:
             yield f"  {kind}: and {count - 3} more like these"
@@ -224,7 +228,8 @@ def finding_text(i: int, finding: Finding) -> Iterator[str]:
     if finding.explains:
         yield from wrapped(finding.explains, "     ", 0)
     if finding.equation:
-        yield from wrapped(f"violates  eq {finding.equation}: {EQUATIONS[finding.equation]}", "     ", 10)
+        verb = "violates" if finding.explains else "right   "  # a gradient's own equation
+        yield from wrapped(f"{verb}  eq {finding.equation}: {EQUATIONS[finding.equation]}", "     ", 10)
     yield from wrapped(f"fix       {finding.fix}", "     ", 10)
     if finding.equation:
         yield f"     read      {page_of(finding.equation)}"

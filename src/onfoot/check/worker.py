@@ -28,7 +28,7 @@ def main(target: str, layer: str, import_seconds: str, load: Callable[[str, str]
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    reports = os.fdopen(os.dup(2), "w")
+    reports = os.fdopen(os.dup(2), "w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]

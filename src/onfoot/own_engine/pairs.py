@@ -28,7 +28,8 @@ GRADIENTS: Mapping[str, tuple[str, ...]] = {
     "rope": ("x",),
     "swiglu": ("gate", "up"),
 }
-UNUSED = ("head", "multi_head")  # the paper's single heads, which no network runs on: it computes all heads at once
+# which no network runs on: these have q, k and v in one product, and layer norm or RMS norm
+UNUSED = ("batch_norm", "head", "heads", "multi_head")
 PAIRS = tuple(sorted((*GRADIENTS, *UNUSED)))
 # pair -> the pairs that it is made of, unless the user has it too
 PARTS: Mapping[str, tuple[str, ...]] = {

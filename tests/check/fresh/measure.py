@@ -30,6 +30,7 @@ from typing import Any
 HERE = Path(__file__).parent
 LABELS = ("first", "among three", "none", "misnamed")
 PROCESSES = 2
+SETS = ("development", "final", "third", "fourth")
 
 
 def cases_of(half: str) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def table(results: list[dict[str, Any]], labels: dict[str, dict[str, str]]) -> l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", choices=["development", "final"])
+    parser.add_argument("half", choices=SETS)
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--only", help="only the cases whose name contains this")
     parser.add_argument("--judge", type=Path, help="add the judgements in this file to the labels")

@@ -28,6 +28,7 @@ from onfoot.check.layers.self_attention import CROSS_ATTENTION, SELF_ATTENTION, 
 from onfoot.check.layers.softmax import SOFTMAX
 from onfoot.check.layers.swiglu import SWIGLU
 
+# The layers that can be checked, by name, each with its contract: arguments, gradients, options and sizes.
 LAYERS: dict[str, Layer] = {
     layer.name: layer
     for layer in (

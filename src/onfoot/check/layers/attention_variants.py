@@ -34,7 +34,7 @@ DROPOUT_PIECES = Pieces(
     dropped=head.DROPOUT_PIECES.dropped,
     through_dropout=head.DROPOUT_PIECES.through_dropout,
     rho_for_softmax=head.DROPOUT_PIECES.rho_for_softmax,
-    dscores_kept=lambda dscores, keep: dscores,
+    dscores_kept=head.DROPOUT_PIECES.dscores_kept,
 )
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from onfoot.check.case_sizes import ANY, Sizes, kept, width_of
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention, gelu, layer_norm, linear, multi_head
-from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops import (
     attention_backward,
     attention_forward,
@@ -20,6 +19,7 @@ from onfoot.ops import (
     linear_backward,
     linear_forward,
 )
+from onfoot.ops.multi_head import merge_heads, split_heads
 
 PARAMETERS = (
     *("ln_1_weight", "ln_1_bias", "attn_weight", "attn_bias", "proj_weight", "proj_bias"),
@@ -168,5 +168,10 @@ BLOCK = Layer(
     options={"n_head": 2, "causal": True},
     sizes=("batch", "tokens", "width", "heads", "head_dim"),
     assumes={"form": "tanh"},
+    places={
+        "scaled": ("ln_1", "ln_2"),
+        "affine": ("the q, k, v projection", "the output projection", "the first MLP layer"),
+        "merge": ("forward pass", "queries", "keys", "values"),
+    },
     parts=("attention", "multi_head", "layer_norm", "gelu", "linear"),
 )

@@ -10,7 +10,6 @@ from onfoot.check.case_sizes import ANY, Sizes
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces
 from onfoot.check.layers import attention, block, layer_norm, linear, multi_head
 from onfoot.check.layers.activations import RELU_PIECES
-from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops import (
     attention_backward,
     attention_forward,
@@ -21,6 +20,7 @@ from onfoot.ops import (
     relu_backward,
     relu_forward,
 )
+from onfoot.ops.multi_head import merge_heads, split_heads
 
 EPS = 1e-5
 PARAMETERS = block.PARAMETERS

@@ -6,6 +6,7 @@ import numpy as np
 
 from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
+from onfoot.check.layers.attention import OVERFLOW
 from onfoot.models.inputs import next_token_targets
 from onfoot.ops import cross_entropy_backward, cross_entropy_forward
 from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
@@ -13,7 +14,9 @@ from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
 
 def one_hot(ids: Array, n: int) -> Array:
     """One-hot rows; a negative id gives a row of zeros."""
-    return np.eye(n)[np.maximum(ids, 0)] * (ids >= 0)[..., None]
+    out = np.zeros((*ids.shape, n))
+    np.put_along_axis(out, np.maximum(ids, 0)[..., None], (ids >= 0)[..., None], axis=-1)
+    return out
 
 
 PIECES = Pieces(
@@ -67,7 +70,7 @@ def cases(rng: np.random.Generator, reduction: str = "mean", sizes: Sizes = ANY)
         case("other sizes", *distinct(rng, 3, 3, 12)),
         case("one token", 1, 1, v, exact=True),
         case("as many tokens as ids", 2, v + 2, v + 2, exact=True),
-        case("large logits", 2, n, v, scale=800.0),
+        case("large logits", 2, n, v, scale=800.0, beyond=OVERFLOW),
         case("ignored targets", 3, n + 4, v, ignored=2, beyond=padding),
         case("the last token without a target", 2, n + 3, v, ignored=1, beyond=padding),
     ]
@@ -105,13 +108,15 @@ def next_reference(logits: Array, ids: Array, dout: float, reduction: str = "mea
 
 
 def next_cases(rng: np.random.Generator, reduction: str = "mean", sizes: Sizes = ANY) -> list[Case]:
-    def case(name: str, b: int, n: int, v: int, scale: float = 1.0, exact: bool = False) -> Case | None:
+    def case(
+        name: str, b: int, n: int, v: int, scale: float = 1.0, beyond: str = "", exact: bool = False
+    ) -> Case | None:
         fitted = sizes.fit(name, exact, batch=b, tokens=n, width=v)
         if fitted is None:
             return None
         b, n, v = fitted
         logits, ids = scale * rng.standard_normal((b, n, v)), rng.integers(0, v, (b, n))
-        return Case(name, (logits, ids, float(rng.uniform(0.4, 0.9))), _sizes(b, n, v))
+        return Case(name, (logits, ids, float(rng.uniform(0.4, 0.9))), _sizes(b, n, v), beyond)
 
     b, n, v = distinct(rng, 3, 2, 8)
     found = [
@@ -119,7 +124,7 @@ def next_cases(rng: np.random.Generator, reduction: str = "mean", sizes: Sizes =
         case("other sizes", *distinct(rng, 3, 3, 12)),
         case("two tokens", 1, 2, v, exact=True),
         case("as many tokens as ids", 2, v + 2, v + 2, exact=True),
-        case("large logits", 2, n, v, scale=800.0),
+        case("large logits", 2, n, v, scale=800.0, beyond=OVERFLOW),
     ]
     return kept(found)
 

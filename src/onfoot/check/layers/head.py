@@ -40,6 +40,7 @@ DROPOUT_PIECES = Pieces(
     dropped=lambda rho, keep: rho * keep,
     through_dropout=lambda drho, keep: drho * keep,
     rho_for_softmax=lambda rho, keep: rho,
+    dscores_kept=lambda dscores, keep: dscores,
 )
 
 
@@ -56,7 +57,8 @@ def _steps(
     kept = rho if keep is None else p.dropped(rho, keep)
     if keep is not None:
         drho, rho = p.through_dropout(drho, keep), p.rho_for_softmax(rho, keep)
-    draw = p.draw(p.dscores(drho, rho, p.row_dots(drho, rho), scores, mask), q)
+    dscores = p.dscores(drho, rho, p.row_dots(drho, rho), scores, mask)
+    draw = p.draw(dscores if keep is None else p.dscores_kept(dscores, keep), q)
     grads = [p.dq(draw, k, q), p.dk(draw, q, k), p.dv(kept, dout)]
     if rotary:
         grads = [p.rotated_back(grads[0], angle), p.rotated_back(grads[1], angle), grads[2]]
@@ -145,7 +147,10 @@ WIDTHS = "w_v, b_v and dout are d_v wide, the queries and keys d_k wide"
 
 def cases(rng: np.random.Generator, causal: bool = True, rotary: bool = False, sizes: Sizes = ANY) -> list[Case]:
     drawn = _inputs(rng, rotary, sizes)
-    return [Case(name, (*given, dout), found, beyond) for name, given, dout, found, beyond in drawn]
+    return [
+        Case(name, (*given, dout), found, beyond, if_accepted=bool(beyond))
+        for name, given, dout, found, beyond in drawn
+    ]
 
 
 def dropout_cases(rng: np.random.Generator, causal: bool = True, sizes: Sizes = ANY) -> list[Case]:
@@ -153,7 +158,7 @@ def dropout_cases(rng: np.random.Generator, causal: bool = True, sizes: Sizes = 
     for name, given, dout, measures, beyond in _inputs(rng, False, sizes):
         b, n = dout.shape[:2]
         keep = (rng.random((b, n, n)) > 0.3) / 0.7
-        found.append(Case(name, (*given, keep, dout), measures, beyond))
+        found.append(Case(name, (*given, keep, dout), measures, beyond, if_accepted=bool(beyond)))
     return found
 
 
@@ -195,5 +200,5 @@ HEAD_DROPOUT = Layer(
     pieces=DROPOUT_PIECES,
     options={"causal": True},
     sizes=("batch", "tokens", "width", "head_dim"),
-    parts=("attention", "linear"),
+    parts=("attention", "attention_dropout", "linear"),
 )

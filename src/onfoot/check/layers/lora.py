@@ -46,7 +46,11 @@ def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
         draw = rng.standard_normal
         x, weight, down, up = draw((b, n, n_in)), draw((n_in, n_out)), draw((n_in, r)), draw((r, n_out))
         inputs = (x, weight, down, 0 * up if fresh else up, alpha, draw((b, n, n_out)))
-        return Case(name, inputs, {"r": r, "α": alpha, "α/r": alpha / r, "n": n, "B": b, "B·n": b * n})
+        return Case(
+            name,
+            inputs,
+            {"r": r, "α": alpha, "α/r": alpha / r, "d_in": n_in, "d_out": n_out, "n": n, "B": b, "B·n": b * n},
+        )
 
     square = int(rng.integers(5, 9))
     found = [

@@ -7,6 +7,7 @@ import numpy as np
 from onfoot.check.case_sizes import ANY, Sizes, kept
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import cross_entropy, embedding, layer_norm, linear
+from onfoot.check.layers.attention import OVERFLOW
 from onfoot.ops import (
     cross_entropy_backward,
     cross_entropy_forward,
@@ -56,14 +57,16 @@ def head_reference(x: Array, weight: Array, bias: Array, targets: Array, dout: f
 
 
 def head_cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
-    def case(name: str, b: int, n: int, d: int, v: int, scale: float = 1.0, exact: bool = False) -> Case | None:
+    def case(
+        name: str, b: int, n: int, d: int, v: int, scale: float = 1.0, beyond: str = "", exact: bool = False
+    ) -> Case | None:
         fitted = sizes.fit(name, exact, batch=b, tokens=n, width=d, vocabulary=v)
         if fitted is None:
             return None
         b, n, d, v = fitted
         x, weight = rng.standard_normal((b, n, d)), scale * rng.standard_normal((d, v)) / np.sqrt(d)
         inputs = (x, weight, rng.standard_normal(v), rng.integers(0, v, (b, n)), float(rng.uniform(0.4, 0.9)))
-        return Case(name, inputs, {"V": v, "d": d, "n": n, "B": b, "B·n": b * n, "n − 1": n - 1})
+        return Case(name, inputs, {"V": v, "d": d, "n": n, "B": b, "B·n": b * n, "n − 1": n - 1}, beyond)
 
     b, n, d, v = distinct(rng, 4, 2, 8)
     square = int(rng.integers(4, 8))
@@ -72,7 +75,7 @@ def head_cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
         case("other sizes", *distinct(rng, 4, 3, 12)),
         case("one token", 1, 1, d, v, exact=True),
         case("as many ids as features", 2, n, square, square),
-        case("large logits", 2, n, d, v, scale=300.0),
+        case("large logits", 2, n, d, v, scale=300.0, beyond=OVERFLOW),
     ]
     return kept(found)
 

@@ -7,8 +7,8 @@ import numpy as np
 from onfoot.check.case_sizes import ANY, Sizes, kept, width_of
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention, linear
-from onfoot.models.gpt2 import merge_heads, split_heads
-from onfoot.ops import attention_backward, attention_forward, linear_backward, linear_forward
+from onfoot.ops import multi_head_backward, multi_head_forward
+from onfoot.ops.multi_head import merge_heads, split_heads
 
 HEAD_PIECES = Pieces(split=split_heads, split_dout=split_heads, merge=merge_heads)
 PIECES = Pieces(
@@ -40,13 +40,9 @@ def steps(
 
 
 def reference(*inputs: Array, causal: bool = True, n_head: int = 2) -> Gradients:
-    *arrays, dout = inputs
-    projections = [linear_forward(x, w) for x, w in zip(arrays[:3], arrays[3:], strict=True)]
-    q, k, v = (split_heads(y, n_head) for y, _ in projections)
-    _, saved = attention_forward(q, k, v, causal)
-    grads = attention_backward(split_heads(dout, n_head), saved)
-    found = [linear_backward(merge_heads(d), s) for d, (_, s) in zip(grads, projections, strict=True)]
-    return (*(g[0] for g in found), *(g[1] for g in found))
+    query, key, value, w_q, w_k, w_v, dout = inputs
+    _, saved = multi_head_forward(query, key, value, w_q, None, w_k, None, w_v, None, n_head, causal)
+    return tuple(d for d in multi_head_backward(dout, saved) if d is not None)
 
 
 def cases(rng: np.random.Generator, causal: bool = True, n_head: int = 2, sizes: Sizes = ANY) -> list[Case]:

@@ -10,8 +10,7 @@ from onfoot.check.case_sizes import ANY, Sizes, kept, width_of
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention, linear, multi_head
 from onfoot.check.layers.head import CAUSAL
-from onfoot.models.gpt2 import merge_heads, split_heads
-from onfoot.ops import attention_backward, attention_forward, linear_backward, linear_forward
+from onfoot.ops import linear_backward, linear_forward, multi_head_backward, multi_head_forward
 
 COMMON = Pieces(
     **vars(attention.PIECES),
@@ -111,23 +110,19 @@ def cross_steps(p: Pieces, query: Array, key: Array, value: Array, *rest: Array,
     return dquery, p.dkey(dkey, dvalue), p.dvalue(dkey, dvalue), *of_pairs, *of_output
 
 
-def _reference(
-    inputs: Sequence[Array], given: Sequence[Array], dout: Array, causal: bool, n_head: int
-) -> list[list[Array]]:
-    """dx, dweight and dbias of the three projections, then of the output projection."""
-    projections = [linear_forward(x, given[2 * i], given[2 * i + 1]) for i, x in enumerate(inputs)]
-    q, k, v = (split_heads(y, n_head) for y, _ in projections)
-    mixed, saved = attention_forward(q, k, v, causal)
-    dmixed, *of_output = linear_backward(dout, linear_forward(merge_heads(mixed), given[6], given[7])[1])
-    grads = attention_backward(split_heads(dmixed, n_head), saved)
-    found = [linear_backward(merge_heads(d), s) for d, (_, s) in zip(grads, projections, strict=True)]
-    return [[g for g in one if g is not None] for one in (*found, of_output)]
+def _reference(inputs: Sequence[Array], given: Sequence[Array], dout: Array, causal: bool, n_head: int) -> Gradients:
+    """The gradients of the three inputs, of the three projections and of the output projection."""
+    w_q, b_q, w_k, b_k, w_v, b_v, w_o, b_o = given
+    query, key, value = inputs
+    mixed, saved = multi_head_forward(query, key, value, w_q, b_q, w_k, b_k, w_v, b_v, n_head, causal)
+    dmixed, *of_output = linear_backward(dout, linear_forward(mixed, w_o, b_o)[1])
+    return *multi_head_backward(dmixed, saved), *of_output
 
 
 def separate_reference(x: Array, *rest: Array, causal: bool = True, n_head: int = 2) -> Gradients:
     *given, dout = rest
-    *paths, of_output = _reference((x, x, x), given, dout, causal, n_head)
-    return paths[0][0] + paths[1][0] + paths[2][0], *(g for one in paths for g in one[1:]), *of_output
+    dquery, dkey, dvalue, *others = _reference((x, x, x), given, dout, causal, n_head)
+    return dquery + dkey + dvalue, *others
 
 
 def packed_reference(
@@ -148,8 +143,7 @@ def packed_reference(
 
 def cross_reference(query: Array, key: Array, value: Array, *rest: Array, n_head: int = 2) -> Gradients:
     *given, dout = rest
-    *paths, of_output = _reference((query, key, value), given, dout, False, n_head)
-    return *(one[0] for one in paths), *(g for one in paths for g in one[1:]), *of_output
+    return _reference((query, key, value), given, dout, False, n_head)
 
 
 Build = Callable[[np.random.Generator, int, int, int, int], tuple[Array, ...]]  # (rng, B, n, m, width) -> inputs

@@ -29,13 +29,13 @@ def reference(x: Array, dout: Array) -> Gradients:
 
 def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
     def case(
-        name: str, drawn: Sequence[int], spread: float = 1.0, exact: bool = False, offset: float = 0.0
+        name: str, drawn: Sequence[int], spread: float = 1.0, exact: bool = False, offset: float = 0.0, beyond: str = ""
     ) -> Case | None:
         shape = sizes.fit(name, exact, batch=drawn[0], tokens=drawn[1], width=drawn[2])
         if shape is None:
             return None
         x, dout = rng.standard_normal(shape), rng.standard_normal(shape)
-        return Case(name, (spread * x + offset, dout), {"d": shape[2], "n": shape[1], "B": shape[0]})
+        return Case(name, (spread * x + offset, dout), {"d": shape[2], "n": shape[1], "B": shape[0]}, beyond)
 
     square = int(rng.integers(4, 8))
     found = [
@@ -43,7 +43,7 @@ def cases(rng: np.random.Generator, sizes: Sizes = ANY) -> list[Case]:
         case("other sizes", distinct(rng, 3, 3, 11)),
         case("as many rows as entries", (2, square, square), exact=True),
         case("one entry per row", (2, 3, 1), exact=True),
-        case("large inputs", distinct(rng, 3), spread=20.0, offset=900.0),
+        case("large inputs", distinct(rng, 3), spread=20.0, offset=900.0, beyond=attention.OVERFLOW),
     ]
     return kept(found)
 

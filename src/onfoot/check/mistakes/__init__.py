@@ -34,6 +34,7 @@ from onfoot.check.mistakes import (
     swiglu,
 )
 
+# The known mistakes, each with its name, the layers it occurs in, the equation it violates and the fix.
 CATALOGUE: tuple[Mistake, ...] = (
     *attention.MISTAKES,
     *mask.MISTAKES,
@@ -78,8 +79,12 @@ def _applicable(name: str) -> tuple[Mistake, ...]:
 def _of_layer(layer: Layer) -> tuple[Mistake, ...]:
     """The layer's own mistakes, then those of its parts that replace only its pieces and change its gradients."""
     own = [*layer.mistakes, *(m for m in CATALOGUE if m.layer == layer.name)]
+    names = {m.name for m in own}
     parts = [
-        m for part in layer.parts for m in CATALOGUE if m.layer == part and replaced_pieces(m) <= layer.pieces.names()
+        m
+        for part in layer.parts
+        for m in CATALOGUE
+        if m.layer == part and replaced_pieces(m) <= layer.pieces.names() and m.name not in names
     ]
     return (*own, *(m for m in parts if has_effect(m, layer, layer.options)))
 
