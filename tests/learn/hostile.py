@@ -13,6 +13,7 @@ TARGETS = {
     2: ("e02_activation.py", "gelu_tanh_backward"),
     3: ("e03_cross_entropy.py", "cross_entropy_backward"),
 }
+FILES = {number: file for number, (file, _) in TARGETS.items()} | {16: "e16_swiglu.py"}
 PASSED, WRONG, FAILED, IMPORT, SYNTAX = "passed", "wrong", "failed", "import", "syntax"
 
 
@@ -28,7 +29,7 @@ class Handed:
 
     @property
     def file(self) -> str:
-        return TARGETS[self.number][0]
+        return FILES[self.number]
 
 
 # (kind, what the backward pass does before it returns the right gradients, what is said)
@@ -133,11 +134,18 @@ MISTAKES = [
     (3, "(dloss / divisor)", "(1 / divisor)", ""),
     (3, "-= 1", "+= 1", ""),
     (3, "(drho - (drho * rho).sum(axis=-1, keepdims=True)) * rho", "drho * rho", ""),
+    # right in the shapes of another layout: one sequence at a time, all tokens as rows, another order
+    (1, "rows(x).T @ rows(dy)", "x.T @ dy", "fits only some of the shapes"),
+    (1, ".reshape(*dy.shape[:-1], weight.shape[0])", "", "a reshape is missing"),
+    (1, "return dx, dweight, dbias", "return dweight, dx, dbias", "returned in another order"),
+    (2, "np.where(x <= 0, 0, dy)", "np.where(x <= 0, 0, dy).reshape(-1, x.shape[-1])", "a reshape is missing"),
+    (3, "dlogits.reshape(logits.shape)", "dlogits", "a reshape is missing"),
+    (16, "return dgate, dup", "return dgate.ravel(), dup.ravel()", "a reshape is missing"),
 ]
 
 
 def solution(number: int) -> str:
-    return (SOLUTIONS / TARGETS[number][0]).read_text(encoding="utf-8")
+    return (SOLUTIONS / FILES[number]).read_text(encoding="utf-8")
 
 
 def mistaken(number: int, right: str, wrong: str) -> str:

@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import MISTAKES, mistaken
 from learners import edit, solved_folder
 from typer.testing import CliRunner
 
+from onfoot.check.chain import Chain
+from onfoot.check.report import LayerReport
 from onfoot.cli import app
-from onfoot.learn import EXERCISES, get_exercise, judge, make_folder
+from onfoot.learn import EXERCISES, assert_solved, get_exercise, judge, make_folder
+from onfoot.learn.answer import part_lines
 from onfoot.learn.course import SOLUTIONS, foundations
+from onfoot.learn.derivation import derivation_text
+from onfoot.learn.judge import PartVerdict, merge_places
 from onfoot.learn.progress import FILE, Progress
 from onfoot.learn.session import SECONDS, changed_files, check_exercise
+from onfoot.learn.words import own_words
 
 
 def run(*arguments: str) -> Any:
@@ -76,7 +83,7 @@ def test_one_gradient_after_the_other(here: Path) -> None:
         "dweight  ✗ wrong",
         "dbias    · not written yet (None)",
         "Mistake: dweight transposed.",
-        "The whole derivation:      docs/equations/linear.md",
+        "The whole derivation:      onfoot learn derivation 1",
     ):
         assert words in wrong.stdout
     shutil.copyfile(SOLUTIONS / "e01_linear.py", here / "e01_linear.py")
@@ -97,7 +104,32 @@ def test_the_whole_report_and_the_verdict_for_programs(here: Path) -> None:
     assert verdict["status"] == "wrong" and not verdict["passed"] and verdict["exercise"] == 5
     (part,) = verdict["parts"]
     assert part["gradients"] == {"dx": "wrong", "dweight": "right", "dbias": "right"}
-    assert part["mistakes"] == ["γ missing from dx"]
+    assert part["mistakes"] == ["weight missing from dx"]
+
+
+OTHER_LAYOUTS = [
+    one
+    for one in MISTAKES
+    if one[3] in ("fits only some of the shapes", "a reshape is missing", "returned in another order")
+]
+
+
+@pytest.mark.parametrize(("number", "right", "wrong", "says"), OTHER_LAYOUTS)
+def test_an_answer_that_is_right_only_in_another_layout_is_wrong(
+    number: int, right: str, wrong: str, says: str
+) -> None:
+    names: dict[str, Any] = {}
+    exec(mistaken(number, right, wrong), names)
+    exercise = get_exercise(number)
+    with pytest.raises(AssertionError) as error:
+        assert_solved(exercise.name, *(names[function] for function in exercise.functions))
+    assert says in " ".join(str(error.value).split()) and "✗ wrong" in str(error.value)
+
+
+def test_a_product_for_two_axes_only_is_not_solved(here: Path) -> None:
+    (here / "e01_linear.py").write_text(mistaken(1, "rows(x).T @ rows(dy)", "x.T @ dy"), encoding="utf-8")
+    result = run("check", "1")
+    assert result.exit_code == 1 and "dweight is wrong. dx and dbias are right." in result.stdout
 
 
 BROKEN: dict[str, tuple[Callable[[str], str], str, str]] = {
@@ -115,6 +147,11 @@ BROKEN: dict[str, tuple[Callable[[str], str], str, str]] = {
         lambda text: text.replace("def linear_backward", "def my_backward"),
         "e01_linear.py has no function linear_backward",
         "write it again",
+    ),
+    "forward renamed": (
+        lambda text: text.replace("def linear_forward", "def my_forward"),
+        "e01_linear.py has no function linear_forward, which was given",
+        "onfoot learn show e01_linear",
     ),
     "forward": (
         lambda text: text.replace("y += bias", "y -= bias"),
@@ -156,7 +193,8 @@ def test_a_broken_file_is_answered_kindly(here: Path, kind: str) -> None:
     flat = " ".join(result.stdout.split())
     for expected in words:
         assert " ".join(expected.split()) in flat
-    assert "Traceback" not in result.output
+    assert "Traceback" not in result.output and "adapters.py" not in result.output
+    assert flat.count(" ".join(words[0].split())) == 1  # said once
 
 
 def test_an_endless_function_is_ended(here: Path) -> None:
@@ -197,7 +235,7 @@ def test_hints_come_one_after_the_other(here: Path) -> None:
         shown = run("hint").stdout
         assert f"Exercise 1 · hint {level} of 3" in shown
         assert exercise.hint(level).splitlines()[0] in shown
-    assert "That was the last hint. The whole derivation: docs/equations/linear.md" in shown
+    assert "That was the last hint. The whole derivation: onfoot learn derivation 1" in shown
     assert "onfoot learn hint 1 (3 of 3 seen)" in run("check").stdout
     assert "hint 2 of 3" in run("hint", "4", "--level", "2").stdout
     assert Progress(here).hints(get_exercise(4)) == 2
@@ -214,6 +252,10 @@ BAD = {
     "check 20": "there is no exercise 20; they are numbered 1 to 19",
     "check 0": "there is no exercise 0; they are numbered 1 to 19",
     "hint 99": "there is no exercise 99",
+    "check abc": "there is no exercise 'abc'; give a number from 1 to 19, or one of linear, activation,",
+    "chek": "there is no command 'chek'; did you mean: onfoot learn check?",
+    "hints 3": "there is no command 'hints'; did you mean: onfoot learn hint?",
+    "grade nowhere": "nowhere: no such file or folder",
     "hint 1 --level 4": "level must be 1 to 3, got 4",
     "check 1 --all": "--all checks every exercise once",
     "check --json --report": "--json prints the verdicts alone",
@@ -229,6 +271,7 @@ def test_wrong_arguments_end_with_status_2_and_one_line(here: Path, command: str
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ") and BAD[command] in result.stderr
     assert result.stderr.count("\n") == 1
+    assert not (here / "chek").exists()
 
 
 def test_commands_outside_of_a_folder_say_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +280,37 @@ def test_commands_outside_of_a_folder_say_how_to_make_one(tmp_path: Path, monkey
         result = run(command)
         assert result.exit_code == 2
         assert "there are no exercises here; make them with: onfoot learn" in result.stderr
+
+
+def test_an_exercise_has_a_name_beside_its_number(here: Path) -> None:
+    assert run("show", "activation").stdout == run("show", "2").stdout == run("show", "e02_activation.py").stdout
+    assert "Exercise 3 · hint 1 of 3" in run("hint", "cross_entropy").stdout
+
+
+def test_the_derivation_of_every_exercise_can_be_read() -> None:
+    for exercise in EXERCISES:
+        text = derivation_text(exercise)
+        assert text.startswith(f"The derivation of exercise {exercise.number}, from ") and len(text) > 500
+    assert "(FC.3)" in run("derivation", "1").stdout
+    second = derivation_text(get_exercise(19))
+    assert "## Second order" in second and "## Index" not in second
+
+
+def test_the_chain_of_gradients_is_shown_in_the_words_of_the_exercise() -> None:
+    part = get_exercise(9).parts[0]
+    chain = Chain(["ln_2.weight"], ["the gradient below the MLP"], "", "dout is missing", ["dx", "ln_1.weight"], [])
+    report = LayerReport(part.layer, "f", {}, "numpy", 0, False, [], chain=chain)
+    verdict = PartVerdict(part, "wrong", {"dx": "wrong"}, chain=own_words(str(report.chain), part.function))
+    assert "Where the chain breaks: Right down to ln_2.weight." in " ".join("\n".join(part_lines(verdict)).split())
+    assert "d10 is missing" in verdict.chain
+
+
+def test_several_mistakes_at_one_place_are_one() -> None:
+    names = ["d10 in place of d5 in a weight's gradient (ln_2)", "a bias is wrong (ln_2)", "another"]
+    verdict = PartVerdict(get_exercise(9).parts[0], "wrong", mistakes=names, explained=["", "", "why"])
+    merge_places(verdict)
+    assert verdict.mistakes == [names[0], "another"]
+    assert verdict.explained[0].endswith("look for one wrong variable at ln_2.") and verdict.explained[1] == "why"
 
 
 def test_help_lists_the_commands() -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile import TARGETS, Handed, in_call, mistaken, solution, submissions, write
+from hostile import FILES, Handed, in_call, mistaken, solution, submissions, write
 
 import onfoot.learn.grade as batch
 from onfoot.learn import EXERCISES
@@ -33,7 +33,7 @@ LIMITS = Limits(call_seconds=4, seconds=15, memory=1024 * MIB)
 SLICE = (
     *("segfault", "endless", "fork bomb", "memory in steps", "prints gigabytes", "exits hard", "many files"),
     *("kills the judge", "huge array", "writes to the judge's pipe", "exits at import", "uses the judge"),
-    *("right, deletes its folder", "wrong, declares sizes", "not Python"),
+    *("right, deletes its folder", "deletes its folder and dies", "wrong, declares sizes", "not Python"),
 )
 NAMES = {one.number: one.name for one in EXERCISES}
 
@@ -69,7 +69,7 @@ def verdicts_of(handed: list[Handed], folder: Path, jobs: int = 2) -> dict[str, 
     """Grades them; every verdict must be the one that is expected, and nothing may be left."""
     by_student = write(handed, folder)
     found = {}
-    for number in TARGETS:
+    for number in FILES:
         mine = [folder / student for student, one in by_student.items() if one.number == number]
         for result in grade(mine, exercises=[number], jobs=jobs, limits=LIMITS) if mine else ():
             found[result.student] = result

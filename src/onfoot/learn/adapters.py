@@ -234,12 +234,32 @@ ADAPTERS: dict[str, Adapter] = {
 }
 
 
+# the functions that a file was given, by adapter; if it is not in the table, <adapter>_forward
+GIVEN: dict[str, tuple[str, ...]] = {
+    "softmax": ("softmax",),
+    "unmasked": ("attention_forward",),
+    "rope": ("angles", "rope_forward"),
+}
+
+
+def missing_functions(module: Any, adapter: str) -> list[str]:
+    """The given functions that a file has no longer."""
+    names = GIVEN.get(adapter, (f"{adapter}_forward",)) if ADAPTERS[adapter].expected is not None else ()
+    return [name for name in names if not callable(getattr(module, name, None))]
+
+
 def load(target: str, adapter: str) -> Function:
     """The function that the checker calls, from a learner's file; `ask` is "backward" or "forward"."""
     path, chosen = Path(target), ADAPTERS[adapter]
     module: ModuleType = load_file(path)
     if not callable(getattr(module, chosen.function, None)):
         raise ValueError(f"{path.name} has no function {chosen.function}; write it again, with the arguments it had")
+    missing = missing_functions(module, adapter)
+    if missing:
+        raise ValueError(
+            f"{path.name} has no function {missing[0]}, which was given; "
+            f"this prints the file as it was given: onfoot learn show {path.stem}"
+        )
 
     def function(*arguments: Any, ask: str = "backward") -> Any:
         return (chosen.forward if ask == "forward" else chosen.backward)(module, *arguments)

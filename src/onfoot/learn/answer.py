@@ -22,9 +22,13 @@ def answer_text(verdict: Verdict, hints_seen: int = 0) -> str:
     lines = [f"Exercise {exercise.number} · {exercise.title} · {exercise.file}", ""]
     if not verdict.parts:
         return "\n".join([*lines, *wrapped(verdict.message), ""])
-    lines += wrapped(first_sentence(verdict))
+    first = first_sentence(verdict)
+    lines += wrapped(first)
+    before: list[PartVerdict] = []
     for part in verdict.parts:
-        lines += ["", *part_lines(part)]
+        same = next((one for one in before if one.mistakes and one.mistakes == part.mistakes), None)
+        lines += ["", *part_lines(part, first, same.part.title if same else "")]
+        before.append(part)
     return "\n".join([*lines, "", *what_next(verdict, hints_seen)])
 
 
@@ -58,18 +62,24 @@ def sentence(names: Sequence[str], mark: str) -> str:
     return f"{listed(names)} {'is' if len(names) == 1 else 'are'} {mark}."
 
 
-def part_lines(part: PartVerdict) -> Iterator[str]:
-    """A row per gradient, then what is wrong."""
-    yield f"  {part.part.function}{f' with {part.part.called_with}' if part.part.called_with else ''}"
+def part_lines(part: PartVerdict, said: str = "", same_as: str = "") -> Iterator[str]:
+    """A row per gradient, then what is wrong and was not said before; `same_as` has the same mistakes."""
+    yield f"  {part.part.title}"
     width = max(map(len, part.marks)) + 2
     for name, mark in part.marks.items():
         yield f"    {name:<{width}}{MARKS[mark]}"
     if part.status == "changed":
         return
     for problem in part.problems:
+        if problem in said:
+            continue
         yield from wrapped(capital(problem), "    ")
-    for name, explained in zip(part.mistakes, part.explained, strict=True):
+    if same_as:
+        yield f"    The same mistake as in {same_as}."
+    for name, explained in zip(part.mistakes, part.explained, strict=True) if not same_as else ():
         yield from wrapped(f"Mistake: {name}. {explained}".strip(), "    ")
+    if part.chain:
+        yield from wrapped(f"Where the chain breaks: {part.chain}", "    ")
     found = None if part.report is None else part.report.diagnosis
     unexplained = [] if found is None else found.unexplained
     if unexplained and part.status == "wrong":

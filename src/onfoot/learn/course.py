@@ -28,6 +28,11 @@ class Part:
     called_with: str = ""  # arguments that tell two parts with the same function apart
 
     @property
+    def title(self) -> str:
+        """The function, and how it is called if that is not the only way."""
+        return f"{self.function} with {self.called_with}" if self.called_with else self.function
+
+    @property
     def layer(self) -> Layer:
         return OWN_LAYERS[self.layer_name] if self.layer_name in OWN_LAYERS else LAYERS[self.layer_name]
 
@@ -54,7 +59,8 @@ class Exercise:
 
     @property
     def derivation(self) -> str:
-        return f"docs/equations/{self.page}"
+        """The command that shows the derivation."""
+        return f"onfoot learn derivation {self.number}"
 
     @property
     def functions(self) -> list[str]:
@@ -251,6 +257,20 @@ def foundations(exercise: Exercise) -> list[Exercise]:
             found.add(number)
             open_ones += get_exercise(number).needs
     return [get_exercise(number) for number in sorted(found)]
+
+
+def find_exercise(name: str) -> Exercise:
+    """The exercise of that number, name (`linear`) or file; raises a ValueError that says which there are."""
+    chosen = name.removesuffix(".py").removesuffix(".md")
+    if chosen.lstrip("-").isdecimal():
+        return get_exercise(int(chosen))
+    for exercise in EXERCISES:
+        if chosen in (exercise.name, exercise.stem):
+            return exercise
+    raise ValueError(
+        f"there is no exercise {name!r}; give a number from 1 to {EXERCISES[-1].number}, or one of "
+        f"{', '.join(one.name for one in EXERCISES)}"
+    )
 
 
 def get_exercise(number: int) -> Exercise:

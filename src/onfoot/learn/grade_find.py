@@ -41,12 +41,19 @@ class Submission:
         return found.hexdigest()
 
 
-def find_submissions(paths: Iterable[Path]) -> list[Submission]:
-    """The submissions, in the order given and then by name; names that occur twice get a number."""
-    found: list[Submission] = []
+def check_paths(paths: Iterable[Path]) -> None:
+    """Raises a ValueError if one of the paths does not exist."""
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path}: no such file or folder")
+
+
+def find_submissions(paths: Iterable[Path]) -> list[Submission]:
+    """The submissions, in the order given and then by name; names that occur twice get a number."""
+    paths = list(paths)
+    check_paths(paths)
+    found: list[Submission] = []
+    for path in paths:
         if path.is_dir() and not _holds_exercises(path):
             children = sorted(child for child in path.iterdir() if _can_be_one(child))
             if not children:

@@ -7,7 +7,7 @@ from typing import Any
 
 from onfoot.learn.course import EXERCISES, Exercise
 from onfoot.learn.grade import Result
-from onfoot.learn.grade_report import WORDS, Gradebook, Points
+from onfoot.learn.grade_report import NAMED_BY_MESSAGE, WORDS, Gradebook, Points
 from onfoot.terminal import printable
 
 
@@ -35,12 +35,15 @@ def gradescope(book: Gradebook) -> dict[str, Any]:
 
 def feedback(result: Result) -> str:
     """What a student is told about an exercise: the marks, then each mistake with its explanation."""
-    lines = [WORDS.get(result.status, result.status) + (f": {result.message}" if result.message else "")]
+    word = WORDS.get(result.status, result.status)
+    whole = result.status in NAMED_BY_MESSAGE and result.message
+    lines = [result.message if whole else word + (f": {result.message}" if result.message else "")]
     for part in result.parts:
         marks = [f"{name} {'not written' if mark == 'None' else mark}" for name, mark in part["gradients"].items()]
         lines.append(f"{part['function']}: {', '.join(marks)}")
         lines += [f"  {problem}" for problem in part["problems"]]
         lines += [f"  {name}. {why}" for name, why in zip(part["mistakes"], part["explained"], strict=False)]
+        lines += [f"  Where the chain breaks: {part['chain']}"] if part.get("chain") else []
     return printable("\n".join(lines))
 
 

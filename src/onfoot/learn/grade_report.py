@@ -29,6 +29,7 @@ WORDS = {
     "import": "cannot be imported",
     "not graded": "not graded",
 }
+NAMED_BY_MESSAGE = ("syntax", "import")  # the message is a whole sentence
 CREDITED = ("passed", "partial", "wrong")  # functions that ran in every case
 
 
@@ -194,6 +195,8 @@ def what(result: Result) -> str:
     if result.status == "partial":
         return f"{word}: {', '.join(name for name, mark in result.gradients.items() if mark == 'right')}"
     mistakes = "; ".join(dict.fromkeys(general(text) for text in result.mistakes))
+    if result.status in NAMED_BY_MESSAGE and mistakes:
+        return " ".join(mistakes.split())
     return f"{word}: {' '.join(mistakes.split())}" if mistakes else word
 
 

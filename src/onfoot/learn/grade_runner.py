@@ -132,6 +132,12 @@ class LimitedExercise(IsolatedExercise):
 
     def hold(self, expected: Expected) -> list[RemoteForm]:
         """The forms of the function; after a limit was reached, one whose calls say which."""
+        if self.final is None and self.loaded and self.process.poll() is not None:
+            try:
+                self._start()
+                self.load()
+            except ValueError as error:  # it was imported before: a call has ended it and removed what it needs
+                self.final = DiedError("crash", str(error))
         if self.final is None:
             return super().hold(expected)
         plain = {"sentence": "", "takes_upstream": True, "own_sizes": None, "kinds": ["numpy"], "loaded": []}
@@ -253,5 +259,6 @@ def parents() -> list[tuple[int, str]]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError):
-            found.append((int(stat.parent.name), stat.read_text(errors="replace").rpartition(")")[2].split()[1]))
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            found.append((int(stat.parent.name), fields[1]))
     return found

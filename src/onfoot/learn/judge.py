@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +15,19 @@ from onfoot.check.case_sizes import ANY, first_case
 from onfoot.check.isolated import TIMEOUT, DiedError, IsolatedFunction, RaisedError
 from onfoot.check.known import check_layer
 from onfoot.check.layer import Case
+from onfoot.check.layouts import named_layout
 from onfoot.check.report import LayerReport
 from onfoot.learn.adapters import ADAPTERS
 from onfoot.learn.course import Exercise, Part
 from onfoot.learn.isolated import IsolatedExercise
+from onfoot.learn.words import factor_words, own_words
 
 Start = Callable[[Path, str], IsolatedExercise]  # (file, adapter) -> the function in its process
 NOT_FINITE = (
     "Look for 0/0, ∞ − ∞ or 0 · ∞. What is masked or left out has the gradient 0: it must not become ∞, "
     "even where the forward pass has −∞."
 )
+LEADING_AXES = "There may be several leading axes, (batch, tokens, features): make one row per token of them first."
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -37,6 +41,7 @@ class PartVerdict:
     problems: list[str] = field(default_factory=list)  # what the function does wrong beside values: raises, shapes, nan
     mistakes: list[str] = field(default_factory=list)  # the known mistakes, by name
     explained: list[str] = field(default_factory=list)  # a sentence for each
+    chain: str = ""  # where the chain of gradients of several layers breaks, if that is certain
     report: LayerReport | None = None
 
     def marked(self, mark: str) -> list[str]:
@@ -73,14 +78,24 @@ class Verdict:
                     "problems": part.problems,
                     "mistakes": part.mistakes,
                     "explained": part.explained,
+                    "chain": part.chain,
                 }
                 for part in self.parts
             ],
         }
 
 
-def judge(folder: Path, exercise: Exercise, timeout: float = TIMEOUT, start: Start | None = None) -> Verdict:
-    """Judges the file of an exercise in a folder. Each function runs in a process of its own."""
+def judge(
+    folder: Path,
+    exercise: Exercise,
+    timeout: float = TIMEOUT,
+    start: Start | None = None,
+    on_part: Callable[[str], None] = lambda words: None,
+) -> Verdict:
+    """Judges the file of an exercise in a folder. Each function runs in a process of its own.
+
+    `on_part` is told which function is being judged: a wrong block may take a minute.
+    """
     if not timeout > 0:
         raise ValueError(f"timeout must be > 0 seconds, got {timeout:g}")
     path = folder / exercise.file
@@ -89,6 +104,7 @@ def judge(folder: Path, exercise: Exercise, timeout: float = TIMEOUT, start: Sta
         return Verdict(exercise, *problem)
     parts = []
     for part in exercise.parts:
+        on_part(f"checking {exercise.file}: {part.title}")
         try:
             parts.append(judge_part(path, part, timeout, start))
         except ValueError as error:  # the file cannot be imported
@@ -131,8 +147,26 @@ def judge_part(path: Path, part: Part, timeout: float = TIMEOUT, start: Start | 
         if returns_nothing(function, case):
             return PartVerdict(part, "unsolved", dict.fromkeys(layer.gradients, "None"))
         name = f"{path.name}:{part.function}"
-        report = check_layer(layer, function, arrays="numpy", strict=part.strict, name=name, **part.options)
+        report = check_part(part, function, name)
     return from_report(part, report)
+
+
+def check_part(part: Part, function: Any, name: str) -> LayerReport:
+    """The checker's report on one function. The exercise says the layout: none other is recognised."""
+    layout = "contract" if has_layouts(part) else "auto"
+    return check_layer(
+        part.layer, function, arrays="numpy", layout=layout, strict=part.strict, name=name, **part.options
+    )
+
+
+def has_layouts(part: Part) -> bool:
+    """Whether a layer has layouts at all; of one whose axes have no names, the checker recognises none."""
+    options = part.layer.with_options(part.options)
+    try:
+        named_layout("contract", part.layer, first_case(part.layer, 1, options, ANY), options)
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 def changed_forward(function: IsolatedFunction, part: Part, case: Case) -> str:
@@ -169,20 +203,63 @@ def returns_nothing(function: IsolatedFunction, case: Case) -> bool:
 def from_report(part: Part, report: LayerReport) -> PartVerdict:
     """The verdict that a report of the checker means."""
     marks = {name: mark(report, name) for name in part.layer.gradients}
+    swapped = other_order(report)
+    marks |= dict.fromkeys(swapped, "wrong")
     found = {p.kind: described(p.kind, p.message) for o in reversed(report.failed) for p in reversed(o.problems)}
-    problems = list(reversed(found.values()))  # the first of each kind: later cases differ only in their sizes
+    problems = [
+        own_words(one, part.function) for one in reversed(found.values())
+    ]  # the first of each kind: later cases differ only in their sizes
     verdict = PartVerdict(part, "passed", marks, problems, report=report)
     if not report.passed:
         verdict.status = "wrong" if report.wrong or "wrong" in marks.values() else "failed"
         for finding in report.diagnosis.findings if report.diagnosis is not None else ():
-            verdict.mistakes.append(finding.name)
-            verdict.explained.append(finding.explains)
+            name = own_words(finding.name, part.function)
+            if "but for its shape" in name and "raises" in found:  # right in a case where two axes are as good as three
+                verdict.mistakes.append(f"{', '.join(finding.gradients)} fits only some of the shapes")
+                verdict.explained.append(LEADING_AXES)
+            elif name not in verdict.mistakes:  # one cause is said once
+                verdict.mistakes.append(name)
+                said = (own_words(finding.explains, part.function), factor_words(finding.name))
+                verdict.explained.append(" ".join(filter(None, said)))
+        merge_places(verdict)
+        if report.chain is not None:
+            verdict.chain = own_words(str(report.chain), part.function)
         if not verdict.mistakes and any(kind == "nan" for kind in found):
             verdict.mistakes.append("a value that is not finite")
             verdict.explained.append(NOT_FINITE)
     elif report.not_given:
         verdict.status = "partial"
+    if swapped:
+        verdict.status = "wrong"
+        verdict.mistakes.insert(0, "the gradients are returned in another order")
+        verdict.explained.insert(0, f"Return {', '.join(report.layer.gradients)}, in this order.")
     return verdict
+
+
+def merge_places(verdict: PartVerdict) -> None:
+    """Several mistakes at one place, such as “(the output projection)”, become one: the first, which says so."""
+    places: dict[str, int] = {}
+    merged: list[tuple[str, str]] = []
+    for name, explained in zip(verdict.mistakes, verdict.explained, strict=True):
+        found = re.search(r" \(([^()]+)\)$", name)
+        place = found[1] if found else ""
+        if place and place in places:
+            first, why = merged[places[place]]
+            said = f"The other gradients of this layer are wrong as well: look for one wrong variable at {place}."
+            merged[places[place]] = first, why if said in why else f"{why} {said}".strip()
+            continue
+        if place:
+            places[place] = len(merged)
+        merged.append((name, explained))
+    verdict.mistakes, verdict.explained = [one[0] for one in merged], [one[1] for one in merged]
+
+
+def other_order(report: LayerReport) -> list[str]:
+    """The gradients that are not in their place in what was returned. The checker recognises them by their shapes."""
+    found = re.search(r"returned in the order ([\w, ]+)", report.recognised)
+    if found is None:
+        return []
+    return [name for name, place in zip(report.layer.gradients, found[1].split(", "), strict=False) if name != place]
 
 
 def described(kind: str, message: str) -> str:

@@ -10,6 +10,7 @@ from onfoot.formats.write import write_text
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS, Exercise
 from onfoot.learn.notebook_code import CHECK
 
+FOLDER, SOLVED_FOLDER = "onfoot-notebooks", "onfoot-notebooks-solved"  # solutions are never beside the exercises
 NOTE = "**In this notebook** the next cell takes the place of the file, and the last cell checks it."
 IMPORTS = (
     "# So that this notebook can import from the notebooks before it.\n"
@@ -54,6 +55,9 @@ def write_notebooks(folder: Path, solved: bool = False, nbgrader: bool = False) 
     """Writes a notebook per exercise to a folder, never over another file; returns the names that were written."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; give the name of a folder")
+    names = [f"{exercise.stem}.ipynb" for exercise in EXERCISES]
+    if solved and any((folder / name).exists() for name in names):
+        raise ValueError(f"{folder} has notebooks already; solved ones are written to a folder of their own")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for exercise in EXERCISES:

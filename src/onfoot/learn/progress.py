@@ -14,6 +14,7 @@ from onfoot.learn.judge import Verdict
 
 FILE = "progress.json"
 FORMAT = 1
+TRAIN = "onfoot learn train"
 
 
 def digest(path: Path) -> str:
@@ -97,7 +98,9 @@ def map_text(progress: Progress) -> str:
             f"  {_sign(progress, exercise)} {exercise.stem:<{width}}{exercise.title}{_note(progress, exercise)}"
         )
     if solved == len(EXERCISES):
-        return "\n".join([*lines, "", "Every exercise is solved."])
+        return "\n".join([*lines, "", f"Every exercise is solved. Train a GPT-2 with your gradients: {TRAIN}"])
+    if solved:
+        lines += ["", f"Train with what is yours so far: {TRAIN}"]
     number = progress.current().number
     return "\n".join([*lines, "", f"Go on with: onfoot learn check {number}"])
 

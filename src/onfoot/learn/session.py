@@ -14,20 +14,25 @@ from onfoot.learn.progress import Progress
 SECONDS = 0.5  # between two looks at the files
 
 
-def check_exercise(folder: Path, exercise: Exercise, timeout: float = TIMEOUT) -> Verdict:
-    """Judges an exercise and records the verdict. The exercises that it imports must be right first."""
+def check_exercise(
+    folder: Path, exercise: Exercise, timeout: float = TIMEOUT, say: Callable[[str], None] = lambda words: None
+) -> Verdict:
+    """Judges an exercise and records the verdict. The exercises that it imports must be right first.
+
+    `say` is told what is being checked.
+    """
     progress = Progress(folder)
     for needed in foundations(exercise):
         status = progress.status(needed)
         if status is None:  # not judged since the file was saved
-            found = judge(folder, needed, timeout)
+            found = judge(folder, needed, timeout, on_part=say)
             progress.record(found)
             status = found.status
         if status != "passed":
             verdict = Verdict(exercise, "blocked", blocked(exercise, needed))
             progress.record(verdict)
             return verdict
-    verdict = judge(folder, exercise, timeout)
+    verdict = judge(folder, exercise, timeout, on_part=say)
     progress.record(verdict)
     return verdict
 

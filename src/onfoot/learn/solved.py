@@ -6,11 +6,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from onfoot.check.known import check_layer
-from onfoot.learn.adapters import ADAPTERS
+from onfoot.learn.adapters import ADAPTERS, missing_functions
 from onfoot.learn.answer import first_sentence, part_lines
-from onfoot.learn.course import EXERCISES, Exercise, Part
-from onfoot.learn.judge import PartVerdict, Verdict, from_report, overall
+from onfoot.learn.course import Part, find_exercise
+from onfoot.learn.judge import PartVerdict, Verdict, check_part, from_report, overall
 
 
 def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False) -> None:
@@ -31,15 +30,9 @@ def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False
         if not quiet:
             print(first_sentence(verdict))
         return
-    lines = [first_sentence(verdict), *(line for part in parts for line in ("", *part_lines(part)))]
+    first = first_sentence(verdict)
+    lines = [first, *(line for part in parts for line in ("", *part_lines(part, first)))]
     raise AssertionError("\n".join(lines))
-
-
-def find_exercise(name: str) -> Exercise:
-    for exercise in EXERCISES:
-        if name in (exercise.name, exercise.stem, str(exercise.number)):
-            return exercise
-    raise ValueError(f"there is no exercise {name!r}; they are {', '.join(one.name for one in EXERCISES)}")
 
 
 def _namespace(function: Any) -> dict[str, Any]:
@@ -54,12 +47,10 @@ def judge_here(module: Any, part: Part) -> PartVerdict:
     def function(*arguments: Any) -> Any:
         return adapter.backward(module, *arguments)
 
-    try:
-        report = check_layer(
-            part.layer, function, arrays="numpy", strict=part.strict, name=part.function, **part.options
-        )
-    except AttributeError as error:
-        raise ValueError(f"{error}; run the cell with the whole exercise first") from None
+    missing = missing_functions(module, part.adapter)
+    if missing:
+        raise ValueError(f"{missing[0]} is not defined here; run the cell with the whole exercise first")
+    report = check_part(part, function, part.function)
     verdict = from_report(part, report)
     if all(mark == "None" for mark in verdict.marks.values()) or _returns_none(report):
         return PartVerdict(part, "unsolved", dict.fromkeys(part.layer.gradients, "None"))

@@ -20,7 +20,7 @@ from onfoot.models.compare_pairs import TOLERANCE, Compared, compare_pairs
 from onfoot.models.model import Model, create
 from onfoot.models.own_network import OwnNetwork, compare_network
 from onfoot.models.params import Drawn
-from onfoot.own_engine import OwnEngine, PairError
+from onfoot.own_engine import NotWrittenError, OwnEngine, PairError
 from onfoot.own_engine.load import find_functions, hashes, import_folder
 from onfoot.own_engine.pairs import GRADIENTS
 from onfoot.train.callbacks import Callback, Step
@@ -30,6 +30,7 @@ from onfoot.train.pretrain import new_config, prepare_data
 from onfoot.train.sources import TextSource
 
 YOURS, OURS, UNWRITTEN, WRONG = "yours", "onfoot's", "not written yet", "wrong"
+NOT_YET = "your {}_backward is not written yet"
 NETWORK = "gpt2"  # the pass through the whole network
 OUT = "train"  # the folder of runs, in that of the exercises
 SIZES: dict[str, Any] = {
@@ -182,7 +183,7 @@ def _judge(pair: str, candidates: Sequence[tuple[str, Functions, dict[str, str]]
 
 
 def _words(first: Compared) -> str:
-    return first.problem if first.unwritten else str(first)
+    return NOT_YET.format(first.pair) if first.unwritten else str(first)
 
 
 def _judge_network(modules: Mapping[Path, ModuleType], text: Text, out: Solved) -> Status:
@@ -195,6 +196,8 @@ def _judge_network(modules: Mapping[Path, ModuleType], text: Text, out: Solved) 
     batch = text.source.microbatches(0)[0]
     try:
         name, error = compare_network(text.model({}, {}), forward, backward, batch.tokens[:2], batch.targets[:2])
+    except NotWrittenError:
+        return Status(NETWORK, UNWRITTEN, files[-1].name, NOT_YET.format(NETWORK))
     except Exception as raised:  # the learner's function, not ours
         return Status(NETWORK, UNWRITTEN, files[-1].name, f"it does not run yet, {type(raised).__name__}: {raised}")
     if not error <= TOLERANCE:

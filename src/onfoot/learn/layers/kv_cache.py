@@ -10,7 +10,7 @@ from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention
 from onfoot.learn.layers.own import mistake
 from onfoot.learn.layers.self_attention import forward
-from onfoot.models.gpt2 import merge_heads, split_heads
+from onfoot.ops.multi_head import merge_heads, split_heads
 
 HEADS = 2
 

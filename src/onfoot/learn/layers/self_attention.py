@@ -8,8 +8,8 @@ from onfoot.check.case_sizes import ANY, Sizes, kept, width_of
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, distinct
 from onfoot.check.layers import attention, linear, multi_head
 from onfoot.learn.layers.own import mistake
-from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops import attention_backward, attention_forward, linear_backward, linear_forward
+from onfoot.ops.multi_head import merge_heads, split_heads
 
 PIECES = Pieces(
     **vars(attention.PIECES),
