@@ -42,7 +42,9 @@ def study(model: Model, tokens: np.ndarray) -> Study:
 
 
 @contextmanager
-def serving(model: Model, own_engine: OwnEngine | None = None, token: str = "", **limits: float) -> Iterator[int]:
+def serving(
+    model: Model, own_engine: OwnEngine | None = None, token: str = "", text: str = TEXT, **limits: float
+) -> Iterator[int]:
     """The port of a running server, with the given limits for its connections, and a user's own pairs if given."""
     from onfoot.explore.connections import TimedConnection
     from onfoot.explore.serve import listen, new_server
@@ -50,7 +52,7 @@ def serving(model: Model, own_engine: OwnEngine | None = None, token: str = "", 
 
     listening = listen(0)
     number = listening.getsockname()[1]
-    opening: dict[str, Any] = {"kind": "text", "value": TEXT, "ids_only": False}
+    opening: dict[str, Any] = {"kind": "text", "value": text, "ids_only": False}
     if own_engine is not None:
         opening["own"] = own_engine.name
     server = new_server(

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from playwright.sync_api import sync_playwright
-from waiting import SHOWN, until
+from waiting import settled, until
 
 from conftest import CHROMIUM_FLAGS, chromium, serving
 from onfoot.explore.default_model import default_model
@@ -68,12 +69,6 @@ def main(names: list[str]) -> None:
         if not names or "recording" in names:
             record(browser, f"http://127.0.0.1:{port}/")
         browser.close()
-
-
-def settled(tab: Any) -> None:
-    """Waits until the view and its numbers are shown."""
-    tab.wait_for_selector("main[aria-busy=false]")
-    until(tab, f"{SHOWN} && !document.querySelector('[aria-busy=true]')", seconds=60)
 
 
 def take(browser: Any, address: str, name: str) -> None:
@@ -143,18 +138,22 @@ def record(browser: Any, address: str) -> None:
 
 
 def palette_of(pictures: list[Image.Image], frequent: int, rare: int) -> Image.Image:
-    """A palette with the frequent colours exactly, and the nearest ones to all others."""
+    """A palette with the frequent colours exactly, and one colour after another that is farthest from all before."""
     counts: dict[tuple[int, ...], int] = {}
     for picture in pictures:
         for count, colour in picture.getcolors(picture.width * picture.height):
             counts[colour] = counts.get(colour, 0) + count
-    colours = sorted(counts, key=lambda colour: -counts[colour])
-    often, others = colours[:frequent], colours[frequent:] or colours[:1]
-    line = Image.new("RGB", (len(others), 1))
-    line.putdata(others)  # each colour once, so that rare ones count as much
-    nearest = line.quantize(rare, kmeans=2).getpalette()[: 3 * rare]
+    colours = np.array(sorted(counts, key=lambda colour: -counts[colour]), dtype=float)  # (N, 3)
+    chosen = list(range(min(frequent, len(colours))))
+    far = np.full(len(colours), np.inf)  # squared distance to the nearest colour of the palette
+    for i in range(frequent + rare):
+        if i == len(chosen):
+            chosen.append(int(far.argmax()))
+        if i >= len(colours):
+            break
+        far = np.minimum(far, ((colours - colours[chosen[i]]) ** 2).sum(axis=1))
     palette = Image.new("P", (1, 1))
-    palette.putpalette([x for colour in often for x in colour] + nearest)
+    palette.putpalette(colours[chosen].astype(int).ravel().tolist())
     return palette
 
 

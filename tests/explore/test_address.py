@@ -31,7 +31,8 @@ def reopened(watched: Any, address: str, **values: str) -> Any:
 
 
 def test_back_returns_from_a_followed_number_and_forward_goes_there_again(page: Any) -> None:
-    until(page, SHOWN)
+    page.locator('.row[data-step="embedding"]').click()
+    at_step(page, "embedding")
     before = page.locator(".detail > .pair output.value").all_inner_texts()
     page.locator('.figure[data-tensor="Δ_1"] .answer button.factor').first.click()
     at_step(page, "0.5")
@@ -85,7 +86,7 @@ def test_held_arrow_keys_leave_one_entry_and_views_one_each(page: Any) -> None:
     page.go_back()
     at_step(page, "0.9")
     page.go_back()
-    at_step(page, "embedding")
+    at_step(page, "loss")
 
 
 def test_back_scrolls_to_where_it_was(page: Any) -> None:
@@ -101,6 +102,36 @@ def test_back_scrolls_to_where_it_was(page: Any) -> None:
     page.go_back()
     at_step(page, "1.8")
     until(page, "Math.abs(scrollY - 300) < 2 && Math.abs(document.querySelector('.map').scrollTop - x) < 2", where[1])
+
+
+def test_the_page_opens_at_the_loss_of_the_token_that_went_wrong(page: Any, model: Model, tokens: np.ndarray) -> None:
+    """Not of the first token, which has nothing before it. One sentence says so, and other steps keep the token."""
+    at_step(page, "loss")
+    logits = model.logits(tokens)[0]
+    losses = np.log(np.exp(logits[:-1]).sum(-1)) - logits[np.arange(21), tokens[0, 1:]]
+    worst = 1 + int(losses[1:].argmax())
+    assert said(page) == {"view": "map", "step": "loss", "cell": f"0,{worst}"}
+    assert page.locator("#prediction").get_attribute("data-token") == str(worst)
+    shown = float(page.locator('.figure[data-tensor="ℓ"] output.value').get_attribute("data-value"))
+    assert shown == losses.max()
+    words = "After “the␣” the model gave “v” 0.7 %: this error is followed back through the network."
+    assert page.locator("#error-line").inner_text() == words
+    row = page.locator('.row[data-step="loss"]').bounding_box()
+    assert row["y"] + row["height"] <= page.viewport_size["height"]  # the selected row is in view
+    page.locator('.row[data-step="12"]').click()
+    at_step(page, "12")
+    assert said(page)["cell"] == f"{worst},{tokens[0, worst + 1]}"  # the score of the target
+    page.locator('.chip[data-token="8"]').click()
+    page.locator('.row[data-step="loss"]').click()
+    at_step(page, "loss")
+    assert said(page)["cell"] == "0,8"
+
+
+def test_a_link_to_a_loss_opens_it(watched: Any, port: int) -> None:
+    page = reopened(watched, f"http://127.0.0.1:{port}/", step="loss", cell="0,8")
+    at_step(page, "loss")
+    assert page.locator("#prediction").get_attribute("data-token") == "8"
+    assert page.locator('.figure[data-tensor="ℓ"] .explanation').get_attribute("data-c") == "8"
 
 
 def test_another_text_is_an_entry_too(page: Any, model: Model) -> None:
@@ -154,13 +185,13 @@ def test_wrong_values_fall_back_quietly(watched: Any, port: int) -> None:
         "lr": "-3", "steps": "999", "mistake": "?", "unknown": "1", "text": "9 lives", "own": "x",
     }  # fmt: skip
     page = reopened(watched, f"http://127.0.0.1:{port}/", **wrong)
-    at_step(page, "embedding")
+    at_step(page, "loss")
     assert page.locator("#message").is_hidden() and page.locator("#text").input_value() == "the value of the value"
     for view in ("step", "mistakes"):
         page.locator(f"#tab-{view}").click()
         page.wait_for_selector(f"#tab-{view}[aria-selected=true]")
         page.wait_for_selector("main[aria-busy=false]")
-        assert page.locator("main > .message").count() == 0
+        assert page.locator("main .message").count() == 0
     beyond = {"view": "map", "step": "0.5", "cell": "900,900"}
     page = reopened(watched, f"http://127.0.0.1:{port}/", **beyond)
     at_step(page, "0.5")

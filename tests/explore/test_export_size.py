@@ -13,6 +13,7 @@ import onfoot
 from llama_oracle import scrambled_llama
 from onfoot.cli import app
 from onfoot.explore import export_size, page
+from onfoot.explore import study as study_module
 from onfoot.explore.export_size import plan_export
 from onfoot.explore.study import Study
 from onfoot.explore.walk import small_model
@@ -58,7 +59,8 @@ def test_the_largest_tables_are_left_out_until_the_page_fits(monkeypatch: pytest
     assert "1 arrays of 9,600 cells or more are left out" in said[0] and "without --export shows all" in said[0]
 
 
-def test_a_page_of_frozen_weights_has_no_proofs_but_says_what_it_will_have() -> None:
+def test_a_page_of_a_model_that_is_too_large_to_check_has_no_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_module, "MAX_AUTOGRAD", 1000)
     single = Model(LLAMA, scrambled_llama(LLAMA, 0).params, "float32", "numpy")
     study = Study(widen(single), TOKENS)
     assert study.all_parts() == {}
@@ -81,6 +83,7 @@ def test_the_exported_page_shows_overviews_and_says_what_is_missing(
     tmp_path: Path, watched: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = Study(widen(Model(LLAMA, scrambled_llama(LLAMA, 0).params, "float32", "numpy")), TOKENS)
+    monkeypatch.setattr(study_module, "MAX_AUTOGRAD", 1000)
     monkeypatch.setattr(export_size, "MAX_PAGE_BYTES", 0)
     monkeypatch.setattr(export_size, "BYTES_PER_ARRAY", 0)
     left_out = {tensor.id for tensor in study.tensors if tensor.size >= export_size.LARGE_TABLE}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from waiting import until
+from waiting import VIEWS, open_view, until
 
 from onfoot.explore.glossary import ENTRIES, PAPER, find, symbols_of
 from onfoot.explore.study import Study
@@ -64,6 +64,7 @@ def test_hovering_explains_the_symbol_under_the_pointer(page: Any) -> None:
 
 
 def test_focusing_a_formula_lists_its_symbols_and_an_equation_its_paper(page: Any) -> None:
+    page.locator('.row[data-step="embedding"]').click()
     formula = page.locator('.figure[data-tensor="Δ_1"] .formula')
     formula.focus()
     page.keyboard.press("Tab")
@@ -77,7 +78,7 @@ def test_focusing_a_formula_lists_its_symbols_and_an_equation_its_paper(page: An
     assert formula.get_attribute("aria-describedby") == "gloss-tip"
     page.keyboard.press("Escape")
     assert page.locator("#gloss-tip").is_hidden() and formula.get_attribute("aria-describedby") is None
-    assert PAPER in page.locator(".detail .cite").inner_text()
+    assert PAPER in page.locator("footer.cite").inner_text()
 
 
 def test_a_tap_explains_the_symbol(browser: Any, port: int) -> None:
@@ -85,6 +86,7 @@ def test_a_tap_explains_the_symbol(browser: Any, port: int) -> None:
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{port}/")
     page.wait_for_selector("main[aria-busy=false]")
+    page.locator('.row[data-step="embedding"]').tap()
     page.locator('.figure[data-tensor="Δ_1"] .where mo', has_text="∘").first.tap()
     assert "elementwise product" in tip(page)
     box = page.locator("#gloss-tip").bounding_box()
@@ -99,3 +101,23 @@ def test_the_panel_lists_every_symbol_and_closes_by_escape(page: Any) -> None:
     assert PAPER in panel.inner_text()
     page.keyboard.press("Escape")
     until(page, "!document.querySelector('dialog[open]')")
+
+
+def test_the_arithmetic_of_adamw_is_explained_and_every_view_names_the_paper(page: Any) -> None:
+    page.locator("#tab-step").click()
+    page.wait_for_selector(".arithmetic .sum")
+    rows = page.locator(".arithmetic-table tr")
+    assert rows.locator(".formula math").count() == 5 and page.locator(".plain-math").count() == 0
+    first = rows.first.locator(".formula")
+    first.locator("mtext", has_text="lr").hover()
+    assert "learning rate. How far a training step moves" in tip(page)
+    first.locator("mi", has_text="λ").hover()
+    assert "weight decay. By how much" in tip(page)
+    rows.nth(3).locator(".formula mi", has_text="β").hover()
+    assert "decay rate of v. Of AdamW" in tip(page)
+    rows.nth(1).locator(".formula").focus()
+    page.keyboard.press("Tab")
+    assert "ADAM.3: an equation of onfoot’s own" in tip(page)
+    for view in VIEWS:
+        open_view(page, view)
+        assert PAPER in page.locator("footer.cite").inner_text() and page.locator("footer.cite").is_visible()

@@ -11,7 +11,7 @@ import pytest
 from waiting import SHOWN, until
 
 from conftest import Watched, serving
-from onfoot.explore.one_step import copy_of
+from onfoot.explore.copies import copy_of
 from onfoot.explore.server import Explorer
 from onfoot.models.model import Model
 from onfoot.train.checkpoint import save_checkpoint
@@ -34,7 +34,7 @@ def trained(model: Model, tokens: np.ndarray, rates: list[float]) -> tuple[Model
 
 def open_live(page: Any) -> None:
     page.get_by_role("tab", name="Live").click()
-    page.wait_for_selector("#live-weights")
+    page.wait_for_selector(".live-difference")
 
 
 def play_to(page: Any, step: int) -> int:
@@ -100,6 +100,8 @@ def test_the_learning_rate_changes_while_it_runs_and_the_curve_says_where(
 
 def test_every_view_shows_the_step_and_a_button_returns(page: Any, model: Model, tokens: np.ndarray) -> None:
     before = page.locator("#loss").get_attribute("data-value")
+    page.locator('.row[data-step="embedding"]').click()
+    until(page, SHOWN)
     open_live(page)
     end = play_to(page, 6)
     page.locator("#live-show").click()
@@ -121,6 +123,56 @@ def test_every_view_shows_the_step_and_a_button_returns(page: Any, model: Model,
     until(page, "document.getElementById('loss').dataset.value === x", before)
 
 
+def test_at_step_0_there_is_nothing_to_compare(page: Any) -> None:
+    open_live(page)
+    facts = page.locator(".live-facts dt").all_inner_texts()
+    assert facts == ["loss at step 0"] and page.locator("#live-tokens, #live-weights").count() == 0
+    assert "Play: the predictions" in page.locator(".live-difference").inner_text()
+    play_to(page, 2)
+    assert len(page.locator(".live-facts dt").all_inner_texts()) == 3 and page.locator("#live-tokens").count() == 1
+
+
+def test_the_map_and_attention_show_the_difference_from_step_0(page: Any, model: Model, tokens: np.ndarray) -> None:
+    open_live(page)
+    end = play_to(page, 6)
+    page.locator("#live-show").click()
+    page.wait_for_selector(f"[data-trained='{end}']")
+    until(page, SHOWN)
+    page.locator('.row[data-step="embedding"]').click()
+    page.locator("#trained-difference").check()
+    page.wait_for_selector('.figure.is-difference[data-tensor="Δ_1"] output.value')
+    before, after = model.trace(tokens), trained(model, tokens, [0.001] * end)[0].trace(tokens)
+    assert "difference=1" in page.url
+
+    def compare(id: str, key: Any) -> None:
+        cell = page.locator(f'.figure[data-tensor="{id}"] .explanation')
+        cell.wait_for()
+        at = (0, int(cell.get_attribute("data-r")), int(cell.get_attribute("data-c")))
+        found = {
+            name: float(cell.locator("output").get_attribute(f"data-{name}")) for name in ("value", "now", "first")
+        }
+        assert found["first"] == float(before[key][at])
+        assert found["now"] == pytest.approx(float(after[key][at]), rel=1e-6)
+        assert found["value"] == found["now"] - found["first"] != 0
+
+    compare("a_1", ("a_1", 0))
+    compare("Δ_1", ("Δ_1", 0))
+    page.get_by_role("tab", name="Attention").click()
+    page.wait_for_selector('.is-difference[data-tensor="1.2.Δ_causal"] output.value')
+    for b, h in ((0, 1), (1, 2)):
+        rho, delta = (page.locator(f'.figure[data-tensor="{b}.{h}.{x}"] .explanation') for x in ("ρ", "Δ_causal"))
+        at = (0, h, int(rho.get_attribute("data-r")), int(rho.get_attribute("data-c")))
+        for cell, key in ((rho, ("ρ", b)), (delta, ("Δ_causal", b))):
+            expected = float(after[key][at]) - float(before[key][at])
+            assert float(cell.locator("output").get_attribute("data-value")) == pytest.approx(
+                expected, rel=1e-6, abs=1e-12
+            )
+    page.locator("#trained-difference").uncheck()
+    until(page, "!document.querySelector('.is-difference')")
+    page.locator("#trained-back").click()
+    until(page, "document.getElementById('trained').hidden && !location.hash.includes('difference')")
+
+
 def test_a_link_names_the_step(page: Any) -> None:
     open_live(page)
     end = play_to(page, 3)
@@ -133,7 +185,7 @@ def test_a_link_names_the_step(page: Any) -> None:
 def test_it_is_played_by_keyboard_alone(page: Any) -> None:
     page.get_by_role("tab", name="One step").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_selector("#live-weights")
+    page.wait_for_selector(".live-difference")
     page.locator("#live-play").focus()
     page.keyboard.press("Enter")
     until(page, "Number(document.getElementById('live-scrub').value) >= 4")

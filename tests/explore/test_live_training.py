@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ import onfoot
 from onfoot.cli.explore import _load
 from onfoot.explore import live
 from onfoot.explore.autograd import Autograd
+from onfoot.explore.copies import copy_of
 from onfoot.explore.live import Training, rate_at, read_rates
 from onfoot.explore.live_checkpoints import run_checkpoints
-from onfoot.explore.one_step import copy_of
 from onfoot.explore.study import Study
 from onfoot.explore.trained import RUN, live_answer, trained_study
 from onfoot.explore.walk import small_model
@@ -130,12 +131,13 @@ def test_the_difference_from_step_0(small: Study) -> None:
 def test_a_rate_that_is_too_large_ends_the_training_before_the_loss_is_not_finite(
     small: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training, real = small.live, Model.loss
+    training, real = small.live, Model.loss_and_grads
 
-    def loss(model: Model, *args: object, **options: object) -> float:
-        return float("nan") if training._at == 8 else real(model, *args, **options)  # type: ignore[arg-type]
+    def loss_and_grads(model: Model, *args: Any, **options: Any) -> Any:
+        loss, grads = real(model, *args, **options)
+        return float("nan") if training._at == 8 else loss, grads
 
-    monkeypatch.setattr(Model, "loss", loss)
+    monkeypatch.setattr(Model, "loss_and_grads", loss_and_grads)
     found = training.answer("0:1.0", 20, 0)
     assert (found["ended"], found["step"], len(found["losses"])) == (7, 7, 8)
     monkeypatch.undo()
@@ -204,10 +206,3 @@ def test_the_checkpoints_of_a_run_are_steps_as_well(tmp_path: Path) -> None:
     assert found["parameters"][0]["change"] > 0
     trained = trained_study(study, RUN, 1)
     assert trained.loss == pytest.approx(losses[1], rel=1e-6) and trained.document["trained"]["label"] == 5
-
-
-def test_large_models_are_refused(monkeypatch: pytest.MonkeyPatch, small: Study) -> None:
-    monkeypatch.setattr("onfoot.explore.study.LARGE", 100)
-    for rates in ("0:0.001", RUN):
-        with pytest.raises(ValueError, match="this view supports up to 100, because"):
-            live_answer(small, {"rates": rates, "step": "1", "known": "0"})

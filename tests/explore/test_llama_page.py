@@ -53,7 +53,7 @@ def test_every_step_adds_up_and_every_view_works(llama_file: Path, watched: Any)
     for name, selector in {
         "Training": "[data-attribution]",
         "One step": ".arithmetic .sum",
-        "Mistakes": "main .message",
+        "Mistakes": ".mistake-result .verdict",
     }.items():
         page.get_by_role("tab", name=name).click()
         page.wait_for_selector(selector)

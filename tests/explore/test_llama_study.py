@@ -186,7 +186,7 @@ def test_keys_that_several_heads_read_have_the_sum_of_their_gradients() -> None:
     assert study.document["model"]["key_heads"] == 2
 
 
-def test_the_other_views_work_and_the_mistakes_say_why_not() -> None:
+def test_the_other_views_work() -> None:
     study = Study(scrambled_llama(replace(SMALL, num_hidden_layers=1), 0), TOKENS)
     training = study.training
     assert np.allclose(study.tensors.value(training["drivers"]).sum(axis=1), 1, atol=1e-9)
@@ -194,5 +194,4 @@ def test_the_other_views_work_and_the_mistakes_say_why_not() -> None:
     assert labels is not None and {"block 1 Δ_g", "block 1 Δ_u", "block 1 Δ₁₀"} <= set(labels)
     assert study.optimizer(1e-7, 1)["actual"] == pytest.approx(study.optimizer(1e-7, 1)["predicted"], rel=2e-3)
     assert len(study.lora["layers"]) == 7
-    with pytest.raises(ValueError, match="this view needs GPT-2's blocks"):
-        study.mistakes()
+    assert sum(len(group["mistakes"]) for group in study.mistakes()["groups"]) > 80

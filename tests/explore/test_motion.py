@@ -150,6 +150,25 @@ def test_play_runs_until_it_is_paused(page: Any) -> None:
     assert page.locator(".motion").count() == 0
 
 
+def test_the_open_step_is_that_of_the_row_that_is_played(page: Any) -> None:
+    """Play does not open the heads of a block, which would change the rows that it runs through."""
+    rows = page.locator(".row:visible").count()
+    page.locator(".motion .speed").select_option("2")
+    page.get_by_role("button", name="Play").click()
+    until(page, "document.querySelectorAll('.lit-forward').length > 8")
+    page.get_by_role("button", name="Pause").click()
+    _, step = at_row(page)
+    until(page, "document.querySelector('.row[aria-selected=true]').dataset.step === x", step)
+    until(
+        page,
+        "document.getElementById('step-name').textContent.startsWith(x)",
+        page.evaluate(f"""
+        document.querySelector('.row[data-step="{step}"] .name').firstChild.textContent"""),
+    )
+    assert page.locator(".row:visible").count() == rows
+    assert page.locator("#prediction").get_attribute("data-token") == "3"
+
+
 def test_a_row_and_its_step_say_whose_backward_pass_made_the_error_signal(page: Any) -> None:
     made = page.locator('.row[data-step="0.5"] .made-by')
     assert made.inner_text() == "↑ made by LayerNorm 2 + Skip 2"

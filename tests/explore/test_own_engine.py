@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from waiting import until
 
 import onfoot
 from onfoot.cli import app
+from onfoot.cli.explore import _written
 from onfoot.explore.study import Study
+from onfoot.learn.course import COURSE, SOLUTIONS
 from onfoot.models.model import Model
 from onfoot.own_engine import OwnEngine, as_engine
 
@@ -134,3 +138,19 @@ def test_a_chosen_row_shows_its_arrays_and_the_step_opens_on_the_map(own_page: A
 
 def test_without_an_engine_there_is_no_such_tab(page: Any) -> None:
     assert page.locator("#tab-own").count() == 0
+
+
+def test_a_folder_of_exercises_shows_what_is_written_and_ours_for_the_rest(model: Model, tmp_path: Path) -> None:
+    for name in ("e01_linear.py", "e05_layer_norm.py"):
+        source = SOLUTIONS if name == "e01_linear.py" else COURSE
+        shutil.copyfile(source / name, tmp_path / name)
+    engine = as_engine(str(tmp_path))
+    assert isinstance(engine, OwnEngine) and engine.theirs == {"linear", "layer_norm"}
+    assert _written(engine, str(tmp_path), model).theirs == {"linear"}
+    shutil.copyfile(COURSE / "e01_linear.py", tmp_path / "e01_linear.py")
+    for name in ("e01_linear", "e05_layer_norm"):
+        sys.modules.pop(name, None)
+    unwritten = as_engine(str(tmp_path))
+    assert isinstance(unwritten, OwnEngine)
+    with pytest.raises(ValueError, match="no pair is written yet"):
+        _written(unwritten, str(tmp_path), model)

@@ -60,7 +60,7 @@ def test_the_header_of_the_page_describes_the_model(own: Study, right: Any) -> N
     n = sum(value.size for value in own.model.params.values())
     result = {**document["model"]}
     assert {name: result[name] for name in result if name not in ("autograd", "most_characters")} == {
-        "family": "gpt2", "frozen": False, "key_heads": 3, "weights": 8 * n,
+        "family": "gpt2", "frozen": False, "key_heads": 3, "weights": 8 * n, "first_lr": 0.001,
         "parameters": n, "large": False, "blocks": 2, "heads": 3, "width": 6, "key_width": 4, "value_width": 2,
         "inner_width": 7, "vocabulary": 11, "positions": 13, "tied": True, "causal": True, "activation": "gelu_new",
         "has_tokenizer": False,
@@ -88,7 +88,7 @@ def test_every_token_has_its_loss_its_probability_and_the_five_likeliest(own: St
 
 def test_the_first_arrays_are_those_that_the_page_opens_with(own: Study) -> None:
     arrays = own.first_arrays()
-    assert list(arrays)[:2] == ["a_1", "Δ_1"]
+    assert next(iter(arrays)) == "ℓ"
     for id, text in arrays.items():
         numbers = np.frombuffer(base64.b64decode(text), "<f8")
         assert np.array_equal(numbers, own.tensors.value(id).ravel())  # bit for bit
@@ -354,6 +354,20 @@ def test_characters_that_cannot_be_seen_are_shown() -> None:
     ids = {c: one.tokenizer.encode(c)[0] for c in "a \n\t\x00"}
     shown = {c: texts.shown(one, id) for c, id in ids.items()}
     assert shown == {"a": "a", " ": "␣", "\n": "↵", "\t": "⇥", "\x00": f"#{ids[chr(0)]}"}
+    assert texts.vocabulary(one) == [texts.shown(one, id) for id in range(config.vocab_size)]
+
+
+def test_the_vocabulary_shows_every_token_as_it_is_shown_alone() -> None:
+    from onfoot.formats.tokenizer import bpe_tokenizer
+
+    one = onfoot.create(onfoot.GPT2Config(n_layer=1, n_head=1, n_embd=4, n_positions=8, vocab_size=400))
+    one.tokenizer = bpe_tokenizer(iter(["a  name, \u2028 ein Größe \n\n 日本 " * 9]), 330)
+    listed = texts.vocabulary(one)
+    assert listed == [texts.shown(one, id) for id in range(400)]
+    assert "␣name" in listed and listed[399] == "#399" and any(not x.isascii() for x in listed)
+    assert listed[one.tokenizer.eos_id] == "<|endoftext|>"
+    one.tokenizer = None
+    assert texts.vocabulary(one)[:3] == ["0", "1", "2"]
 
 
 def test_an_exported_page_holds_every_array_and_refuses_to_grow_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,16 @@ def test_it_names_the_target_and_draws_bars_to_scale(page: Any, model: Model, to
     assert page.locator("#prediction [data-by='1']").is_disabled()
 
 
+def test_attention_opens_at_the_chosen_token(page: Any) -> None:
+    for t in (3, 12, 21):  # the last has no target: its scores have no gradient
+        page.locator("#tab-map").click()
+        page.locator(f'.chip[data-token="{t}"]').click()
+        page.locator("#tab-attention").click()
+        page.wait_for_selector(".view.attention .answer .at")
+        assert page.locator(".view.attention .answer .at").first.inner_text().startswith(f"[{t} ")
+        assert page.locator("#prediction").get_attribute("data-token") == str(t)
+
+
 def test_it_follows_the_selected_cell_and_the_keyboard(page: Any, model: Model, tokens: np.ndarray) -> None:
     page.locator("#tab-attention").click()
     page.wait_for_selector(".view.attention [role=grid]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from onfoot.cli import app
 from onfoot.explore.default_model import TEXT
 from onfoot.explore.study import Study
 from onfoot.explore.tour import BUILT_IN, SPOTS, filled, parse, read
-from onfoot.explore.tour_numbers import OF_ARRAYS, PLAIN
+from onfoot.explore.tour_numbers import OF_ARRAYS, PLAIN, TourNumbers
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.optimizer import AdamW
@@ -45,7 +46,7 @@ def arrive(page: Any, stop: int) -> None:
 def numbers_on(page: Any) -> dict[str, Any]:
     """The numbers in the sentences of the stop, by name: the exact value behind each."""
     found = page.locator(".tour-number").evaluate_all("all => all.map(x => [x.dataset.name, x.dataset.value])")
-    return {name: json.loads(value) for name, value in found}
+    return {name: json.loads(value) for name, value in found}  # also those of closed details
 
 
 # --- the text file ---
@@ -55,10 +56,28 @@ def test_the_built_in_tour_has_eight_stops_and_every_number_of_it_is_filled_in(s
     stops, tour = read(BUILT_IN), filled(study)
     assert len(stops) == len(tour["stops"]) == 8 and tour["left_out"] == 0
     for stop, shown in zip(stops, tour["stops"], strict=True):
-        assert [len(shown["text"]), len(shown["try"])] == [len(stop.sentences), len(stop.tries)]
-        assert shown["try"], stop.title
+        found = [len(shown[key]) for key in ("text", "try", "more")]
+        assert found == [len(stop.sentences), len(stop.tries), len(stop.details)] and found[:2] == [1, 1], stop.title
         words = json.dumps([shown["text"], shown["try"]], ensure_ascii=False)
         assert not any(brace in part for part in shown["text"][0] if isinstance(part, str) for brace in "{}"), words
+
+
+def words(parts: list[list[Any]]) -> int:
+    """The number of words in sentences that were filled in; a formula counts as one."""
+    texts = ["".join(part if isinstance(part, str) else part.get("text", "x") for part in one) for one in parts]
+    return sum(len(text.split()) for text in texts)
+
+
+def test_the_tour_can_be_read_in_a_minute(study: Study) -> None:
+    """At 200 to 250 words per minute; the details are behind "More"."""
+    assert sum(words([[stop["title"]], *stop["text"], *stop["try"]]) for stop in filled(study)["stops"]) <= 240
+    assert sum(words([*stop["text"], *stop["try"]]) for stop in filled(study)["stops"]) <= 220
+
+
+@pytest.mark.parametrize(("losses", "worst"), [([9.0, 1.0, 3.0, None], 2), ([9.0, None], 0)])
+def test_the_worst_token_is_not_the_first_which_has_no_context(losses: list[float | None], worst: int) -> None:
+    study: Any = SimpleNamespace(document={"tokens": [{"loss": loss} for loss in losses]})
+    assert TourNumbers(study).worst == worst
 
 
 def test_every_number_that_a_tour_may_name_exists_in_this_run(study: Study) -> None:
@@ -91,6 +110,9 @@ def test_what_a_network_does_not_have_is_left_out_and_the_rest_stays(study: Stud
         ("# One\nA.\n# Two\nview: map", 3, "'Two' has no sentence"),
         ("# One\nstep:\nA.", 2, "step has no value"),
         ("#\nA.", 1, "needs a title"),
+        ("# One\nA.\nmore:", 3, "more has no value"),
+        ("# One\nA.\nmore: It is {los}.", 3, "unknown number {los}"),
+        ("# One\nA.\ndetail: B.", 3, "unknown setting 'detail'; a stop has view, step, cell, show, try and more"),
     ],
 )
 def test_an_error_in_a_tour_names_the_line(text: str, line: int, words: str) -> None:
@@ -148,6 +170,7 @@ def test_the_numbers_of_the_tour_are_the_librarys(visitor: Any, model: Model, to
     assert first["best"] == int(np.argmax(predicted[worst])) != targets[worst]
     assert scores["at target Δ_12"] == pytest.approx((given[worst] - 1) / 21, rel=1e-12)
     assert climb["norm Δ_12"] == pytest.approx(np.linalg.norm(trace["Δ_12"]), rel=1e-12)
+    assert climb["made by Δ_11"] == ["12"]  # FC logits, the only reader of a_11
     through = trace["Δ_5", 1] - trace["Δ_10", 1]
     assert skip["skip norm last.Δ_5"] == pytest.approx(np.linalg.norm(trace["Δ_10", 1]), rel=1e-12)
     assert skip["branch norm last.Δ_5"] == pytest.approx(np.linalg.norm(through), rel=1e-12)
@@ -177,6 +200,8 @@ def test_the_numbers_of_the_tour_are_the_librarys(visitor: Any, model: Model, to
     trained = Model(model.config, model.params, model.dtype, model.engine)
     AdamW(trained, lr=step["learning rate"]).step(grads)
     assert step["loss after"] == pytest.approx(trained.loss(tokens), rel=1e-12) and step["loss"] == trace.loss
+    after = trained.trace(tokens)["y_pred"][0, worst, targets[worst]]
+    assert step["probability after"] == pytest.approx(after, rel=1e-9) and after > given[worst]
 
 
 def test_a_stop_goes_to_its_place_and_marks_what_it_talks_about(visitor: Any) -> None:
@@ -190,6 +215,53 @@ def test_a_stop_goes_to_its_place_and_marks_what_it_talks_about(visitor: Any) ->
     assert box.get_attribute("data-tensor") == "Δ_12" and box.get_attribute("data-r") == "3"
     value = float(visitor.locator(".figure.tour-spot output.value").get_attribute("data-value"))
     assert numbers_on(visitor)["at target Δ_12"] == value  # the selected cell is the one in the sentence
+
+
+def test_the_prediction_in_view_is_the_one_that_the_stop_talks_about(visitor: Any) -> None:
+    """At the seventh what the token is blamed for; at the eighth the error of the tour, before and after the step."""
+    visitor.get_by_role("button", name="Take the tour, one minute").click()
+    for stop in range(1, 9):
+        arrive(visitor, stop)
+        token = visitor.locator("#prediction").get_attribute("data-token")
+        numbers = numbers_on(visitor)
+        assert token == str(numbers["cause position"] if stop == 7 else 3), stop
+        assert visitor.locator(".after-step").count() == (stop == 8)
+        if stop < 8:
+            visitor.locator("[data-tour=next]").click()
+    shown = visitor.locator(".predicted-target").inner_text()
+    assert shown == "target “v” 0.7 % → 10.6 % after the step"
+    assert float(visitor.locator(".after-step").get_attribute("data-probability")) == numbers["probability after"]
+    visitor.locator("[data-tour=leave]").click()
+    assert visitor.locator(".after-step").count() == 0
+
+
+def test_details_are_one_click_away_and_closed_at_first(visitor: Any) -> None:
+    visitor.get_by_role("button", name="Take the tour, one minute").click()
+    arrive(visitor, 1)
+    assert not visitor.locator(".tour-more p").first.is_visible()
+    visitor.locator(".tour-more summary").click()
+    assert "That costs −log" in visitor.locator(".tour-more").inner_text()
+    assert visitor.locator(".tour-more p").first.is_visible()
+
+
+def test_what_a_stop_talks_about_stays_in_view_when_checks_arrive_and_after_the_map_was_played(visitor: Any) -> None:
+    visitor.get_by_role("button", name="Take the tour, one minute").click()
+    for stop in range(1, 4):
+        arrive(visitor, stop)
+        if stop < 3:
+            visitor.locator("[data-tour=next]").click()
+    while visitor.locator('.now-backward[data-step="0.5"]').count() == 0:
+        visitor.locator(".motion .on").click()
+    for stop in (4, 5):
+        visitor.locator("[data-tour=next]").click()
+        arrive(visitor, stop)
+        until(visitor, "document.body.dataset.proven", seconds=120)
+        assert visitor.locator(".in-motion").count() == 0
+        limit = visitor.locator(".tour").bounding_box()["y"]
+        spot = visitor.locator(".tour-spot").bounding_box()
+        row = visitor.locator(".map .row[aria-selected=true]").bounding_box()
+        assert spot["y"] + spot["height"] <= limit and row["y"] + row["height"] <= limit
+        assert min(spot["y"], row["y"]) >= visitor.locator(".tabs").bounding_box()["y"]
 
 
 def test_the_tour_can_be_left_by_escape_resumed_and_linked_to(visitor: Any, port: int) -> None:

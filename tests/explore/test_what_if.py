@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from waiting import SHOWN, until
 
-from onfoot.explore.one_step import copy_of
+from onfoot.explore.copies import copy_of
 from onfoot.explore.study import Study
 from onfoot.models.model import Model
 
@@ -87,6 +87,26 @@ def test_it_opens_at_the_cell_selected_in_the_map(page: Any) -> None:
     open_what_if(page)
     found = [page.locator(f"#what-{key}").input_value() for key in ("kind", "name", "row", "column")]
     assert found == ["activation", "0.a_6", row, column]
+
+
+@pytest.mark.parametrize("step", ["loss", "embedding"])
+def test_it_opens_where_the_gradient_keeps_its_promise_and_larger_changes_are_one_click_away(
+    page: Any, step: str
+) -> None:
+    """At an activation of the token that went wrong. Ten times the change may break the promise."""
+    page.locator(f'.row[data-step="{step}"]').click()
+    until(page, SHOWN)
+    open_what_if(page)
+    until(page, READY)
+    change = float(page.locator("#what-change").input_value())
+    found = {row[0]: row[2] / row[1] for row in sizes(page)}
+    assert 1e-4 <= change <= 0.01 and found[change] == pytest.approx(1, abs=0.1)
+    assert page.locator("#what-kind").input_value() == "activation" and page.locator("#what-row").input_value() == "3"
+    larger = max(found)
+    page.locator("#what-sizes button").last.click()
+    until(page, "Math.abs(document.getElementById('what-change').value / x - 1) < 1e-9", larger)
+    until(page, f"{READY} && document.querySelector('#what-sizes b')")
+    assert float(page.locator("#what-sizes tr:has(b)").get_attribute("data-change")) == pytest.approx(larger)
 
 
 def test_a_change_that_makes_no_sense_says_why(page: Any) -> None:
@@ -192,5 +212,5 @@ def test_both_views_fit_the_screen(page: Any, width: int) -> None:
     wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(wider) <= 0
     page.get_by_role("tab", name="Live").click()
-    page.wait_for_selector("#live-weights")
+    page.wait_for_selector(".live-difference")
     assert page.evaluate(wider) <= 0

@@ -11,12 +11,12 @@ import torch
 
 import onfoot
 from onfoot.explore import exercises
-from onfoot.explore.exercises import PlantedBackward
+from onfoot.explore.copies import copy_of
 from onfoot.explore.knockouts import knockouts
 from onfoot.explore.mistakes import possible, rows_of
-from onfoot.explore.one_step import copy_of
 from onfoot.explore.study import Study
 from onfoot.explore.walk import small_model
+from onfoot.explore.wrong_backward import backward_of
 from onfoot.models.model import Model
 
 TOKENS = np.array([[3, 1, 4, 1, 5]])
@@ -131,7 +131,7 @@ def test_first_order_holds_for_small_changes_and_breaks_down_for_large_ones(plai
 
 
 def test_every_knock_out_is_the_network_without_that_part(plain: Study) -> None:
-    found = knockouts(plain.context)
+    found = knockouts(plain.context, range(2))
     assert len(found["rows"]) == 2 * (2 + 2 + 2 + 1)
     loss, _ = torch_loss(plain.model)
     for row in found["rows"]:
@@ -142,7 +142,7 @@ def test_every_knock_out_is_the_network_without_that_part(plain: Study) -> None:
 
 def test_what_a_knock_out_promises_is_its_first_order(plain: Study) -> None:
     """Gradients of the loss in the strength of each part, by differences in PyTorch of a part that is scaled."""
-    rows = {(row["block"], row["name"]): row["promised"] for row in knockouts(plain.context)["rows"]}
+    rows = {(row["block"], row["name"]): row["promised"] for row in knockouts(plain.context, range(2))["rows"]}
 
     def slope(change: Any) -> float:
         eps = 1e-5
@@ -193,17 +193,6 @@ def test_unknown_names_are_refused(plain: Study) -> None:
             plain.what_if(kind, name, 0, 0, 0.1)
 
 
-def test_large_models_are_refused(plain: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onfoot.explore.study.LARGE", 100)
-    for ask in (
-        lambda: plain.what_if("weight", "transformer.ln_f.bias", 0, 0, 0.1),
-        lambda: plain.exercise("sign", 0),
-        lambda: Study(plain.model, TOKENS).what_if_choices,
-    ):
-        with pytest.raises(ValueError, match="this view supports up to 100, because every change"):
-            ask()
-
-
 # --- exercises ---
 
 
@@ -243,7 +232,7 @@ def test_a_hidden_mistake_is_in_one_place(plain: Study) -> None:
         rows, first = one["rows"], one["answer"]
         assert rows[first]["wrong"] and not any(row["wrong"] for row in rows[:first])
         assert one["explains"] and one["fix"] and one["layer"]
-        backward = PlantedBackward(plain.context, by_name[one["name"]], one["block"])
+        backward = backward_of(plain.context, by_name[one["name"]], one["block"])
         norms = [float(np.linalg.norm(value)) for _, value, _ in rows_of(plain.context, backward, {})]
         assert sorted(norms) == sorted(row["norm"] for row in rows)
     in_first = [one for one in found if one["block"] == 0]  # the last block's gradients come first, and are right
@@ -253,9 +242,9 @@ def test_a_hidden_mistake_is_in_one_place(plain: Study) -> None:
 
 def test_a_mistake_planted_in_no_block_changes_nothing(plain: Study) -> None:
     mistake = next(one for one in possible(plain.context) if one.layer == "layer_norm")
-    right = PlantedBackward(plain.context, mistake, 99)
+    right = backward_of(plain.context, mistake, 99)
     assert all(np.allclose(right.grads[name], value, atol=1e-12) for name, value in plain.context.trace.grads.items())
-    wrong = PlantedBackward(plain.context, mistake, None)
+    wrong = backward_of(plain.context, mistake, None)
     assert any(not np.allclose(wrong.grads[name], right.grads[name]) for name in right.grads)
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 SHOWN = "[...document.querySelectorAll('.detail > .pair .answer')].every(x => x.querySelector('output'))"
+VIEWS = ("map", "attention", "training", "step", "live", "whatif", "mistakes")
 
 
 def until(page: Any, expression: str, arg: Any = None, seconds: float = 30) -> None:
@@ -14,3 +15,14 @@ def until(page: Any, expression: str, arg: Any = None, seconds: float = 30) -> N
     while not page.evaluate(f"(x) => {{ return Boolean({expression}); }}", arg):
         assert time.monotonic() < deadline, f"timed out waiting for: {expression}"
         time.sleep(0.05)
+
+
+def settled(page: Any) -> None:
+    """Waits until the view and its numbers are shown."""
+    page.wait_for_selector("main[aria-busy=false]")
+    until(page, f"{SHOWN} && !document.querySelector('[aria-busy=true]')", seconds=60)
+
+
+def open_view(page: Any, view: str) -> None:
+    page.locator(f"#tab-{view}").click()
+    settled(page)

@@ -14,7 +14,8 @@ from urllib.parse import parse_qs
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 TOKEN_HEADER = b"x-onfoot-token"
-PUBLIC = frozenset({"/app.js", "/style.css", "/icon.svg"})  # the same for everyone: no number of a run is in them
+# the same for everyone: no number of a run is in them
+PUBLIC = frozenset({"/app.js", "/style.css", "/icon.svg", "/onfoot-math.woff2"})
 
 
 def new_token() -> str:

@@ -28,7 +28,7 @@ class Autograd:
         self.scores: list[dict[str, Any]] = []  # one per block
         self.config = model.config
         self.params: dict[str, Any] = {
-            name: torch.tensor(value, requires_grad=True) for name, value in model.params.items()
+            name: torch.tensor(np.asarray(value), requires_grad=True) for name, value in model.params.items()
         }
         plain = get_engine("torch")
         engine = Engine(

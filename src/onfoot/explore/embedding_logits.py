@@ -208,7 +208,7 @@ def add_logits(m: StudyContext) -> list[Step]:
     formula = Formula("y_gt = the token after each, as one-hot rows")
     m.add("y_gt", "y_gt", vocabulary.one_hot(targets), VOCAB, formula=formula, columns=vocabulary.rows)
     m.add("n", "n", np.array(m.divisor), (), formula=Formula("n = the number of targets"))
-    m.add("counts", "has a target", counts.astype(float), (TOKEN,))
+    m.add("counts", "has target", counts.astype(float), (TOKEN,))
     _add_last_delta(m)
     parameters = []
     if not tied:

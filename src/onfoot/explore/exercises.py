@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.equations import EQUATIONS
-from onfoot.check.layer import Mistake, Pieces
-from onfoot.explore.mistakes import LAYER_NAMES, NEXT_LAYER, Backward, network_pieces, possible, rows_of
+from onfoot.check.layer import Mistake
+from onfoot.explore.jobs import progress
+from onfoot.explore.mistake_formulas import violated
+from onfoot.explore.mistakes import LAYER_NAMES, NEXT_LAYER, backward_of, possible, rows_of
 from onfoot.explore.study_context import StudyContext
 from onfoot.explore.tensors import Tensor
 from onfoot.explore.whatif import change_of
+from onfoot.models.params import names_of
 
 KINDS = ("sign", "mistake")
 MAX_NUMBER = 999
@@ -24,7 +26,10 @@ TRIES = 200
 CLEAR = 1e-6  # a smaller change of the loss is not asked for
 HINTS = 3
 CHANGES = {"logit": 0.5, "weight": 0.05, "score": 0.2}
-IN_BLOCKS = ("attention", "multi_head", "layer_norm", "gelu", "linear", "block")  # planted in one block
+IN_BLOCKS = (  # planted in one block
+    "attention", "multi_head", "layer_norm", "gelu", "linear", "block",
+    "rms_norm", "rope", "rope_attention", "grouped_query_attention", "swiglu",
+)  # fmt: skip
 
 
 def exercise(m: StudyContext, kind: str, number: int) -> dict[str, Any]:
@@ -71,31 +76,34 @@ def _logit(m: StudyContext, rng: np.random.Generator) -> Question:
     likely = [int(v) for v in np.argsort(-row)[:4] if v != target]
     v = target if rng.random() < 0.4 else int(rng.choice(likely))
     hint = {"token": t, "target": target, "chosen": v, "probability": float(row[v])}
-    return "activation", "a_12", t, v, [hint]
+    shown = m.tensors["a_12"].columns  # of a large vocabulary, only some
+    return "activation", "a_12", t, v if shown is None else int(np.searchsorted(shown, v)), [hint]
 
 
 def _weight(m: StudyContext, rng: np.random.Generator) -> Question:
     """A weight of a linear layer, with the largest terms a ∘ Δ of its gradient."""
     tensors = _linear_gradients(m)
     tensor = tensors[int(rng.integers(len(tensors)))]
-    row, column = (int(rng.integers(n)) for n in tensor.value.shape)
+    row, column = (int(rng.integers(n)) for n in tensor.shape)
     # aᵗ Δ, or Δᵗ a where a weight is stored transposed
     factors = sorted(tensor.terms[0].factors, key=lambda factor: m.tensors[factor.tensor].is_gradient)
     a, delta = (m.tensors.value(f.tensor)[:, row if f.at == "jr" else column] for f in factors)  # (T,) both
     largest = np.argsort(-abs(a * delta))[:HINTS]
     hints = [{"token": int(t), "a": float(a[t]), "delta": float(delta[t])} for t in largest]
     assert tensor.parameter is not None
-    return "weight", tensor.parameter, row, column, hints
+    at = (column, row) if names_of(m.config).OUT_IN else (row, column)  # in the file's order
+    return "weight", tensor.parameter, *at, hints
 
 
 def _linear_gradients(m: StudyContext) -> list[Tensor]:
     """The gradients of whole weight matrices that are one product aᵗ Δ."""
+    turned = names_of(m.config).OUT_IN  # the file has (out, in), the formulas (in, out)
     return [
         tensor
         for tensor in m.tensors
         if tensor.is_gradient
         and tensor.parameter is not None
-        and tensor.value.shape == m.params[tensor.parameter].shape
+        and tensor.shape == m.params[tensor.parameter].shape[:: -1 if turned else 1]
         and [[factor.at for factor in term.factors] for term in tensor.terms] == [["jr", "jc"]]
     ]
 
@@ -109,25 +117,6 @@ def _score(m: StudyContext, rng: np.random.Generator) -> Question:
     mean = float((rho[row] * drho[row]).sum())
     hint = {"rho": float(rho[row, column]), "drho": float(drho[row, column]), "mean": mean}
     return "score", f"{b}.{h}", row, column, [hint]
-
-
-class PlantedBackward(Backward):
-    """The backward pass of the network with a mistake in one block, or everywhere if `block` is None."""
-
-    def __init__(self, m: StudyContext, mistake: Mistake, block: int | None) -> None:
-        self.mistake, self.planted_in = mistake, block
-        super().__init__(m, network_pieces(mistake if block is None else None))
-
-    def _block(self, b: int, d10: np.ndarray) -> np.ndarray:
-        if b != self.planted_in:
-            return super()._block(b, d10)
-        right = self.p
-        wrong = vars(network_pieces(self.mistake)).items()
-        self.p = Pieces(**{name: self._recorded(name, piece) for name, piece in wrong})
-        try:
-            return super()._block(b, d10)
-        finally:
-            self.p = right
 
 
 def _mistake(m: StudyContext, rng: np.random.Generator) -> dict[str, Any]:
@@ -146,21 +135,21 @@ def _mistake(m: StudyContext, rng: np.random.Generator) -> dict[str, Any]:
                 "layer": LAYER_NAMES[mistake.layer],
                 "explains": mistake.explains,
                 "fix": mistake.fix,
-                "equation": mistake.equation,
-                "equation_text": EQUATIONS.get(mistake.equation, ""),
+                **violated(mistake.equation),
             }
     raise ValueError("no mistake shows in the gradients of this text; run a longer one")
 
 
 def _planted_rows(m: StudyContext, mistake: Mistake, block: int | None) -> list[dict[str, Any]]:
     """Every gradient with its norm and its error; empty if the mistake raises an error or its shapes do not fit."""
+    rows: list[dict[str, Any]] = []
     try:
-        backward = PlantedBackward(m, mistake, block)
+        backward = backward_of(m, mistake, block)
+        for row, value, _ in rows_of(m, backward, NEXT_LAYER[m.family]):
+            progress("comparing the gradients", len(rows), len(backward.signals) + len(backward.grads))
+            if row["problem"]:
+                return []
+            rows.append({**row, "norm": float(np.linalg.norm(value))})
     except (ValueError, IndexError):
         return []
-    rows = []
-    for row, value, _ in rows_of(m, backward, NEXT_LAYER):
-        if row["problem"]:
-            return []
-        rows.append({**row, "norm": float(np.linalg.norm(value))})
     return rows

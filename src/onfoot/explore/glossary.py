@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onfoot.explore.mathml import TOKENS, tree
+from onfoot.explore.mathml import SUPERSCRIPTS, TOKENS, Node, tree
 
 PAPER = "L. Boué, “Deep learning for pedestrians: backpropagation in Transformers”, arXiv:2512.23329"
 
@@ -71,7 +71,9 @@ def find(symbol: str) -> Entry | None:
 def glossary() -> dict[str, Any]:
     """The table for the page, with every symbol as MathML, and the paper's name."""
     letters = {entry.symbol: any(character.isalpha() for character in entry.symbol) for entry in ENTRIES}
-    letters["ᵗ"] = False  # it stands above a letter, like the powers
-    signs = {symbol: ["math", ["mo", symbol]] for symbol, is_letter in letters.items() if not is_letter}
+    signs: dict[str, Node] = {
+        symbol: ["math", ["mo", symbol]] for symbol, is_letter in letters.items() if not is_letter
+    }
+    signs |= {symbol: ["math", ["msup", ["mi"], SUPERSCRIPTS[symbol]]] for symbol in "ᵗ²³"}  # they stand above a letter
     shown = [{**entry._asdict(), "tree": signs.get(entry.symbol) or tree(entry.symbol)} for entry in ENTRIES]
     return {"paper": PAPER, "entries": shown}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from onfoot.explore.jobs import tracked
 from onfoot.explore.study_context import StudyContext
 from onfoot.explore.whatif import Intervention, scaled_scores
 
@@ -30,9 +31,10 @@ def set_to_zero(columns: slice) -> Callable[[np.ndarray], None]:
     return move
 
 
-def knockouts_of(m: StudyContext, here: Intervention) -> Iterator[Knockout]:
-    """All of them, block by block. The change is from the real values, so the promise is −Σ Δ ∘ what is left out."""
-    for b, block in enumerate(m.trace.blocks):
+def knockouts_of(m: StudyContext, here: Intervention, blocks: Iterable[int]) -> Iterator[Knockout]:
+    """Those of some blocks. The change is from the real values, so the promise is −Σ Δ ∘ what is left out."""
+    for b in blocks:
+        block = m.trace.blocks[b]
         a, d = block.a, block.delta
         width = a[3].shape[-1] // m.config.n_head
         for h in range(m.config.n_head):
@@ -67,10 +69,10 @@ def _branch_alone(branch: str, total: str) -> dict[str, Callable[[np.ndarray], N
     return {branch: keep, total: replace}
 
 
-def knockouts(m: StudyContext) -> dict[str, Any]:
-    """The promised and the true change of the loss for every knock-out."""
+def knockouts(m: StudyContext, blocks: Iterable[int]) -> dict[str, Any]:
+    """The promised and the true change of the loss for every knock-out of some blocks."""
     rows = []
-    for one in knockouts_of(m, Intervention(m)):
+    for one in tracked(list(knockouts_of(m, Intervention(m), blocks)), "knock-outs"):
         with np.errstate(all="ignore"):
             loss = one.loss()
         true = loss - m.trace.loss if math.isfinite(loss) else None

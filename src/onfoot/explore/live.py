@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from onfoot.explore.one_step import FIRST, MAX_LR, copy_of
+from onfoot.explore.copies import LORA_ALPHA, LORA_RANK, copy_of, lora_changes, merged
+from onfoot.explore.jobs import progress
+from onfoot.explore.one_step import FIRST, MAX_LR
 from onfoot.explore.study_context import StudyContext
 from onfoot.ops.attention import softmax
 from onfoot.ops.cross_entropy import IGNORE, log_sum_exp
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from onfoot.models.model import Model
 
 MAX_STEPS = 1000
-MAX_CHUNK = 100  # new steps per request
+MAX_LARGE_STEPS = 200  # of a model whose weights are frozen
+MAX_CHUNK = 100  # new steps per request, of a small model
+WORK = 1e10  # parameters × tokens × steps of a request: a few seconds
 MAX_CHANGES = 64  # of the learning rate
 SNAPSHOT_BYTES = 256 * 2**20  # of all snapshots together
 FEWEST_BETWEEN = 10  # steps from one snapshot to the next
@@ -85,19 +89,26 @@ def predict(model: Model, tokens: np.ndarray, targets: np.ndarray) -> Prediction
 
 
 class Training:
-    """AdamW steps on one text, from the study's model on. `losses[t]` is the loss after t steps."""
+    """AdamW steps on one text, from the study's model on. `losses[t]` is the loss after t steps.
+
+    Frozen weights cannot move: then LoRA layers train, and a snapshot has only these.
+    """
 
     def __init__(self, m: StudyContext) -> None:
         self.start, self.tokens, self.targets, self.divisor = m.model, m.tokens, m.targets, m.divisor
+        self.m, self.lora = m, m.frozen
+        self.most_steps = MAX_LARGE_STEPS if self.lora else MAX_STEPS
+        self.chunk = min(MAX_CHUNK, max(int(WORK / (m.model.n_params * m.n_tokens)), 1))
         self.rates = FIRST_RATES
         self.losses = [m.trace.loss]
         self.ended: int | None = None  # the last step before the loss was not finite
         self.snapshots: dict[int, Snapshot] = {}
-        snapshot_bytes = 3 * 8 * m.model.n_params  # weights and both moments, float64
-        self.every = max(FEWEST_BETWEEN, math.ceil(MAX_STEPS * snapshot_bytes / SNAPSHOT_BYTES))
-        self.most_bytes = MAX_STEPS // self.every * snapshot_bytes
+        self.differences: dict[int, dict[str, Any]] = {}  # by step, so that one can go back at once
         self.first_predictions = predict(m.model, m.tokens, m.targets)
         self._restore(0)
+        snapshot_bytes = 3 * 8 * self.model.n_trainable  # weights and both moments, float64
+        self.every = max(FEWEST_BETWEEN, math.ceil(self.most_steps * snapshot_bytes / SNAPSHOT_BYTES))
+        self.most_bytes = self.most_steps // self.every * snapshot_bytes
 
     def follow(self, rates: Rates) -> None:
         """Sets the learning rates. The steps from the first other rate on are dropped."""
@@ -109,6 +120,7 @@ class Training:
         if kept >= len(self.losses) and (self.ended is None or kept > self.ended):
             return
         del self.losses[kept + 1 :]
+        self.differences = {step: value for step, value in self.differences.items() if step <= kept}
         self.snapshots = {step: value for step, value in self.snapshots.items() if step <= kept}
         self.ended = None
         if self._at > kept:
@@ -120,7 +132,9 @@ class Training:
         nearest = self._snapshot_before(to)
         if not nearest <= self._at <= to:
             self._restore(nearest)
+        from_step = self._at
         while self._at < to:
+            progress("training steps", self._at - from_step, to - from_step)
             if not self._take_step():
                 return self.go_to(step)
         return self.model
@@ -130,8 +144,11 @@ class Training:
 
     def _restore(self, step: int) -> None:
         self._at = step
+        self._next: dict[str, np.ndarray] | None = None  # the gradients at this step, if they are known
         if step == 0:
             self.model = copy_of(self.start)
+            if self.lora:
+                self.model.add_lora(r=min(LORA_RANK, self.start.config.n_embd), alpha=LORA_ALPHA)
             self.optimizer = AdamW(self.model, lr=FIRST[0])
             return
         snapshot = self.snapshots[step]
@@ -142,50 +159,64 @@ class Training:
     def _take_step(self) -> bool:
         """Takes a step; returns False if the loss after it is not finite."""
         with np.errstate(all="ignore"):  # a rate that is too large: the loss says so
-            _, grads = self.model.loss_and_grads(self.tokens, self.targets, divisor=self.divisor)
+            grads = self._loss_and_grads()[1] if self._next is None else self._next
             self.optimizer.step(grads, lr=rate_at(self.rates, self._at))
-            self._at += 1
+            self._at, self._next = self._at + 1, None
             if self._at == len(self.losses):
-                loss = self.model.loss(self.tokens, self.targets, divisor=self.divisor)
+                loss, self._next = self._loss_and_grads()
                 if not math.isfinite(loss):
                     self.ended = self._at - 1
                     return False
                 self.losses.append(loss)
         if self._at % self.every == 0 and self._at not in self.snapshots:
-            params = {name: value.copy() for name, value in self.model.params.items()}
+            params = {name: self.model.params[name].copy() for name in self.model.trainable}
             moments = {name: value.copy() for name, value in self.optimizer.moments().items()}
             self.snapshots[self._at] = Snapshot(params, moments)
         return True
+
+    def _loss_and_grads(self) -> tuple[float, dict[str, np.ndarray]]:
+        return self.model.loss_and_grads(self.tokens, self.targets, divisor=self.divisor)
 
     def answer(self, rates: str, step: int, known: int) -> dict[str, Any]:
         """The losses from `known` on up to `step`, and how the model differs there from step 0.
 
         Of a step far ahead, only part of the way is computed: the page asks again from the step that it gets.
         """
-        check_step(step, MAX_STEPS)
+        check_step(step, self.most_steps)
         self.follow(read_rates(rates))
-        at = min(step, len(self.losses) - 1 + MAX_CHUNK)
-        model = self.go_to(at)
-        at = at if self.ended is None else min(at, self.ended)
+        at = min(step, len(self.losses) - 1 + self.chunk)
+        if at not in self.differences:
+            model = self.go_to(at)
+            at = at if self.ended is None else min(at, self.ended)
+            now = predict(model, self.tokens, self.targets)
+            self.differences[at] = difference(self._moved(model), now, self.first_predictions)
         return {
             "rates": [list(pair) for pair in self.rates],
             "step": at,
             "known": known,
             "losses": self.losses[known : max(at, known) + 1],
             "ended": self.ended,
-            "most_steps": MAX_STEPS,
+            "most_steps": self.most_steps,
             "every": self.every,
             "most_bytes": self.most_bytes,
-            **difference(model, self.start, predict(model, self.tokens, self.targets), self.first_predictions),
+            "lora": {"rank": LORA_RANK, "trainable": self.model.n_trainable} if self.lora else None,
+            **self.differences[at],
         }
+
+    def _moved(self, model: Model) -> list[Moved]:
+        """How far each parameter has moved."""
+        if self.lora:
+            return [Moved(name, change, self.m.weight_norm(name)) for name, change in lora_changes(model).items()]
+        return moved_from(self.start, model)
 
     def model_at(self, rates: str, step: int) -> Model:
         """A copy of the model after `step` steps."""
-        check_step(step, MAX_STEPS)
+        check_step(step, self.most_steps)
         self.follow(read_rates(rates))
-        if step - (len(self.losses) - 1) > MAX_CHUNK:
+        if step - (len(self.losses) - 1) > self.chunk:
             raise ValueError(f"step {step} is not computed yet; play up to it first")
-        model = copy_of(self.go_to(step))
+        trained = self.go_to(step)
+        model = merged(self.start, trained) if self.lora else copy_of(trained)
         model.tokenizer = self.start.tokenizer
         return model
 
@@ -194,12 +225,26 @@ class Training:
         return self.answer(rates_text(FIRST_RATES), EXPORTED_STEPS, 0)
 
 
-def difference(model: Model, start: Model, now: Predictions, first: Predictions) -> dict[str, Any]:
-    """How the weights and the predictions of a model differ from those of the model that training started from."""
-    parameters = []
+class Moved(NamedTuple):
+    """How far a parameter has moved, and its norm before."""
+
+    name: str
+    change: float
+    weight: float
+
+
+def moved_from(start: Model, model: Model) -> list[Moved]:
+    found = []
     for name, before in start.params.items():
-        change, norm = (float(np.linalg.norm(x)) for x in (model.params[name] - before, before))
-        parameters.append({"name": name, "change": change, "weight": norm, "ratio": change / norm if norm else None})
+        old = np.asarray(before)
+        change, norm = (float(np.linalg.norm(x)) for x in (np.asarray(model.params[name]) - old, old))
+        found.append(Moved(name, change, norm))
+    return found
+
+
+def difference(moved: list[Moved], now: Predictions, first: Predictions) -> dict[str, Any]:
+    """How the weights and the predictions of a model differ from those of the model that training started from."""
+    parameters = [{**one._asdict(), "ratio": one.change / one.weight if one.weight else None} for one in moved]
     tokens = []
     for t, row in enumerate(now.probabilities):
         best = np.argsort(-row, kind="stable")[:PREDICTIONS]

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onfoot.explore.live import Predictions, check_step, difference, predict
+from onfoot.explore.jobs import progress
+from onfoot.explore.live import Predictions, check_step, difference, moved_from, predict
 from onfoot.explore.study_context import StudyContext
 from onfoot.formats.run_folder import checkpoints, step_of, validate_once
-from onfoot.models.model import load
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -39,9 +39,9 @@ class Checkpoints:
     def model_at(self, index: int) -> Model:
         """The model of the checkpoint with that index, in float64."""
         check_step(index, len(self.folders) - 1)
-        model = load(self.folders[index], "float64", "numpy")
-        if model.active_adapter is not None:
-            model.merge_adapter()
+        from onfoot.explore.loading import load_model  # which imports the study
+
+        model = load_model(self.folders[index])
         model.tokenizer = self.tokenizer
         return model
 
@@ -52,6 +52,7 @@ class Checkpoints:
             first = self.model_at(0)
             self._first = first, predict(first, self.tokens, self.targets)
         for i in range(min(known, index), index + 1):
+            progress("checkpoints", i, index + 1)
             if i not in self.losses:
                 self.losses[i] = self._loss(self.model_at(i))
         model = self.model_at(index)
@@ -62,7 +63,7 @@ class Checkpoints:
             "ended": None,
             "most_steps": len(self.folders) - 1,
             "checkpoints": self.steps(),
-            **difference(model, self._first[0], predict(model, self.tokens, self.targets), self._first[1]),
+            **difference(moved_from(self._first[0], model), predict(model, self.tokens, self.targets), self._first[1]),
         }
 
     def _loss(self, model: Model) -> float:

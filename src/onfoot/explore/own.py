@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.explore.mistakes import consequences, rows_of
+from onfoot.explore.mistakes import Angle, consequences, rows_of
 from onfoot.explore.study_context import StudyContext
 from onfoot.explore.tensors import FEATURE, TOKEN, VOCABULARY
 from onfoot.models.compare_pairs import Comparison, compare_pairs
@@ -50,9 +50,12 @@ def show_own(m: StudyContext, engine: OwnEngine) -> dict[str, Any]:
         backward = OwnBackward(m, engine)
     except PairError as error:
         return {**out, "runs": False, "message": str(error), "rows": []}
-    compared = rows_of(m, backward, NEXT_LAYER[m.family])
-    rows = [{**row, "arrays": _arrays(m, row, yours, right)} for row, yours, right in compared]
-    more = consequences(m, backward, rows)
+    rows, angle = [], Angle()
+    for row, yours, right in rows_of(m, backward, NEXT_LAYER[m.family]):
+        rows.append({**row, "arrays": _arrays(m, row, yours, right)})
+        if row["parameter"] and not row["problem"]:
+            angle.add(yours, right)
+    more = consequences(m, backward.grads, rows, angle)
     return {**out, "runs": True, "loss": backward.loss, "rows": rows, **more}
 
 

@@ -18,6 +18,7 @@ from onfoot.explore.overview import overview
 from onfoot.explore.study import Study, Track, untracked
 
 STATIC = Path(__file__).parent / "static"
+FONT = "onfoot-math.woff2"
 
 
 @cache
@@ -32,6 +33,12 @@ def script() -> str:
     parts = [f"const GLOSSARY = {json.dumps(glossary(), ensure_ascii=False, separators=(',', ':'))};"]
     parts += [path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+
+
+@cache
+def font() -> bytes:
+    """The mathematics font, as the style sheet names it."""
+    return (STATIC / FONT).read_bytes()
 
 
 @cache
@@ -51,7 +58,8 @@ def served_page(opening: dict[str, Any], answer: dict[str, Any]) -> str:
     return _page(
         policy="",
         icon="icon.svg",
-        style='<link rel="stylesheet" href="style.css">',
+        style=f'<link rel="preload" href="{FONT}" as="font" type="font/woff2" crossorigin>\n'
+        '<link rel="stylesheet" href="style.css">',
         data=_data("opening", {"opening": opening, "answer": answer}),
         script='<script src="app.js"></script>',
     )
@@ -65,8 +73,10 @@ def _data(id: str, value: dict[str, Any]) -> str:
 
 def single_page(data: dict[str, Any]) -> str:
     """The self-contained page. Its Content-Security-Policy allows only its one script and style, by their hashes."""
-    code, css = script().replace("</script", "<\\/script"), style()
-    policy = f"default-src 'none'; img-src data:; script-src '{_hash(code)}'; style-src '{_hash(css)}'"
+    code = script().replace("</script", "<\\/script")
+    css = style().replace(f'url("{FONT}")', f"url(data:font/woff2;base64,{base64.b64encode(font()).decode()})")
+    policy = f"default-src 'none'; img-src data:; font-src data:; script-src '{_hash(code)}'; "
+    policy += f"style-src '{_hash(css)}'"
     picture = base64.b64encode(icon().encode()).decode()
     return _page(
         policy=f'<meta http-equiv="Content-Security-Policy" content="{policy}">',

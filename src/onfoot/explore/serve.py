@@ -32,6 +32,19 @@ def listen(port: int) -> socket.socket:
     return listening
 
 
+class PageServer(uvicorn.Server):
+    """A server that stops its computations when it is stopped itself, instead of waiting for them."""
+
+    def __init__(self, config: uvicorn.Config, explorer: Explorer) -> None:
+        super().__init__(config)
+        self.explorer = explorer
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for job in list(self.explorer.running):
+            job.stop()
+        await super().shutdown(sockets)
+
+
 def new_server(
     explorer: Explorer, port: int, protocol: type[TimedConnection] = TimedConnection, token: str = ""
 ) -> uvicorn.Server:
@@ -46,7 +59,7 @@ def new_server(
         limit_concurrency=2 * TimedConnection.max_waiting,
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return PageServer(config, explorer)
 
 
 def serve(explorer: Explorer, listening: socket.socket, open_browser: bool, token: str) -> None:

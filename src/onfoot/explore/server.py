@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from starlette.routing import Route
 
 from onfoot.explore import page, texts, tour
 from onfoot.explore.access import LOCAL_NAMES, PUBLIC, has_token, is_local
+from onfoot.explore.jobs import Job, StoppedError, current, held
 from onfoot.explore.overview import overview_of, window_of
 from onfoot.explore.study import Study, study_key
 from onfoot.explore.trained import exercise_answer, live_answer, trained_answer, what_if_answer
@@ -30,8 +32,11 @@ MAX_BODY = 64 * 1024  # bytes per request
 MAX_CELLS = 8_000_000  # of an array that is sent in one response
 MAX_STEPS = 16  # per request for proofs
 MAX_STUDIES = 4  # in memory, of a small model
+MAX_LARGE_STUDIES = 2  # the model that was opened, and the same after some training
+MAX_JOB_NAME = 40  # characters
+LOOK = 0.2  # seconds between two looks whether the page still waits for an answer
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
@@ -113,6 +118,9 @@ class Explorer:
         self.diagnosis_lock = threading.Lock()
         self.live_lock = threading.Lock()
         self.proof_lock = threading.Lock()  # a probe perturbs parameters temporarily, and PyTorch is loaded once
+        self.view_lock = threading.Lock()  # a view may take long; arrays that exist are sent meanwhile
+        self.jobs: dict[str, Job] = {}  # by the name that the page gave them, while they run
+        self.running: set[Job] = set()  # all of them
 
     def study(self, body: dict[str, Any]) -> Study:
         """The study of {"text": …} or {"ids": …}."""
@@ -122,21 +130,25 @@ class Explorer:
             tokens = texts.read_ids(self.model, body["ids"])
         else:
             raise ValueError('expected {"text": "…"} or {"ids": "3 1 4"}')
-        with self.study_lock:
+        with held(self.study_lock):
             key = study_key(tokens)
             study = self.studies[key] if key in self.studies else Study(self.model, tokens, self.own_engine)
-            self.studies[key] = study
-            self.studies.move_to_end(key)
-            while len(self.studies) > (1 if study.is_large else MAX_STUDIES):
-                self.studies.popitem(last=False)
+            self.keep(study)
             return study
+
+    def keep(self, study: Study) -> None:
+        """Keeps a study in memory; the oldest ones go."""
+        self.studies[study.key] = study
+        self.studies.move_to_end(study.key)
+        while len(self.studies) > (MAX_LARGE_STUDIES if study.is_large else MAX_STUDIES):
+            self.studies.popitem(last=False)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """The response to a request for a text: its document and the first arrays."""
         if "trained" in body:
             return trained_answer(self, body)
         study = self.study(body)
-        with self.study_lock:
+        with held(self.study_lock):
             return {"document": study.document, "arrays": study.first_arrays()}
 
     def find(self, key: str) -> Study:
@@ -147,10 +159,11 @@ class Explorer:
 
 def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
     """The server's routes behind `Guard`. The files are a fixed table: no request names a path on disk."""
-    files: dict[str, tuple[Callable[[], str], str]] = {
+    files: dict[str, tuple[Callable[[], str | bytes], str]] = {
         "/app.js": (page.script, "text/javascript"),
         "/style.css": (page.style, "text/css"),
         "/icon.svg": (page.icon, "image/svg+xml"),
+        f"/{page.FONT}": (page.font, "font/woff2"),
     }
 
     def file_route(path: str) -> Route:
@@ -164,12 +177,12 @@ def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
     def part_route(name: str, compute: Callable[[Study, Any], Any], lock: threading.Lock) -> Route:
         def work(request: Request) -> Response:
             study = explorer.find(request.path_params["key"])
-            with lock:
+            with held(lock):
                 found = compute(study, request.query_params)
             return found if isinstance(found, Response) else _json(found)
 
         async def answer(request: Request) -> Response:
-            return await _respond(lambda: work(request))
+            return await _respond(explorer, request, lambda: work(request))
 
         return Route("/api/study/{key:str}/" + name, answer, methods=["GET"])
 
@@ -178,7 +191,7 @@ def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
             body = {explorer.opening["kind"]: explorer.opening["value"]}
             return Response(page.served_page(explorer.opening, explorer.answer(body)), media_type="text/html")
 
-        return await _respond(work)
+        return await _respond(explorer, request, work)
 
     async def study(request: Request) -> Response:
         try:
@@ -189,20 +202,25 @@ def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
             return _message("the request is not valid JSON", 400)
         if not isinstance(body, dict):
             return _message("the request is not a JSON object", 400)
-        return await _respond(lambda: _json(explorer.answer(body)))
+        return await _respond(explorer, request, lambda: _json(explorer.answer(body)))
+
+    async def progress(request: Request) -> Response:
+        job = explorer.jobs.get(request.query_params.get("job", ""))
+        return _json({} if job is None else job.to_json())
 
     routes = [
         *(file_route(path) for path in files),
         Route("/", front, methods=["GET"]),
         Route("/api/study", study, methods=["POST"]),
+        Route("/api/progress", progress, methods=["GET"]),
         part_route("tensor", _tensor, explorer.study_lock),
         part_route("proof", lambda study, query: _proofs(study.differences, query), explorer.proof_lock),
         part_route("autograd", lambda study, query: _proofs(study.autograds, query), explorer.proof_lock),
-        part_route("training", lambda study, query: study.training, explorer.study_lock),
-        part_route("optimizer", _optimizer, explorer.study_lock),
-        part_route("lora", lambda study, query: study.lora, explorer.study_lock),
-        part_route("own", lambda study, query: study.own, explorer.study_lock),
-        part_route("mistakes", lambda study, query: study.mistakes(), explorer.study_lock),
+        part_route("training", lambda study, query: study.training, explorer.view_lock),
+        part_route("optimizer", _optimizer, explorer.view_lock),
+        part_route("lora", lambda study, query: study.lora, explorer.view_lock),
+        part_route("own", lambda study, query: study.own, explorer.view_lock),
+        part_route("mistakes", lambda study, query: study.mistakes(), explorer.view_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
         part_route("tour", lambda study, query: tour.filled(study, explorer.opening.get("tour")), explorer.study_lock),
         part_route("live", live_answer, explorer.live_lock),
@@ -262,14 +280,35 @@ async def _read_body(request: Request) -> bytes:
     return body
 
 
-async def _respond(work: Callable[[], Response]) -> Response:
-    """The response of `work`, or an error message for the page."""
+async def _respond(explorer: Explorer, request: Request, work: Callable[[], Response]) -> Response:
+    """The response of `work`, or an error message for the page. The work is stopped if the page waits no longer."""
+    job, name = Job(), request.query_params.get("job", "")[:MAX_JOB_NAME]
+
+    def run() -> Response:
+        current.set(job)  # of this thread's copy of the context
+        return work()
+
+    async def watch() -> None:
+        while not await request.is_disconnected():
+            await asyncio.sleep(LOOK)
+        job.stop()
+
+    if name:
+        explorer.jobs[name] = job
+    explorer.running.add(job)
+    watching = asyncio.create_task(watch())
     try:
-        return await run_in_threadpool(work)
+        return await run_in_threadpool(run)
+    except (StoppedError, asyncio.CancelledError):  # the latter if the server stops meanwhile
+        return _message("stopped", 409)  # no one reads it
     except KeyError as error:
         return _message(str(error.args[0]), 404)
     except ValueError as error:  # invalid input, not a server error: the page shows the message
         return _json({"refused": str(error)})
+    finally:
+        watching.cancel()
+        explorer.jobs.pop(name, None)
+        explorer.running.discard(job)
 
 
 def _json(value: Any) -> Response:

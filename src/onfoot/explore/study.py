@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.util
+import math
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,19 +17,21 @@ from onfoot.explore import mistakes, one_step, own, texts, training
 from onfoot.explore.autograd import Autograd
 from onfoot.explore.describe import PAGE_FORMULAS, describe, encoded, formulas_of, strings_in
 from onfoot.explore.exercises import EXPORTED, KINDS, exercise
+from onfoot.explore.factors import norm_of
+from onfoot.explore.jobs import tracked
 from onfoot.explore.knockouts import knockouts
 from onfoot.explore.live import Training
 from onfoot.explore.live_checkpoints import Checkpoints, run_checkpoints
 from onfoot.explore.mathml import tree
 from onfoot.explore.motion import motion
 from onfoot.explore.network import build_steps
+from onfoot.explore.one_step_large import LargeSteps
 from onfoot.explore.proof import ScoresProbe, differentiated, measured
 from onfoot.explore.study_context import StudyContext
 from onfoot.explore.whatif import choices, what_if
 from onfoot.explore.wide import SampledProbe
 from onfoot.models.inputs import count_targets, next_token_targets
 from onfoot.ops.cross_entropy import IGNORE
-from onfoot.train.optimizer import global_norm
 
 if TYPE_CHECKING:
     from onfoot.explore.step import Step
@@ -36,9 +39,10 @@ if TYPE_CHECKING:
     from onfoot.own_engine import OwnEngine
 
 MAX_PARAMS = 500_000_000  # in float32 they take 2 GB; gradients of frozen weights are computed one by one
-LARGE = 3_000_000  # parameters; above it, no view that needs a copy of the model or one pass per token
+LARGE = 3_000_000  # parameters; above it, weights stay as the file has them, and gradients are checked on request
+MAX_AUTOGRAD = 30_000_000  # parameters
 PREDICTIONS = 5
-FIRST_STEP = "embedding"
+FIRST_STEP = "loss"  # the page follows the error from here
 
 
 Track = Callable[[list[str], str], Iterable[str]]  # iterates over a list with a progress bar
@@ -66,6 +70,8 @@ class Study:
         self._differences: dict[str, dict[str, Any]] = {}
         self._mistakes: dict[str, dict[str, Any]] = {}
         self._optimizer: dict[tuple[float, int], dict[str, Any]] = {}
+        self._knockouts: dict[int, dict[str, Any]] = {}
+        self._large_steps: LargeSteps | None = None  # at the learning rate that was asked for last
 
     @property
     def is_large(self) -> bool:
@@ -101,6 +107,7 @@ class Study:
             "parameters": model.n_params,
             "large": self.is_large,
             "frozen": self.frozen,
+            "first_lr": self.context.first_lr,
             "weights": sum(value.nbytes for value in model.params.values()),
             "family": self.context.family,
             "key_heads": config.n_kv_head,
@@ -149,7 +156,7 @@ class Study:
 
     def differences(self, step_id: str) -> dict[str, dict[str, Any]]:
         """The gradients of a step checked by finite differences, each along its own random direction."""
-        return {id: self._difference(id) for id in self.gradients_of(step_id)}
+        return {id: self._difference(id) for id in tracked(self.gradients_of(step_id), "checks of gradients")}
 
     def _difference(self, id: str) -> dict[str, Any]:
         if id not in self._differences:
@@ -165,7 +172,7 @@ class Study:
         """The gradients of a step checked against PyTorch's autograd; empty if PyTorch is not installed."""
         if self.autograd is None:
             return {}
-        norm = global_norm(self.context.trace.grads)
+        norm = math.hypot(*(norm_of(self.context.grads, name) for name in self.context.grads))
         return {id: differentiated(self.tensors[id], self.autograd, norm) for id in self.gradients_of(step_id)}
 
     @cached_property
@@ -178,7 +185,7 @@ class Study:
     @cached_property
     def autograd_installed(self) -> bool:
         """Whether gradients can be compared with autograd's, which needs a copy of all weights in float64."""
-        return not self.frozen and importlib.util.find_spec("torch") is not None
+        return self.model.n_params <= MAX_AUTOGRAD and importlib.util.find_spec("torch") is not None
 
     @cached_property
     def autograd(self) -> Autograd | None:
@@ -189,11 +196,15 @@ class Study:
 
     @cached_property
     def training(self) -> dict[str, Any]:
-        self._require_small_model("splitting the loss by token takes one backward pass per token")
         return self._with_arrays(training.explain_training(self.context))
 
     def optimizer(self, lr: float, steps: int) -> dict[str, Any]:
-        self._require_small_model("an optimizer step needs several copies of the model")
+        if self.frozen:
+            if self._large_steps is None or self._large_steps.lr != lr:
+                if self._large_steps is not None:
+                    self._large_steps.forget()
+                self._large_steps = LargeSteps(self.context, lr)
+            return self._with_arrays(self._large_steps.answer(steps))
         if (lr, steps) not in self._optimizer:
             while len(self._optimizer) >= one_step.MAX_STEPS:
                 self._evict(next(iter(self._optimizer)))
@@ -207,7 +218,6 @@ class Study:
 
     @cached_property
     def lora(self) -> dict[str, Any]:
-        self._require_small_model("LoRA layers are trained on a copy of the model")
         return self._with_arrays(one_step.lora_steps(self.context))
 
     @cached_property
@@ -219,11 +229,9 @@ class Study:
         return self._with_arrays(own.show_own(self.context, self.own_engine))
 
     def mistakes(self) -> dict[str, Any]:
-        self._require_small_model("the wrong gradients are a second copy of all gradients")
         return mistakes.catalogue(self.context)
 
     def mistake(self, key: str) -> dict[str, Any]:
-        self._require_small_model("the wrong gradients are a second copy of all gradients")
         if key not in self._mistakes:
             self._mistakes[key] = mistakes.apply_mistake(self.context, key)
         return self._mistakes[key]
@@ -231,7 +239,6 @@ class Study:
     @cached_property
     def live(self) -> Training:
         """AdamW steps on the text, from this model on."""
-        self._require_small_model("training on the text needs several copies of the model")
         return Training(self.context)
 
     @cached_property
@@ -242,22 +249,32 @@ class Study:
     @cached_property
     def checkpoints(self) -> Checkpoints:
         """The checkpoints of the run that the model was loaded from."""
-        self._require_small_model("comparing checkpoints needs several copies of the model")
         return Checkpoints(self.context, run_checkpoints(self.model))
 
     @cached_property
     def what_if_choices(self) -> dict[str, Any]:
-        """What can be changed in the What if view, and what happens to the loss without a head, a skip or the scale."""
-        self._require_small_model("every change of a value is a forward pass")
-        return {"choices": choices(self.context), "knockouts": knockouts(self.context)}
+        """What can be changed in the What if view, and what happens to the loss without a head, a skip or the scale.
+
+        Of a large model, the page asks for the knock-outs of one block.
+        """
+        found: dict[str, Any] = {"choices": choices(self.context)}
+        if not self.is_large:
+            found["knockouts"] = knockouts(self.context, range(self.model.config.n_layer))
+        return found
+
+    def knockouts(self, block: int) -> dict[str, Any]:
+        """What happens to the loss without a part of one block."""
+        if not 0 <= block < self.model.config.n_layer:
+            raise ValueError(f"block must be between 0 and {self.model.config.n_layer - 1}, got {block}")
+        if block not in self._knockouts:
+            self._knockouts[block] = knockouts(self.context, [block])
+        return self._knockouts[block]
 
     def what_if(self, kind: str, name: str, row: int, column: int, change: float) -> dict[str, Any]:
         """What a gradient promises for a change of one value, and what the change does to the loss."""
-        self._require_small_model("every change of a value is a forward pass")
         return what_if(self.context, kind, name, row, column, change)
 
     def exercise(self, kind: str, number: int) -> dict[str, Any]:
-        self._require_small_model("every change of a value is a forward pass")
         return exercise(self.context, kind, number)
 
     def _exercises(self) -> dict[str, Any]:
@@ -273,7 +290,7 @@ class Study:
 
     def all_parts(self, track: Track = untracked) -> dict[str, Any]:
         """Every view and every proof, by the key that the page requests it with."""
-        if self.frozen:  # a check takes many passes of a large model
+        if self.model.n_params > MAX_AUTOGRAD:  # a check takes many passes of a large model
             return {}
         ids = [step.id for step in self.steps]
         parts: dict[str, Any] = {f"proof {id}": {"proofs": self.differences(id)} for id in track(ids, "differences")}
@@ -297,8 +314,6 @@ class Study:
         return {"mistakes": listed, **{f"mistake {key}": self.mistake(key) for key in track(keys, "mistakes")}}
 
     def _require_small_model(self, why: str) -> None:
-        if self.frozen:
-            raise ValueError(f"this view cannot change weights that stay as the file has them; {why}")
         if self.is_large:
             raise ValueError(
                 f"the model has {self.model.n_params:,} parameters; this view supports up to {LARGE:,}, because {why}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import math
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from onfoot.config import LlamaConfig
 from onfoot.explore.formulas_llama import all_formulas
 from onfoot.explore.tensors import FEATURE, TOKEN, Tensor, Tensors
 from onfoot.explore.terms import Factor, Term, dot, evaluate, product
-from onfoot.quantized import FrozenWeight, Quantized
+from onfoot.ops import sum_of_squares
+from onfoot.quantized import FrozenWeight, Quantized, Transposed, frozen_weight
 from onfoot.tables import Formula
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from onfoot.models.trace import Trace
 
 OVER_TOKENS = "tokens"
+FIRST_LR, LARGE_LR = 1e-3, 1e-5  # of AdamW, for a small model and for one whose weights are frozen
 LARGE_ARRAY = 100_000  # cells; of a model with frozen weights, larger parameters and gradients are computed at each use
 
 
@@ -38,6 +41,38 @@ class StudyContext:
         self.signals: tuple[int | str, ...] = (10, 8, *mlp, 6, 5, 3, 2)
         self.tensors = Tensors()
         self.n_tokens = tokens.shape[1]
+        self.loss_after_step: tuple[float | None] | None = None  # after one step with the right gradients, once known
+        self._weight_norms: dict[str, float] = {}
+
+    @property
+    def frozen(self) -> bool:
+        """Whether weights stay as the file has them, and no gradient of a weight is kept."""
+        return bool(self.model.quantized)
+
+    @property
+    def first_lr(self) -> float:
+        """The learning rate of a first step of AdamW on all weights: a large model needs a smaller one."""
+        return LARGE_LR if self.frozen else FIRST_LR
+
+    @cached_property
+    def grads(self) -> Mapping[str, np.ndarray]:
+        """The gradient of every parameter; of a frozen model, as factors that are multiplied when it is read."""
+        if not self.frozen:
+            return self.trace.grads
+        from onfoot.explore.factors import lazy_gradients
+
+        return lazy_gradients(self.model, self.tokens, self.targets, self.divisor)
+
+    def weight_norm(self, name: str) -> float:
+        """The norm of a parameter, computed once."""
+        if name not in self._weight_norms:
+            base = frozen_weight(self.params[name])
+            if base is None:
+                norm = float(np.linalg.norm(self.params[name]))
+            else:
+                norm = math.sqrt(sum(sum_of_squares(base.floats(rows, np.float64)) for rows in base._chunks()))
+            self._weight_norms[name] = norm
+        return self._weight_norms[name]
 
     def weight(self, name: str, where: Any = ...) -> np.ndarray:
         """A parameter, or the part `where` of it, in float64."""
@@ -46,7 +81,18 @@ class StudyContext:
             return value[where]
         if isinstance(value, FrozenWeight) and isinstance(where, slice | np.ndarray):
             return value.floats(where, np.float64)
+        if isinstance(value, Transposed) and isinstance(where, tuple) and where[0] is ...:
+            return value.T.floats(where[1], np.float64).T  # only these columns: a part would keep the whole alive
         return np.asarray(value, dtype=np.float64)[where]
+
+    def entry(self, name: str, at: tuple[int, ...]) -> float:
+        """One entry of a parameter."""
+        value = self.params[name]
+        base = frozen_weight(value)
+        if base is None:
+            return float(value[at])
+        row, column = at[::-1] if isinstance(value, Transposed) else at
+        return float(base.floats(np.array([row]), np.float64)[0, column])
 
     def add(
         self,

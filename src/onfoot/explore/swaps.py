@@ -7,13 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from onfoot.arrays import to_numpy
+from onfoot.explore.jobs import tracked
 from onfoot.explore.study_context import StudyContext
 from onfoot.explore.texts import special_ids
+from onfoot.models.params import token_table
 from onfoot.ops.cross_entropy import IGNORE
 
 MAX_TRIED = 1024
 WORK = 2e10  # multiplications: about a second
 BATCH = 64
+LOGITS = 4_000_000  # of a batch
+MIN_TRIED = 32
 
 
 @dataclass(frozen=True)
@@ -27,19 +31,27 @@ class TriedSwap:
     actual: float  # the loss with the swap minus the loss without it
 
 
+def input_delta(m: StudyContext) -> np.ndarray:
+    """Δ_0 of the whole vocabulary, (T, V)."""
+    if 0 in m.trace.delta:
+        return to_numpy(m.trace.delta[0])[0]
+    return m.trace.blocks[0].delta[1][0] @ m.params[token_table(m.config)].T  # eq EMB.1
+
+
 def tried_swaps(m: StudyContext) -> list[TriedSwap]:
     """The swaps with the lowest predicted loss, in that order, with their actual change; no special tokens."""
-    ids = m.tokens[0]
-    delta_0 = to_numpy(m.trace.delta[0])[0]  # (T, V)
+    ids, delta_0 = m.tokens[0], input_delta(m)
     predicted = delta_0 - delta_0[np.arange(len(ids)), ids][:, None]  # (T, V)
     predicted[np.arange(len(ids)), ids] = np.inf  # the same token
     predicted[:, special_ids(m.model)] = np.inf
-    n = min(MAX_TRIED, max(int(WORK / (m.model.n_params * len(ids))), 1), int(np.isfinite(predicted).sum()))
+    n = min(MAX_TRIED, max(int(WORK / (m.model.n_params * len(ids))), MIN_TRIED), int(np.isfinite(predicted).sum()))
     best = np.argsort(predicted, axis=None, kind="stable")[:n]
     places, new = np.unravel_index(best, predicted.shape)
     swapped = np.repeat(m.tokens, n, axis=0)  # (n, T)
     swapped[np.arange(n), places] = new
-    losses = np.concatenate([_losses(m, swapped[i : i + BATCH]) for i in range(0, n, BATCH)])  # (n,)
+    together = min(BATCH, max(LOGITS // (m.n_tokens * m.config.vocab_size), 1))
+    parts = tracked([swapped[i : i + together] for i in range(0, n, together)], "swaps of tokens")
+    losses = np.concatenate([_losses(m, part) for part in parts])  # (n,)
     changes = (losses - m.trace.loss).tolist()
     return [
         TriedSwap(int(t), int(ids[t]), int(id), float(predicted[t, id]), change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from onfoot.models.inputs import check_tokens
 
 if TYPE_CHECKING:
+    from onfoot.formats.tokenizer import Tokenizer
     from onfoot.models.model import Model
 
 MAX_TOKENS = 64  # attention weights grow quadratically, and the page has all of them
@@ -61,9 +63,13 @@ def check_ids(model: Model, ids: list[int]) -> np.ndarray:
 
 def shown(model: Model, id: int) -> str:
     """A token in printable form: a space as ␣, and `#id` if it cannot be printed."""
-    if model.tokenizer is None:
-        return str(id)
-    text = model.tokenizer.decode([id]) or model.tokenizer.backend.id_to_token(id) or ""
+    return str(id) if model.tokenizer is None else _printable(model.tokenizer, id, model.tokenizer.decode([id]))
+
+
+def _printable(tokenizer: Tokenizer, id: int, text: str) -> str:
+    text = text or tokenizer.backend.id_to_token(id) or ""
+    if text.isascii() and text.isprintable() and text:  # most tokens of a large vocabulary
+        return text.replace(" ", VISIBLE[" "])
     if not text or any(unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn") and c not in VISIBLE for c in text):
         return f"#{id}"
     return "".join(VISIBLE.get(character, character) for character in text) if "�" not in text else f"#{id}"
@@ -79,4 +85,12 @@ def special_ids(model: Model) -> list[int]:
 
 def vocabulary(model: Model) -> list[str]:
     """Every token of the model in printable form."""
-    return [shown(model, id) for id in range(model.config.vocab_size)]
+    if model.tokenizer is None:
+        return [str(id) for id in range(model.config.vocab_size)]
+    return list(_vocabulary(model.tokenizer, model.config.vocab_size))
+
+
+@lru_cache(maxsize=2)  # every text of a model has the same, and 50,000 tokens take a second
+def _vocabulary(tokenizer: Tokenizer, n: int) -> tuple[str, ...]:
+    texts = tokenizer.decode_each(range(n))
+    return tuple(_printable(tokenizer, id, text) for id, text in enumerate(texts))

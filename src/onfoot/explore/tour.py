@@ -20,7 +20,8 @@ STATIC = Path(__file__).parent / "static"
 BUILT_IN = STATIC / "tour.txt"
 MAX_BYTES = 100_000
 SPOTS = {  # what `show:` may name; the page has the selector of each (30-tour.js)
-    "loss", "tokens", "map", "row", "forward", "backward", "terms", "parameters", "play", "heads", "take a step", "tabs"
+    "loss", "tokens", "map", "row", "forward", "backward", "terms", "parameters", "parameter terms", "play", "heads",
+    "take a step", "tabs"
 }  # fmt: skip
 CELLS = ("worst", "blamed", "largest", "masked")
 SETTING = re.compile(r"([a-z]+):\s*(.*)")
@@ -29,7 +30,7 @@ PART = re.compile(r"\{([^{}]*)\}|`([^`]*)`")  # a number, or a formula
 
 @dataclass
 class Stop:
-    """One stop: where it is on the page, its sentences, and what to try. `line` is that of its title."""
+    """One stop: where it is on the page, its sentences, what to try, and details. `line` is that of its title."""
 
     title: str
     line: int
@@ -39,6 +40,7 @@ class Stop:
     show: str = ""
     sentences: list[str] = field(default_factory=list)
     tries: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
 
 
 def views() -> list[str]:
@@ -91,9 +93,11 @@ def _add_line(stop: Stop, content: str, where: str) -> None:
         stop.sentences.append(content)
         return
     key, value = setting[1], setting[2].strip()
-    if key == "try":
+    if key in ("try", "more"):
+        if not value:
+            raise ValueError(f"{where}: {key} has no value")
         _check_parts(value, where)
-        stop.tries.append(value)
+        (stop.tries if key == "try" else stop.details).append(value)
         return
     _check_setting(key, value, where)
     setattr(stop, key, value)
@@ -102,7 +106,7 @@ def _add_line(stop: Stop, content: str, where: str) -> None:
 def _check_setting(key: str, value: str, where: str) -> None:
     allowed = {"view": views(), "show": sorted(SPOTS)}
     if key not in ("view", "step", "cell", "show"):
-        raise ValueError(f"{where}: unknown setting {key!r}; a stop has view, step, cell, show and try")
+        raise ValueError(f"{where}: unknown setting {key!r}; a stop has view, step, cell, show, try and more")
     if not value:
         raise ValueError(f"{where}: {key} has no value")
     if key in allowed and value not in allowed[key]:
@@ -148,10 +152,23 @@ def _filled_stop(stop: Stop, numbers: TourNumbers, math: dict[str, Any]) -> dict
         "view": stop.view,
         "step": step,
         "cell": numbers.cell(step, stop.cell),
+        "token": numbers.token_of(stop.cell),
+        "after": _after(stop, numbers),
         "show": stop.show,
         "text": sentences,
         "try": [parts for text in stop.tries if (parts := _parts(text, numbers, math))],
+        "more": [parts for text in stop.details if (parts := _parts(text, numbers, math))],
     }
+
+
+def _after(stop: Stop, numbers: TourNumbers) -> float | None:
+    """The probability of the worst token's target after the step of training that the stop shows."""
+    if stop.view != "step" or stop.cell != "worst":
+        return None
+    try:
+        return float(numbers.number("probability after")[1])
+    except MissingNumberError:
+        return None
 
 
 def _parts(text: str, numbers: TourNumbers, math: dict[str, Any]) -> list[Any]:

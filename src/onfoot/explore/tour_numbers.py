@@ -12,6 +12,7 @@ from onfoot.explore import one_step, texts
 from onfoot.explore.study_context import OVER_TOKENS
 from onfoot.explore.training import share
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.train.optimizer import AdamW
 
 if TYPE_CHECKING:
     from onfoot.explore.study import Study
@@ -35,7 +36,8 @@ def brief(x: float) -> str:
 
 
 def percent(x: float) -> str:
-    return f"{100 * x:.1f} %".replace("-", "−")
+    """A share in per cent; below 1 % with two digits, so that its logarithm is right to three."""
+    return (f"{100 * x:.2g} %" if 0 < x < 0.01 else f"{100 * x:.1f} %").replace("-", "−")
 
 
 def quoted(text: str) -> str:
@@ -104,12 +106,22 @@ class TourNumbers:
         r, c = (int(x) for x in wanted.split(","))
         return [min(r, value.shape[0] - 1), min(c, value.shape[1] - 1)]
 
+    def token_of(self, wanted: str) -> int | None:
+        """The token whose prediction a stop shows; for the blamed token, the one that it is blamed for."""
+        if wanted != "blamed":
+            return self.worst if wanted in ("worst", "masked") else None
+        try:
+            return self.cause
+        except MissingNumberError:
+            return self.blamed
+
     # --- the token with the worst prediction ---
 
     @cached_property
     def worst(self) -> int:
-        """The position with the largest loss."""
-        return int(np.argmax([-1.0 if token["loss"] is None else token["loss"] for token in self.tokens]))
+        """The position with the largest loss; not the first, which has no context, unless no other has a target."""
+        losses = [-2.0 if token["loss"] is None else token["loss"] for token in self.tokens]
+        return int(np.argmax([-1.0, *losses[1:]]))
 
     @property
     def target(self) -> int:
@@ -159,6 +171,13 @@ class TourNumbers:
     def cause(self) -> int:
         return int(self.causes.argmax())
 
+    def blamed_for(self) -> Number:
+        """The prediction with the largest share in the blamed token's error signal, in words."""
+        try:
+            return f"mostly from the prediction after token {self.cause}, {self.token(self.cause)[0]}", self.cause
+        except MissingNumberError:
+            return "from its own prediction and those at later tokens", None
+
     # --- one step of training ---
 
     @cached_property
@@ -166,6 +185,15 @@ class TourNumbers:
         if self.study.is_large or self.study.frozen:
             raise MissingNumberError("an optimizer step needs a copy of the model")
         return self.study.optimizer(*one_step.FIRST)
+
+    @cached_property
+    def after(self) -> np.ndarray:
+        """The probabilities after that step (T, V)."""
+        study, trained = self.study, one_step.copy_of(self.study.model)
+        optimizer = AdamW(trained, lr=self.update["lr"])
+        optimizer.step(trained.loss_and_grads(study.tokens, study.targets, divisor=study.divisor)[1])
+        probabilities: np.ndarray = trained.trace(study.tokens, study.targets, divisor=study.divisor)["y_pred"][0]
+        return probabilities
 
 
 def _largest(tensor: Tensor) -> tuple[int, ...]:
@@ -248,6 +276,16 @@ def _at_worst(n: TourNumbers, tensor: Tensor, column: int) -> Number:
     return _number(float(tensor.value[n.worst, column]))
 
 
+def _made_by(n: TourNumbers, tensor: Tensor) -> Number:
+    """The steps whose backward pass made an error signal: those that read the activation of its step."""
+    step = next((step for step in n.study.steps if step.backward == tensor.id), None)
+    if step is None:
+        raise MissingNumberError(f"a step with the error signal {tensor.id}")
+    to = [reader for source, reader in n.doc["motion"]["edges"] if source == step.id]
+    names = [one.name for one in n.study.steps if one.id in to and one.head in (None, step.head)]
+    return " and ".join(names), to
+
+
 def _formula(tensor: Tensor) -> Number:
     if not tensor.formula.text:
         raise MissingNumberError(f"a formula of {tensor.id}")
@@ -275,6 +313,7 @@ PLAIN: dict[str, Callable[[TourNumbers], Number]] = {
     "blamed norm": lambda n: _number(float(n.blame[n.blamed])),
     "blamed own share": lambda n: _share(float(n.causes[n.blamed])),
     "blamed later share": lambda n: _share(1 - float(n.causes[n.blamed])),
+    "blamed for": lambda n: n.blamed_for(),
     "cause token": lambda n: n.token(n.cause),
     "cause position": lambda n: _count(n.cause),
     "cause share": lambda n: _share(float(n.causes[n.cause])),
@@ -282,11 +321,13 @@ PLAIN: dict[str, Callable[[TourNumbers], Number]] = {
     "cause probability": lambda n: _share(n.tokens[n.cause]["probability"]),
     "learning rate": lambda n: (f"{n.update['lr']:g}", n.update["lr"]),
     "loss after": lambda n: _number(n.update["losses"][-1]),
+    "probability after": lambda n: _share(float(n.after[n.worst, n.target])),
     "promised change": lambda n: _number(n.update["predicted"]),
     "actual change": lambda n: _number(n.update["actual"]),
 }
 OF_ARRAYS: dict[str, Callable[[TourNumbers, Tensor], Number]] = {
     "formula": lambda n, tensor: _formula(tensor),
+    "made by": _made_by,
     "norm": lambda n, tensor: _number(_norm(tensor)),
     "row norm": lambda n, tensor: _number(float(np.linalg.norm(tensor.value[n.worst]))),
     "at target": lambda n, tensor: _at_worst(n, tensor, n.target),

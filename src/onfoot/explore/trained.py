@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from onfoot.explore.jobs import held
 from onfoot.explore.live import whole
 from onfoot.explore.study import Study
 
@@ -39,24 +40,22 @@ def trained_study(study: Study, rates: str, step: int) -> Study:
 
 def trained_answer(explorer: Explorer, body: dict[str, Any]) -> dict[str, Any]:
     """The response to {"text": …, "trained": "80@0:0.001"}: the text's study after 80 steps at that learning rate."""
-    from onfoot.explore.server import MAX_STUDIES  # which imports this module
-
     trained = body["trained"]
     found = re.fullmatch(r"(\d{1,6})@(.{1,2000})", trained if isinstance(trained, str) else "")
     if found is None:
         raise ValueError('trained must be like "80@0:0.001": a step, and the learning rates up to it')
     study = explorer.study({key: value for key, value in body.items() if key != "trained"})
-    with explorer.live_lock:
+    with held(explorer.live_lock):
         shown = trained_study(study, found[2], int(found[1]))
-    with explorer.study_lock:
-        explorer.studies[shown.key] = shown
-        while len(explorer.studies) > MAX_STUDIES:
-            explorer.studies.popitem(last=False)
+    with held(explorer.study_lock):
+        explorer.keep(shown)
         return {"document": shown.document, "arrays": shown.first_arrays()}
 
 
 def what_if_answer(study: Study, query: Mapping[str, str]) -> dict[str, Any]:
     """The choices of the What if view, or with a `kind` the effect of one change."""
+    if "block" in query:
+        return study.knockouts(whole(query, "block"))
     if "kind" not in query:
         return study.what_if_choices
     try:

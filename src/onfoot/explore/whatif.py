@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 
 from onfoot.engine import Engine
+from onfoot.explore.factors import entry_of
+from onfoot.explore.jobs import tracked
 from onfoot.explore.proof import ScoresProbe
 from onfoot.explore.study_context import StudyContext
+from onfoot.explore.wide import with_moved
+from onfoot.quantized import Quantized
 
 SIZES = (0.001, 0.01, 0.1, 1.0, 10.0)  # the table's multiples of the chosen change
-POINTS = 12  # of the curve, on each side of 0
+POINTS, LARGE_POINTS = 12, 3  # of the curve, on each side of 0; the second of a large model
 MAX_CHANGE = 1e6
 
 LossAfter = Callable[[float], float]  # change -> loss
@@ -31,9 +35,13 @@ class Intervention(ScoresProbe):
         super().__init__(m.model, m.tokens, m.targets, m.divisor, 0)
 
     def with_weight(self, name: str, at: tuple[int, ...], change: float) -> float:
-        changed = copy.copy(self.model)
-        weight = self.model.params[name].copy()
-        weight[at] += change
+        changed, weight = copy.copy(self.model), self.model.params[name]
+        if isinstance(weight, Quantized):
+            row, column = (np.array([index]) for index in at)
+            weight = with_moved(weight, (row, column), np.array([change]))
+        else:
+            weight = weight.copy()
+            weight[at] += change
         changed.params = {**self.model.params, name: weight}  # the study's model keeps its own
         return changed.loss(self.tokens, self.targets, divisor=self.divisor)
 
@@ -77,8 +85,8 @@ class Intervention(ScoresProbe):
 
 def choices(m: StudyContext) -> dict[str, Any]:
     """Everything that can be changed: weights, activations and scores, each with its name and shape."""
-    weights = [{"name": name, "shape": list(m.params[name].shape)} for name in m.params if name in m.trace.grads]
-    points = [{"name": id, "shape": list(m.tensors[id].value.shape)} for id in activations(m)]
+    weights = [{"name": name, "shape": list(m.params[name].shape)} for name in m.params]
+    points = [{"name": id, "shape": list(m.tensors[id].shape)} for id in activations(m)]
     n = m.tokens.shape[1]
     heads = [{"name": f"{b}.{h}", "shape": [n, n]} for b in range(m.config.n_layer) for h in range(m.config.n_head)]
     return {"weight": weights, "activation": points, "score": heads}
@@ -97,18 +105,19 @@ def change_of(m: StudyContext, kind: str, name: str, row: int, column: int) -> t
     """The value of a cell, the gradient there, and the loss as a function of a change of it."""
     here = Intervention(m)
     if kind == "weight":
-        if name not in m.trace.grads:
+        if name not in m.grads:
             raise KeyError(f"unknown parameter {name!r}")
         at = _cell(m.params[name], row, column)
-        value, gradient = m.params[name][at], m.trace.grads[name][at]
-        return float(value), float(gradient), lambda change: here.with_weight(name, at, change)
+        return m.entry(name, at), entry_of(m.grads, name, at), lambda change: here.with_weight(name, at, change)
     if kind == "activation":
         if name not in activations(m):
             raise KeyError(f"unknown activation {name!r}")
         noted, delta = activations(m)[name]
         at = _cell(m.tensors.value(name), row, column)
         value, gradient = m.tensors.value(name)[at], m.tensors.value(delta)[at]
-        return float(value), float(gradient), lambda change: here.with_activation(noted, (row, column), change)
+        shown = m.tensors[name].columns  # of a large vocabulary, the array has only some columns
+        moved = (row, column if shown is None else int(shown[column]))
+        return float(value), float(gradient), lambda change: here.with_activation(noted, moved, change)
     if kind == "score":
         block, head = _head(m, name)
         gradient = m.trace.blocks[block].delta_causal[0, head]  # (T, T)
@@ -150,10 +159,16 @@ def what_if(m: StudyContext, kind: str, name: str, row: int, column: int, change
         raise ValueError(f"the change must not be 0 and at most {MAX_CHANGE:g} in size, got {change:g}")
     value, gradient, loss_after = change_of(m, kind, name, row, column)
 
-    def effect(by: float) -> dict[str, Any]:
+    points = LARGE_POINTS if m.frozen else POINTS
+    sizes, curve = [change * size for size in SIZES], [change * i / points for i in range(-points, points + 1)]
+    true: dict[float, float | None] = {0.0: 0.0}  # the network as it is
+    for by in tracked([by for by in dict.fromkeys([*sizes, *curve]) if by], "changes of the value"):
         with np.errstate(all="ignore"):
             loss = loss_after(by)
-        return {"change": by, "promised": gradient * by, "true": loss - m.trace.loss if math.isfinite(loss) else None}
+        true[by] = loss - m.trace.loss if math.isfinite(loss) else None
+
+    def effect(by: float) -> dict[str, Any]:
+        return {"change": by, "promised": gradient * by, "true": true[by]}
 
     return {
         "kind": kind,
@@ -162,6 +177,6 @@ def what_if(m: StudyContext, kind: str, name: str, row: int, column: int, change
         "column": column,
         "value": value,
         "gradient": gradient,
-        "sizes": [effect(change * size) for size in SIZES],
-        "curve": [effect(change * i / POINTS) for i in range(-POINTS, POINTS + 1)],
+        "sizes": [effect(by) for by in sizes],
+        "curve": [effect(by) for by in curve],
     }

@@ -66,6 +66,15 @@ class Moved(Widened):
         return out
 
 
+def with_moved(value: Any, at: tuple[np.ndarray, np.ndarray], by: np.ndarray) -> Any:
+    """A frozen weight in the shape of the file, with its entries at (rows, columns) moved."""
+    base = frozen_weight(value)
+    assert base is not None
+    if isinstance(value, Transposed):
+        return Transposed(Moved(base, *at[::-1], by))
+    return Moved(base, *at, by)
+
+
 def widen(model: Model) -> Model:
     """Makes a float32 model compute in float64 on the same weights, all of them frozen. Returns it."""
     tables = quantizable(model.config)
@@ -86,8 +95,7 @@ class SampledProbe(ScoresProbe):
 
     def parameter(self, gradient: np.ndarray, name: str, where: Any = ...) -> Check:
         original = self.model.params[name]
-        base = frozen_weight(original)
-        if base is None:
+        if frozen_weight(original) is None:
             return super().parameter(gradient, name, where)
         at = sampled(gradient, self.rng)
         self.sampled = len(at[0])
@@ -95,13 +103,11 @@ class SampledProbe(ScoresProbe):
             np.broadcast_to(index, original.shape)[where][at]
             for index in np.ogrid[: original.shape[0], : original.shape[1]]
         )
-        transposed = isinstance(original, Transposed)
         direction = self.rng.standard_normal(len(rows))
         direction /= np.linalg.norm(direction)
 
         def loss(eps: float) -> float:
-            moved = Moved(base, *((columns, rows) if transposed else (rows, columns)), eps * direction)
-            self.model.params[name] = Transposed(moved) if transposed else moved
+            self.model.params[name] = with_moved(original, (rows, columns), eps * direction)
             try:
                 return self.model.loss(self.tokens, self.targets, divisor=self.divisor)
             finally:

@@ -24,10 +24,20 @@ function append(element, children) {
   }
 }
 
+/** The head of a table; a column of bars has no name. */
+function columnHeads(names) {
+  return h("thead", {}, h("tr", {}, names.map((name) => (name ? h("th", { scope: "col" }, name) : h("td")))));
+}
+
 /** A formula by its text, as MathML. */
 function math(text) {
   const tree = state.doc && state.doc.math[text];
   return tree ? mathElement(tree) : h("span", { class: "plain-math" }, text);
+}
+
+/** A formula whose symbols are explained: on hover, on a tap, or all of them when it has the focus. */
+function formula(text) {
+  return h("span", { class: "formula", tabindex: "0" }, math(text));
 }
 
 function mathElement(node) {

@@ -97,8 +97,9 @@ class ServedStore extends Store {
   /** The document of a text. The page comes with that of the text it opens with. */
   async study(body, signal) {
     const isFirst = this.first && body[this.opening.kind] === this.opening.value;
-    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
-    const answer = isFirst ? this.first : await this.ask("api/study", request);
+    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    if (signal) signal.addEventListener("abort", () => stopWork("study"));
+    const answer = isFirst ? this.first : await working("study", (job, stop) => this.ask(`api/study?job=${job}`, { ...request, signal: stop }));
     if (signal && signal.aborted) throw new Error("another text was requested");
     this.first = null;
     this.matrices.clear();
@@ -116,6 +117,12 @@ class ServedStore extends Store {
   async part(name, query = {}) {
     const { doc } = state;
     return this.register(await this.ask(this.path(name, query)), doc);
+  }
+
+  /** A part that may take a while: the page says how far it is, and newer work of its kind stops it. */
+  async work(name, query = {}, kind = name) {
+    const { doc } = state;
+    return this.register(await working(kind, (job, signal) => this.ask(this.path(name, { ...query, job }), { signal })), doc);
   }
 
   async proofs(method, steps) {
@@ -171,6 +178,10 @@ class EmbeddedStore extends Store {
       throw new Error("this exported page does not contain that; run onfoot explore to compute it");
     }
     return this.register(this.data.parts[key]);
+  }
+
+  work(name, query) {
+    return this.part(name, query);
   }
 
   async proofs(method, steps) {

@@ -53,8 +53,8 @@ async function explanation(id, r, c) {
   }
   if (!terms.length) return box;
   const largest = Math.max(...terms.map((term) => Math.abs(term.value)), STEP_ROUNDING * scale); // what rounding leaves of large products is no full bar
-  const rows = terms.map((term, i) => termRow(meta.terms[i], term, largest));
-  box.append(h("div", { class: "terms", role: "table", "aria-label": "The terms of this number" }, rows));
+  const rows = terms.map((term, i) => termItem(meta.terms[i], term, largest));
+  box.append(h("div", { class: "terms", role: "list", "aria-label": "The terms of this number" }, rows));
   if (terms.length > 1 || terms[0].products) {
     box.append(
       h(
@@ -69,26 +69,26 @@ async function explanation(id, r, c) {
   return box;
 }
 
-function termRow(term, found, largest) {
+/** A term with its bar and value, and what it is a product or sum of. */
+function termItem(term, found, largest) {
   const sign = (term.sign || 1) < 0 ? MINUS : "";
   const alone = !found.products && term.factors.length === 1 && (term.factors[0].power || 1) === 1;
   const row = h(
     "div",
-    { class: "term", role: "row", data: { value: String(found.value) } },
-    h("span", { class: "term-label", role: "cell" }, sign && h("span", { class: "sign" }, `${sign} `), alone ? factorLink(term.factors[0].tensor, ...found.parts[0].cell, term.label) : math(term.label)),
+    { class: "term", data: { value: String(found.value) } },
+    h("span", { class: "term-label" }, sign && h("span", { class: "sign" }, `${sign} `), alone ? factorLink(term.factors[0].tensor, ...found.parts[0].cell, term.label) : math(term.label)),
     bar(found.value, largest),
-    h("span", { class: "term-value", role: "cell", title: exact(found.value) }, `= ${brief(found.value, 6)}`),
+    h("span", { class: "term-value", tabindex: "0", title: exact(found.value) }, `= ${brief(found.value, 6)}`),
   );
-  if (alone) return row;
-  if (found.products) return [row, products(term, found)];
-  return [row, h("p", { class: "factors" }, term.factors.map((factor, i) => factorText(factor, found.parts[i], i)))];
+  const parts = found.products ? products(term, found) : h("p", { class: "factors" }, term.factors.map((factor, i) => factorText(factor, found.parts[i], i)));
+  return h("div", { role: "listitem" }, row, !alone && parts);
 }
 
 /** A factor with its number; linked if it is on the map. */
 function factorText(factor, part, i) {
   const divided = factor.power === -1;
   const number = divided ? 1 / part.number : part.number;
-  const joint = i === 0 && !divided ? "" : divided ? (i === 0 ? "1 / " : " / ") : " · ";
+  const joint = i === 0 && !divided ? "" : divided ? (i === 0 ? "1 / " : " / ") : " × ";
   return [joint, h("span", { class: "together" }, factorLink(factor.tensor, ...part.cell), h("span", { class: "small-number" }, brief(number, 5)))];
 }
 
@@ -110,13 +110,13 @@ function products(term, found) {
       "tr",
       {},
       h("th", { scope: "row" }, overName(term, j)),
-      h("td", { class: "of" }, term.factors.map((factor, i) => productFactor(factor, found.parts[i], i, j))),
+      h("td", { class: "of" }, h("span", { class: "product" }, term.factors.map((factor, i) => productFactor(factor, found.parts[i], i, j)))),
       h("td", { class: "bar-cell" }, bar(found.products[j], largest)),
       h("td", { class: "num" }, signed(found.products[j], 5)),
     ),
   );
   if (rest.some(([size]) => size > 0)) {
-    lines.push(h("tr", { class: "rest" }, h("th", { scope: "row" }, `${rest.length} more`), h("td"), h("td"), h("td", { class: "num" }, signed(left, 5))));
+    lines.push(h("tr", { class: "rest" }, h("th", { scope: "row" }, `${rest.length} more`), h("td"), h("td", { class: "bar-cell" }), h("td", { class: "num" }, signed(left, 5))));
   }
   const over = { tokens: "token", features: "feature", vocabulary: "vocabulary token" }[term.over];
   return h(
@@ -131,7 +131,7 @@ function productFactor(factor, part, i, j) {
   const number = part.line ? part.line[j] : part.number;
   const cell = part.line ? part.cell && part.cell(j) : part.cell;
   const symbol = cell ? factorLink(factor.tensor, ...cell) : math(store.meta(factor.tensor).symbol);
-  return [i ? " · " : "", h("span", { class: "together" }, symbol, h("span", { class: "small-number" }, brief(number, 4)))];
+  return [i > 0 && h("span", { class: "times" }, "×"), h("span", { class: "together" }, symbol, h("span", { class: "small-number" }, brief(number, 4)))];
 }
 
 function overName(term, j) {

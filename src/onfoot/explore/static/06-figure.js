@@ -22,6 +22,14 @@ class Linked {
   }
 }
 
+const TOKENS_ARE_COLUMNS = new Set(["a_0", "ℓ"]); // of a single row: its columns are the rows of all other arrays
+
+/** A cell of an array as the cell that the figures of its step share, where the row is the token. */
+const linkedCell = (id, r, c) => (TOKENS_ARE_COLUMNS.has(id) ? { r: c, c: state.cell ? state.cell.c : 0 } : { r, c });
+
+/** The same in the other direction. */
+const ownCell = (id, { r, c }) => (TOKENS_ARE_COLUMNS.has(id) ? { r: 0, c: r } : { r, c });
+
 class Figure {
   /** options: id, linked, terms (false: no explanation), compact, plain (symbol as title), maxHeight */
   constructor(options) {
@@ -64,16 +72,27 @@ class Figure {
   }
 
   async show() {
-    if (isWide(this.meta) || leftOut(this.id)) return showWide(this);
+    const difference = isDifference(this.meta);
+    if (isWide(this.meta) || leftOut(this.id)) {
+      if (difference) this.element.append(h("p", { class: "aside" }, "This array is shown in parts: its numbers, not the difference."));
+      return showWide(this);
+    }
     this.matrix = await store.matrix(this.id);
-    const scale = await store.scale(this.id);
-    const { r, c } = this.own(this.linked.cell);
+    if (difference) {
+      this.now = this.matrix;
+      this.first = await matrixAtFirst(this.id);
+      this.matrix = differenceOf(this.now, this.first);
+      this.element.classList.add("is-difference");
+      this.element.querySelector(".title").append(h("span", { class: "aside" }, `difference from ${firstStep(state.doc)}`));
+    }
+    const scale = difference ? 0 : await store.scale(this.id);
+    const { r, c } = ownCell(this.id, this.linked.cell);
     this.map = new HeatMap({
       scale,
       names: this.id === "a_0", // token ids name tokens: they have no size
       matrix: this.matrix,
       meta: this.meta,
-      label: this.meta.symbol,
+      label: difference ? `${this.meta.symbol}, difference from ${firstStep(state.doc)}` : this.meta.symbol,
       maxHeight: this.maxHeight,
       selected: { r: Math.min(r, this.matrix.rows - 1), c: Math.min(c, this.matrix.cols - 1) },
       onselect: (row, column) => this.choose(row, column),
@@ -84,19 +103,14 @@ class Figure {
     await this.explain();
   }
 
-  /** The cell of this array for a cell of the figures it is linked with. The tokens are a row: its columns are their rows. */
-  own({ r, c }) {
-    return this.id === "a_0" ? { r: 0, c: r } : { r, c };
-  }
-
   choose(r, c) {
-    if (this.id === "a_0") this.linked.choose(c, this.linked.cell.c);
+    if (TOKENS_ARE_COLUMNS.has(this.id)) this.linked.choose(c, this.linked.cell.c);
     else this.linked.choose(r, c);
     chosenIn(this, r, c);
   }
 
   select(...cell) {
-    const { r, c } = this.own({ r: cell[0], c: cell[1] });
+    const { r, c } = ownCell(this.id, { r: cell[0], c: cell[1] });
     if (this.wide) this.wide.select(r, c);
     if (!this.map || this.wide) return;
     const row = Math.min(r, this.matrix.rows - 1);
@@ -107,6 +121,7 @@ class Figure {
 
   async explain() {
     const { r, c } = this.map.selected;
+    if (this.first) return this.answer.replaceChildren(explainDifference(this, r, c));
     if (this.terms === false) {
       const value = this.matrix.at(r, c);
       const label = h("span", { class: "at" }, `[${cellLabel(this.meta, r, c)}]`);
@@ -122,7 +137,7 @@ class Figure {
 
 /** The gradient check by finite differences and by autograd, filled in when the results arrive. */
 function badge(id) {
-  const element = h("span", { class: "badge waiting", data: { proof: id } }, "…");
+  const element = h("span", { class: "badge waiting", tabindex: "0", data: { proof: id } }, "…");
   fillBadge(element, id);
   return element;
 }

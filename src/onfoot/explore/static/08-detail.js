@@ -26,8 +26,14 @@ function drawDetail() {
   return detail;
 }
 
+/** The block and head of a step. */
+const blockAndHead = (step) => (step.block === null ? "" : `block ${step.block + 1}${step.head === null ? "" : `, head ${step.head + 1}`}`);
+
+/** A step by its name and place: Causal mask, block 2, head 1. */
+const stepPlace = (step) => [step.name, blockAndHead(step)].filter(Boolean).join(", ");
+
 function detailHead(step) {
-  const where = step.block === null ? "" : `block ${step.block + 1}${step.head === null ? "" : `, head ${step.head + 1}`}`;
+  const where = blockAndHead(step);
   const go = (by, text, label) =>
     h("button", { type: "button", class: "quiet", "aria-label": label, onclick: () => moveBy(by) }, text);
   return h(

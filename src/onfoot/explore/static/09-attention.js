@@ -26,12 +26,21 @@ async function drawAttention() {
       model.causal && h("li", {}, "Row 0 of ", math(delta), " is exactly 0: token 0 attends only to itself, so its weight is always 1."),
     ),
   );
-  const linked = new Linked(await largestCell({ backward: `0.0.${delta}` }));
+  const linked = new Linked(await attendedCell(delta));
   const many = model.blocks * model.heads > MANY_HEADS;
   for (let b = 0; b < model.blocks; b++) root.append(many ? closedBlock(b, linked, delta) : blockOfHeads(b, linked, delta));
   return root;
 }
 
+/** The chosen token's row, at the score with the largest gradient, or what it attends to most where there is none. */
+async function attendedCell(delta) {
+  const r = state.token;
+  const lines = [await store.line(`0.0.${delta}`, "row", r), await store.line("0.0.ρ", "row", r)];
+  const line = lines[0].some((x) => x !== 0) ? lines[0] : lines[1];
+  return { r, c: line.reduce((best, x, i) => (Math.abs(x) > Math.abs(line[best]) ? i : best), 0) };
+}
+
+const WIDE_SCREEN = 1600; // pixels; from there on matrices are larger
 const MANY_HEADS = 64; // more are drawn block by block, when they are opened
 
 function blockOfHeads(b, linked, delta) {
@@ -54,7 +63,7 @@ function closedBlock(b, linked, delta) {
 
 function headCard(b, head, linked, delta) {
   const names = [`${b}.${head}.ρ`, `${b}.${head}.${delta}`];
-  const figures = names.map((id) => new Figure({ id, linked, terms: false, plain: true, maxHeight: 300 }));
+  const figures = names.map((id) => new Figure({ id, linked, terms: false, plain: true, maxHeight: innerWidth < WIDE_SCREEN ? 300 : 460 }));
   const facts = h("p", { class: "head-facts" });
   Promise.all(names.map((id) => store.matrix(id))).then(([rho, gradient]) => facts.append(...headFacts(rho, gradient, delta)));
   return h(

@@ -1,7 +1,7 @@
 // The Training view: how the error signal splits at skip connections, and which loss each gradient comes from.
 
 async function drawTraining() {
-  const part = await store.part("training");
+  const part = await store.work("training");
   return h(
     "article",
     { class: "view training" },
@@ -45,7 +45,7 @@ function forkSection(forks) {
       h(
         "table",
         { class: "figures-table forks" },
-        h("thead", {}, h("tr", {}, ["error signal", "", "skip", "branch", "‖Δ‖"].map((text) => h("th", { scope: "col" }, text)))),
+        columnHeads(["error signal", "", "skip", "branch", "‖Δ‖"]),
         h("tbody", {}, rows),
       ),
     ),
@@ -69,7 +69,9 @@ function shareBar(skip, branch) {
 
 function tiedSection(tied) {
   const ids = ["∂w_tok, as embedding", "∂w_tok, as logits", "∂w_tok"];
-  const linked = new Linked({ r: state.doc.tokens[0].id < 4096 ? state.doc.tokens[0].id : 0, c: 0 });
+  const [{ id: first }] = state.doc.tokens;
+  const { rows } = store.meta("∂w_tok"); // of a large table, only some
+  const linked = new Linked({ r: rows ? Math.max(rows.indexOf(first), 0) : first, c: 0 });
   const names = { embedding: "as embedding", logits: "as logits" };
   return h(
     "section",
@@ -80,7 +82,7 @@ function tiedSection(tied) {
       { class: "lead" },
       "The token table is used twice, as embedding and as logits layer: ",
       math("∂w_tok = ohe(a_0)ᵗ Δ_1 + (a_11ᵗ Δ_12)ᵗ"),
-      `. The first part is nonzero in ${plural(tied.rows_embedding, "row")}, those of the tokens in the text; the second in ${tied.rows_logits}.`,
+      `. The first part is nonzero in ${plural(tied.rows_embedding, "row")}, those of the tokens in the text; the second in ${grouped(tied.rows_logits)}.`,
     ),
     h(
       "dl",
@@ -111,7 +113,7 @@ function normSection(part) {
       h(
         "table",
         { class: "figures-table" },
-        h("thead", {}, h("tr", {}, ["parameter", "", "‖∂w‖", "‖∂w‖ / ‖w‖"].map((text) => h("th", { scope: "col" }, text)))),
+        columnHeads(["parameter", "", "‖∂w‖", "‖∂w‖ / ‖w‖"]),
         h(
           "tbody",
           {},
@@ -170,7 +172,7 @@ function attributionSection({ contributions, swaps, tried, lower }) {
       h(
         "table",
         { class: "figures-table" },
-        h("thead", {}, h("tr", {}, ["position", "token", "replacement", "predicted change", "actual change"].map((text) => h("th", { scope: "col" }, text)))),
+        columnHeads(["position", "token", "replacement", "predicted change", "actual change"]),
         h(
           "tbody",
           {},

@@ -1,23 +1,39 @@
 // AdamW steps on this text, and the first steps of LoRA training.
 
-const FIRST_LR = 0.001;
-const MAX_STEPS = 20;
+const FIRST_LR = 0.001; // of a small model, and of LoRA layers
+const MAX_STEPS = 20; // of a small model; a large one says how many it takes
+const firstRate = () => (state.doc ? state.doc.model.first_lr : FIRST_LR);
 
 async function drawOneStep() {
-  state.optimizer = state.optimizer || { lr: FIRST_LR, steps: 1 };
-  const [part, lora] = await Promise.all([store.part("optimizer", state.optimizer), store.part("lora")]);
+  state.optimizer = state.optimizer || { lr: firstRate(), steps: 1 };
+  const asked = store.work("optimizer", state.optimizer);
+  const later = state.doc.model.large && store.served; // first the step, then LoRA
+  const [part, lora] = later ? [await asked, null] : await Promise.all([asked, store.work("lora")]);
   return h(
     "article",
     { class: "view one-step" },
     h("h2", {}, "One step"),
-    controls(),
+    controls(part),
     lossLine(part),
     updateSection(part),
-    loraSection(lora),
+    lora ? loraSection(lora) : loraLater(),
   );
 }
 
-function controls() {
+/** LoRA of a large model, once it is computed. */
+function loraLater() {
+  const box = h("section", { class: "block lora" }, h("h3", {}, "LoRA at the start of training"));
+  const ask = async () => {
+    box.setAttribute("aria-busy", "true");
+    const shown = await store.work("lora").then(loraSection, (error) => h("section", { class: "block lora" }, h("h3", {}, "LoRA at the start of training"), failedNote(error, ask)));
+    box.replaceChildren(...shown.childNodes);
+    box.setAttribute("aria-busy", "false");
+  };
+  requestAnimationFrame(ask);
+  return box;
+}
+
+function controls({ most_steps: most }) {
   const { lr, steps } = state.optimizer;
   const rate = h("input", { id: "lr", type: "number", min: "0.000001", max: "1", step: "any", value: String(lr), disabled: !store.served, "aria-describedby": "message", oninput: () => isRate() && showMessage("") });
   const isRate = () => Number(rate.value) > 0 && Number(rate.value) <= 1;
@@ -41,7 +57,8 @@ function controls() {
     h("label", { for: "lr" }, "learning rate"),
     rate,
     h("button", { id: "first-step", type: "button", class: "primary", disabled: !store.served, onclick: () => takeSteps(1) }, steps === 1 ? "Take a step" : "Start over"),
-    h("button", { id: "next-step", type: "button", disabled: !store.served || steps >= MAX_STEPS, onclick: () => takeSteps(steps + 1) }, `Take step ${steps + 1}`),
+    h("button", { id: "next-step", type: "button", disabled: !store.served || steps >= most, onclick: () => takeSteps(steps + 1) }, `Take step ${steps + 1}`),
+    state.doc.model.large && h("span", { class: "aside" }, `At most ${most} steps of a model of this size. Its weights are not copied: the steps are taken again where a weight is read.`),
     !store.served && h("span", { class: "aside" }, "This exported page contains step 1 only; run onfoot explore to take more."),
   );
 }
@@ -64,7 +81,7 @@ function lossLine(part) {
   for (const [i, loss] of losses.entries()) {
     chart.append(svg("circle", { cx: x(i), cy: y(loss), r: i === steps ? 4 : 2.6 }));
     if (i !== 0 && i !== steps) continue;
-    const label = svg("text", { x: x(i), y: y(loss) + (i ? -9 : 18), "text-anchor": i ? "end" : "start" });
+    const label = svg("text", { x: x(i), y: y(loss) + (i && y(loss) > 24 ? -9 : 18), "text-anchor": i ? "end" : "start" });
     label.textContent = brief(loss, 3);
     chart.append(label);
   }
@@ -72,7 +89,7 @@ function lossLine(part) {
     ["loss-before", losses[steps - 1], `loss before step ${steps}`],
     ["loss-after", losses[steps], `loss after step ${steps}`],
     ["actual", part.actual, "actual change"],
-    ["predicted", part.predicted, "predicted change (first order), Σ ∂w ∘ (new w − w)"],
+    ["predicted", part.predicted, ["predicted change (first order), ", formula("Σ ∂w ∘ (new w − w)")]],
     ["gradient-norm", part.gradient_norm, "global gradient norm"],
   ];
   return h(
@@ -90,7 +107,7 @@ function updateSection(part) {
     { id: "parameter", onchange: () => chooseUpdate(box, part, choice.value) },
     part.parameters.map((row) => h("option", { value: row.name }, shortName(row.name))),
   );
-  const first = part.parameters.find((row) => row.name.endsWith("attn.c_proj.weight")) || part.parameters[0];
+  const first = part.parameters.find((row) => /attn\.[co]_proj\.weight$/.test(row.name)) || part.parameters[0];
   choice.value = state.updateOf && part.parameters.some((row) => row.name === state.updateOf) ? state.updateOf : first.name;
   showUpdate(box, part, choice.value);
   return h("section", { class: "block" }, h("h3", {}, "The AdamW update"), h("p", { class: "controls" }, h("label", { for: "parameter" }, "parameter"), choice), box);
@@ -125,7 +142,8 @@ async function arithmetic(box, part, row, r, c) {
   const update = ((lr / (1 - beta1 ** steps)) * m) / denominator;
   const sum = decayed - update;
   const right = Math.abs(sum - after) <= ROUNDING * Math.max(Math.abs(w), Math.abs(update), 1e-300);
-  const line = (eq, text, value) => h("tr", {}, h("th", { scope: "row" }, eq), h("td", { class: "of" }, text), h("td", { class: "num" }, brief(value, 8)));
+  const line = (eq, text, numbers, value) => h("tr", {}, h("th", { scope: "row" }, h("span", { class: "eq", tabindex: "0" }, eq)), h("td", {}, formula(text)), h("td", { class: "of" }, numbers), h("td", { class: "num" }, brief(value, 8)));
+  const power = steps > 1 ? `^${steps}` : "";
   const before = steps === 1 ? "0" : brief((m - (1 - beta1) * g) / beta1, 5);
   const beforeV = steps === 1 ? "0" : brief((v - (1 - beta2) * g * g) / beta2, 5);
   box.replaceChildren(
@@ -136,11 +154,11 @@ async function arithmetic(box, part, row, r, c) {
       h(
         "tbody",
         {},
-        line("ADAM.1", isMatrix ? `w (1 − lr λ) = ${brief(w, 6)} · (1 − ${lr} · ${decay})` : "w: no weight decay for biases and norms", decayed),
-        line("ADAM.2", `m = ${beta1} · ${before} + ${brief(1 - beta1, 2)} · ${brief(g, 6)}`, m),
-        line("ADAM.3", `v = ${beta2} · ${beforeV} + ${brief(1 - beta2, 2)} · ${brief(g, 6)}²`, v),
-        line("ADAM.4", `√v / √(1 − ${beta2}${steps > 1 ? `^${steps}` : ""}) + ${eps}`, denominator),
-        line("ADAM.5", `lr / (1 − ${beta1}${steps > 1 ? `^${steps}` : ""}) · m / (ADAM.4)`, update),
+        line("ADAM.1", isMatrix ? "w (1 − lr λ)" : "w", isMatrix ? `${brief(w, 6)} · (1 − ${lr} · ${decay})` : "no weight decay of biases and norms", decayed),
+        line("ADAM.2", "m = β_1 m + (1 − β_1) ∂w", `${beta1} · ${before} + ${brief(1 - beta1, 2)} · ${brief(g, 6)}`, m),
+        line("ADAM.3", "v = β_2 v + (1 − β_2) (∂w)²", `${beta2} · ${beforeV} + ${brief(1 - beta2, 2)} · (${brief(g, 6)})²`, v),
+        line("ADAM.4", "√v / √(1 − β_2^{step}) + ε", `√${brief(v, 5)} / √(1 − ${beta2}${power}) + ${eps}`, denominator),
+        line("ADAM.5", "lr / (1 − β_1^{step}) · m / (√v / √(1 − β_2^{step}) + ε)", `${lr} / (1 − ${beta1}${power}) · ${brief(m, 5)} / ${brief(denominator, 5)}`, update),
       ),
     ),
     h("p", { class: `sum ${right ? "good" : "bad"}`, data: { sum: String(sum), right: String(right) } }, h("span", { class: "sum-label" }, "new w"), h("span", { class: "sum-value" }, exact(sum)), h("span", { class: "tick" }, right ? "✓ equals the optimizer’s" : "✗ differs from the optimizer’s")),
@@ -171,8 +189,12 @@ function loraSection(lora) {
     h(
       "p",
       { class: "lead" },
-      `LoRA adds α a d u of rank ${lora.rank} to each frozen layer: ${grouped(lora.trainable)} trainable parameters, ${grouped(lora.frozen)} frozen. At the start u = 0, so the output is unchanged, and `,
-      math("∂d = α aᵗ Δ uᵗ"),
+      "LoRA adds ",
+      formula("α a d u"),
+      ` of rank ${lora.rank} to each frozen layer: ${grouped(lora.trainable)} trainable parameters, ${grouped(lora.frozen)} frozen. At the start `,
+      formula("u = 0"),
+      ", so the output is unchanged, and ",
+      formula("∂d = α aᵗ Δ uᵗ"),
       " is exactly 0: only u is updated. After one step u is no longer 0, and d is updated too. If both were 0, neither would ever change.",
     ),
     h(

@@ -1,7 +1,7 @@
 // Applies a known mistake to the network: which gradients are wrong, and how the diagnosis finds it.
 
 async function drawMistakes() {
-  const listed = await store.part("mistakes");
+  const listed = await store.work("mistakes");
   const keys = listed.groups.flatMap((group) => group.mistakes.map((one) => one.key));
   state.firstMistake = keys.find((key) => key.includes("γ outside")) || keys[0];
   state.mistake = keys.includes(state.mistake) ? state.mistake : state.firstMistake;
@@ -59,18 +59,17 @@ async function chooseMistake(key, result, focus = false, note = null) {
   result.setAttribute("aria-busy", "true");
   let shown;
   try {
-    shown = mistakeResult(await store.part("mistake", { key }));
+    shown = mistakeResult(await store.work("mistake", { key }));
   } catch (error) {
-    shown = [h("p", { class: "message" }, error.message)];
+    shown = [failedNote(error, () => chooseMistake(key, result))];
   }
-  if (state.mistake !== key) return;
+  if (state.mistake !== key || works.has("mistake")) return;
   result.replaceChildren(...shown);
   result.setAttribute("aria-busy", "false");
   result.dataset.key = key;
 }
 
 function mistakeResult(found) {
-  const equation = found.equation ? `eq ${found.equation}` : "";
   const words = h(
     "div",
     { class: "words" },
@@ -79,7 +78,7 @@ function mistakeResult(found) {
     h(
       "dl",
       { class: "pairs prose" },
-      found.equation_text && [h("dt", {}, `violates ${equation}`), h("dd", {}, found.equation_text)],
+      found.equation_text && [h("dt", {}, "violates ", equationName(found.equation)), h("dd", {}, found.formula ? formula(found.formula) : found.equation_text, h("div", { class: "aside" }, equationOf(found.equation)))],
       h("dt", {}, "correct"),
       h("dd", {}, found.fix),
       found.errata && [h("dt", {}, "in the errata"), h("dd", {}, found.errata)],
@@ -89,6 +88,11 @@ function mistakeResult(found) {
   );
   return [words, found.runs && errorTable(found)].filter(Boolean);
 }
+
+const equationName = (id) => h("span", { class: "eq", tabindex: "0" }, `eq ${id}`);
+
+/** Whose equation it is. */
+const equationOf = (id) => (/^[A-Z]/.test(id) ? "an equation of onfoot’s own, derived in docs/equations" : `equation ${id} of ${GLOSSARY.paper}`);
 
 function consequences(found) {
   const wrong = found.rows.filter((row) => row.wrong);
@@ -133,7 +137,10 @@ function errorTable(found) {
 
 function rowName(row) {
   const prefix = row.block === null ? "" : `block ${row.block + 1} `;
-  return row.parameter ? h("code", {}, `∂ ${shortName(row.name)}`) : h("span", {}, prefix, math(row.name));
+  if (row.parameter) return h("code", {}, `∂ ${shortName(row.name)}`);
+  const symbol = math(row.name);
+  symbol.setAttribute("aria-label", row.name.replace("_", " ")); // it names a row and a choice
+  return h("span", {}, prefix, symbol);
 }
 
 /** A row with its error as a logarithmic bar, from rounding error to 1. */

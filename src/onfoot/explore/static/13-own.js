@@ -1,7 +1,7 @@
 // The user's own pairs: each gradient beside the right one, with the first wrong one marked.
 
 async function drawOwn() {
-  const found = await store.part("own");
+  const found = await store.work("own");
   const compared = h("div", { class: "compared", "aria-live": "polite" });
   const view = h(
     "article",

@@ -10,17 +10,30 @@ const askedAs = (kind) => (state.asked && state.asked.kind === kind && !isOpenin
 
 remember("view", () => state.view, (view) => (state.view = view === "map" || view in VIEWS ? view : firstView()), EARLY);
 remember("step", () => state.step, (step) => (state.step = state.steps.has(step) ? step : FIRST_STEP), EARLY);
-remember("cell", () => (state.cell ? `${state.cell.r},${state.cell.c}` : ""), (text) => (state.cell = cellOf(text)), EARLY);
+remember("cell", () => (state.cell ? cellText(ownCell(shownArray(), state.cell)) : ""), (text) => (state.cell = cellIn(shownArray(), text)), EARLY);
 remember("head", () => (state.head ? String(state.head + 1) : ""), (head) => (state.head = INTEGER.test(head) ? Number(head) - 1 : 0), EARLY);
 remember("token", () => (state.cell && state.token !== state.cell.r ? String(state.token) : ""), (t) => (state.token = INTEGER.test(t) ? Number(t) : null), EARLY);
 remember("at", () => (state.at ? `${state.at.id}:${state.at.r},${state.at.c}` : ""), (text) => (state.at = atOf(text)), EARLY);
 remember("text", () => askedAs("text"), () => undefined);
 remember("ids", () => askedAs("ids"), () => undefined);
 remember("parameter", () => state.updateOf || "", (name) => (state.updateOf = name), EARLY);
-remember("lr", () => (state.optimizer && state.optimizer.lr !== FIRST_LR ? String(state.optimizer.lr) : ""), (lr) => setOptimizer({ lr: Number(lr) || FIRST_LR }), EARLY);
+remember("lr", () => (state.optimizer && state.optimizer.lr !== firstRate() ? String(state.optimizer.lr) : ""), (lr) => setOptimizer({ lr: Number(lr) || firstRate() }), EARLY);
 remember("steps", () => (state.optimizer && state.optimizer.steps > 1 ? String(state.optimizer.steps) : ""), (n) => setOptimizer({ steps: INTEGER.test(n) ? Number(n) : 1 }), EARLY);
 remember("mistake", () => (state.mistake && state.mistake !== state.firstMistake ? state.mistake : ""), (key) => (state.mistake = key || state.firstMistake), EARLY);
 remember("own", () => state.ownRow || "", (row) => (state.ownRow = row), EARLY);
+
+/** The array of the selected step whose cells an address names. */
+function shownArray() {
+  const step = state.steps.get(state.step);
+  return step ? step.backward || step.forward : "";
+}
+
+const cellText = ({ r, c }) => `${r},${c}`;
+
+function cellIn(id, text) {
+  const cell = cellOf(text);
+  return cell && linkedCell(id, cell.r, cell.c);
+}
 
 function cellOf(text) {
   const found = CELL.exec(text);
@@ -35,9 +48,9 @@ function atOf(text) {
 
 /** The learning rate and the number of steps; what cannot be computed is not taken from an address. */
 function setOptimizer(part) {
-  const { lr, steps } = { lr: FIRST_LR, steps: 1, ...state.optimizer, ...part };
+  const { lr, steps } = { lr: firstRate(), steps: 1, ...state.optimizer, ...part };
   const possible = store.served && lr > 0 && lr <= 1 && steps >= 1 && steps <= MAX_STEPS;
-  state.optimizer = possible ? { lr, steps } : { lr: FIRST_LR, steps: 1 };
+  state.optimizer = possible ? { lr, steps } : { lr: firstRate(), steps: 1 };
 }
 
 /** The text or ids that an address names; else those that the page opens with. An exported page has no others. */
@@ -57,7 +70,7 @@ async function settle() {
   state.head = step.head !== null ? step.head : state.head < doc.model.heads ? state.head : 0;
   const { shape } = store.meta(step.backward || step.forward);
   const rows = shape.length > 1 ? shape[0] : 1;
-  if (!state.cell || (state.cell.r >= rows && state.cell.r >= doc.tokens.length)) state.cell = await largestCell(step);
+  if (!state.cell || (state.cell.r >= rows && state.cell.r >= doc.tokens.length)) state.cell = await firstCell(step);
   if (state.token === null || !(state.token in doc.tokens)) state.token = Math.min(state.cell.r, doc.tokens.length - 1);
 }
 

@@ -8,6 +8,29 @@ function short(text, length = MAX_LABEL) {
   return characters.length > length ? `${characters.slice(0, length - 1).join("")}…` : text;
 }
 
+const MAX_CONTEXT = 24; // characters
+
+/** The token with the largest loss; not the first, which has nothing before it, unless no other has a target. */
+function worstToken() {
+  const size = (t) => (t === 0 ? -1 : state.doc.tokens[t].loss ?? -2);
+  return state.doc.tokens.reduce((worst, _, t) => (size(t) > size(worst) ? t : worst), 0);
+}
+
+/** The sentence that says which error the page follows. */
+function errorLine() {
+  const { tokens, vocabulary } = state.doc;
+  const t = worstToken();
+  const { target, probability } = tokens[t];
+  if (target === null) return null;
+  const read = tokens.slice(0, t + 1).map((token) => token.text).join("");
+  const shown = [...read].length > MAX_CONTEXT ? `… ${[...read].slice(-MAX_CONTEXT).join("")}` : read;
+  return h(
+    "p",
+    { class: "error-line", id: "error-line", data: { token: t } },
+    "After ", h("b", {}, quoted(shown)), " the model gave ", h("b", {}, quoted(short(vocabulary[target], 16))), " ", h("b", {}, chance(probability)), ": this error is followed back through the network.",
+  );
+}
+
 const chance = (p) => (p > 0 && p < 0.0005 ? "< 0.1 %" : percent(p));
 
 /** The chips: every token with its loss. One of them is chosen, by click, touch or arrow keys. */
@@ -52,9 +75,10 @@ function chooseToken(t) {
   const figures = [...document.querySelectorAll("#main .figure")].map((element) => element.figure).filter((figure) => figure && figure.map);
   const groups = new Map(figures.map((figure) => [figure.linked, figure]));
   for (const figure of figures) if (tokenOf(figure.meta, 0, 0) !== null) groups.set(figure.linked, figure);
-  for (const [linked, { meta }] of groups) {
+  for (const [linked, { id, meta }] of groups) {
     const { r, c } = linked.cell;
     if (meta.axes.length === 2 && meta.axes[0] === "token") linked.choose(indexIn(meta.rows, t, r), c);
+    else if (TOKENS_ARE_COLUMNS.has(id)) linked.choose(t, c);
     else if (meta.axes[meta.axes.length - 1] === "token") linked.choose(r, indexIn(meta.columns, t, c));
   }
   if (state.view !== "map") writeHash();
@@ -74,7 +98,7 @@ function setToken(t) {
   drawPrediction();
 }
 
-/** Scrolls the row of chips, and nothing else, until a chip is visible. */
+/** Scrolls the row of chips or tabs, and nothing else, until one is visible. */
 function reveal(chip) {
   const row = chip.parentElement;
   const left = chip.offsetLeft - row.offsetLeft;
@@ -103,7 +127,15 @@ function drawPrediction() {
 function targetParts(token) {
   if (token.target === null) return "last token: no target";
   const text = state.doc.vocabulary[token.target];
-  return ["target ", h("b", { data: { target: token.target } }, quoted(short(text))), " ", h("span", { data: { probability: String(token.probability) } }, chance(token.probability))];
+  return ["target ", h("b", { data: { target: token.target } }, quoted(short(text))), " ", h("span", { data: { probability: String(token.probability) } }, chance(token.probability)), afterStep(token)];
+}
+
+/** At a stop of the tour about a step of training: what the step makes of the probability. */
+function afterStep(token) {
+  const stop = tour.at >= 0 && tour.stops[tour.at];
+  const isFirst = !state.optimizer || (state.optimizer.lr === firstRate() && state.optimizer.steps === 1);
+  if (!stop || stop.after === null || stop.view !== state.view || state.doc.tokens[stop.token] !== token || !isFirst) return "";
+  return h("b", { class: "after-step", data: { probability: String(stop.after) } }, ` → ${chance(stop.after)} after the step`);
 }
 
 function predictionBar(one, token) {

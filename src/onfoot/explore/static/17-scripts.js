@@ -1,10 +1,16 @@
-// Sub- and superscripts where no mathematics font is installed: the browser then puts them too high or too low.
+// Sub- and superscripts without the mathematics font, as where a browser loads no fonts: it puts them too high or too low.
 
 // how far a script's baseline is below that of its base, in em of the base
 const WANTED = { sub: 0.2, sup: -0.36, "both-sub": 0.26, "both-sup": -0.42 };
 
-/** Measures where the browser puts scripts, and moves them to where a mathematics font would have them. */
+/** Corrects the scripts, once more when the font is there. */
 function correctScripts() {
+  placeScripts();
+  document.fonts.load('1em "Onfoot Math"').then(placeScripts, () => undefined);
+}
+
+/** Measures where the browser puts scripts, and moves them to where a mathematics font would have them. */
+function placeScripts() {
   const letter = (element) => ["mi", { mathvariant: "normal" }, element];
   const kinds = { sub: ["msub", letter("x"), letter("x")], sup: ["msup", letter("x"), letter("x")], subOfBoth: ["msubsup", letter("x"), letter("x"), letter("x")] };
   const box = h("div", { class: "script-test", "aria-hidden": "true" });

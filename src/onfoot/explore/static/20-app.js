@@ -1,13 +1,13 @@
 // The page: its state, its views, and the form that runs another text.
 
-const FIRST_STEP = "embedding";
+const FIRST_STEP = "loss"; // where the error is, and the backward pass begins
 const RUNNING = "Running the text …";
 
 const state = {
   doc: null,
   view: "map",
   step: FIRST_STEP,
-  cell: null, // { r, c } of the selected cell
+  cell: null, // { r, c } of the selected cell; r is its token, also where the tokens are columns
   token: null, // whose prediction is shown
   at: null, // { id, r, c } of the selected cell of a parameter or intermediate value
   asked: null, // { kind, value } of the text that is shown
@@ -42,17 +42,17 @@ function setDocument(doc) {
 
 const stepOf = (id) => state.owner.get(id);
 
-/** Selects a step of the map and shows it; `push` makes it an entry of the history. */
-function select(id, { focus = false, push = false, at = null } = {}) {
+/** Selects a step of the map and shows it; `push` makes it an entry of the history, `open` opens its block and head and scrolls to it. */
+function select(id, { focus = false, push = false, at = null, open = true } = {}) {
   if (!state.steps.has(id)) return;
   Object.assign(state, { step: id, at });
-  openRow();
+  if (open) openRow();
   if (push) pushHash();
   showRows();
   const old = document.querySelector(".detail");
   if (old) old.replaceWith(drawDetail());
   if (focus) focusRow();
-  scrollMap();
+  if (open) scrollMap();
   writeHash();
 }
 
@@ -64,13 +64,21 @@ function openRow() {
   if (step.head !== null) state.head = step.head;
 }
 
+/** Tells the style sheet where the map begins, so that it ends with the window and its last row can be seen. */
+function fitMap() {
+  if (!state.mapElement || !state.mapElement.isConnected) return;
+  const top = Math.max(Math.round(state.mapElement.getBoundingClientRect().top), 0);
+  document.documentElement.style.setProperty("--map-top", `${top}px`);
+}
+
 /** Scrolls the map until the selected row is visible. */
 function scrollMap() {
   const map = state.mapElement;
+  fitMap();
   const row = document.getElementById(`row-${state.step}`);
   if (!map || !row || map.scrollHeight <= map.clientHeight) return;
   const box = map.getBoundingClientRect();
-  const seen = Math.min(box.bottom, innerHeight) - box.top; // it may extend below the window
+  const seen = Math.min(box.bottom, lowestSeen()) - box.top;
   const top = row.getBoundingClientRect().top - box.top + map.scrollTop;
   if (top < map.scrollTop + 40) map.scrollTop = top - 60;
   else if (top + row.offsetHeight > map.scrollTop + seen - 20) map.scrollTop = top + row.offsetHeight - seen + 60;
@@ -82,7 +90,7 @@ async function goTo(stepId, id, r, c) {
   const isMain = step.forward === id || step.backward === id;
   const at = isMain ? null : { id, r, c };
   if (isMain) {
-    state.cell = { r, c };
+    state.cell = linkedCell(id, r, c);
     const t = tokenOf(store.meta(id), r, c);
     if (t !== null) setToken(t);
   }
@@ -103,22 +111,24 @@ async function goTo(stepId, id, r, c) {
 
 async function setView(view, { push = true, at = null } = {}) {
   const turn = (state.turn = (state.turn || 0) + 1);
+  stopWork(); // of the view that is left
   Object.assign(state, { view, at });
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const chosen = tab.dataset.view === view;
     tab.setAttribute("aria-selected", String(chosen));
     tab.tabIndex = chosen ? 0 : -1;
+    if (chosen) reveal(tab);
   }
-  const main = document.getElementById("main");
-  main.setAttribute("aria-labelledby", `tab-${view}`);
+  const panel = document.getElementById("panel");
+  panel.setAttribute("aria-labelledby", `tab-${view}`);
   tooltip.hide();
   if (push) pushHash();
   writeHash();
   if (view === "map") {
-    main.className = "with-map";
+    panel.className = "panel with-map";
     openRow();
-    main.replaceChildren(drawMap(), h("article", { class: "detail" }));
-    main.querySelector(".detail").replaceWith(drawDetail());
+    panel.replaceChildren(drawMap(), h("article", { class: "detail" }));
+    panel.querySelector(".detail").replaceWith(drawDetail());
     showRows();
     scrollMap();
   } else {
@@ -128,12 +138,12 @@ async function setView(view, { push = true, at = null } = {}) {
     try {
       drawn = await VIEWS[view]();
     } catch (error) {
-      drawn = h("p", { class: "message" }, error.message);
+      drawn = failedNote(error, () => setView(view, { push: false }));
     }
     if (state.turn !== turn) return;
-    main.className = ""; // only now: what was shown meanwhile keeps its layout
+    panel.className = "panel"; // only now: what was shown meanwhile keeps its layout
     state.mapElement = null;
-    main.replaceChildren(drawn);
+    panel.replaceChildren(drawn);
   }
   setBusy(state.request ? RUNNING : "");
 }
@@ -157,6 +167,7 @@ function drawFacts() {
       h("span", {}, `${plural(model.blocks, "block")} · ${plural(model.heads, "head")} · width ${model.width} · ${plural(model.parameters, "parameter")} · float64`),
     ),
     drawChips(),
+    errorLine(),
   );
   setToken(state.token);
 }
@@ -164,6 +175,7 @@ function drawFacts() {
 /** Runs a text, {"text": …} or {"ids": …}, and shows it. Only the text asked for last is shown. Returns whether it was. */
 async function run(body, { push = true, query = null, quiet = false } = {}) {
   const request = cancelRun();
+  stopWork();
   state.request = request;
   setBusy(RUNNING);
   let doc;
@@ -183,7 +195,7 @@ async function run(body, { push = true, query = null, quiet = false } = {}) {
   state.asked = { kind, value };
   setDocument(doc);
   if (query) await recallEarly(query);
-  else if (old && state.cell.r >= doc.tokens.length - 1) state.cell = null; // the last token has no target: its error signal is 0
+  else if (old && (state.step === FIRST_STEP || state.cell.r >= doc.tokens.length - 1)) Object.assign(state, { cell: null, token: null }); // the last token has no target: its error signal is 0
   await settle();
   if (state.doc !== doc) return false;
   document.getElementById("kind").value = kind;
@@ -202,7 +214,19 @@ function cancelRun() {
   return new AbortController();
 }
 
-/** The cell selected at first: where the error signal is largest. */
+/** The cell selected at first: of the token with the largest loss, the score of its target, else its largest error signal. */
+async function firstCell(step) {
+  const r = worstToken();
+  const id = step.backward || step.forward;
+  const { target } = state.doc.tokens[r];
+  const { columns } = store.meta("a_12");
+  const atTarget = target === null ? 0 : indexIn(columns, target, 0);
+  if (TOKENS_ARE_COLUMNS.has(id) || store.meta(id).axes[1] === "vocabulary") return { r, c: atTarget };
+  const line = await store.line(id, "row", r);
+  return { r, c: line.reduce((best, x, i) => (Math.abs(x) > Math.abs(line[best]) ? i : best), 0) };
+}
+
+/** The cell of an array where its number is largest. */
 async function largestCell(step) {
   const matrix = await store.matrix(step.backward || step.forward);
   const at = matrix.values.reduce((best, x, i) => (Math.abs(x) > Math.abs(matrix.values[best]) ? i : best), 0);
@@ -262,7 +286,11 @@ function start() {
   history.scrollRestoration = "manual"; // a view is drawn before it can be scrolled
   addEventListener("popstate", followAddress);
   document.addEventListener("scroll", keepScroll, { capture: true, passive: true });
+  addEventListener("scroll", fitMap, { passive: true });
+  new ResizeObserver(fitMap).observe(document.getElementById("facts"));
+  addEventListener("resize", fitMap);
   setUpTheme();
+  document.getElementById("work-stop").addEventListener("click", () => stopWork());
   runOpening();
 }
 

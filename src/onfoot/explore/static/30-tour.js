@@ -11,13 +11,14 @@ const TOUR_SPOTS = {
   backward: () => ".detail > .pair .figure.is-gradient",
   terms: () => ".detail > .pair .figure.is-gradient .explanation",
   parameters: () => ".detail .parameter",
+  "parameter terms": () => ".detail .parameter .figure.is-gradient .explanation",
   play: () => ".motion-buttons",
   heads: () => ".head-cards",
   "take a step": () => "#next-step",
   tabs: () => ".tabs",
 };
 
-const tour = { stops: null, key: "", at: -1, wanted: "", panel: null, moving: 0 };
+const tour = { stops: null, key: "", at: -1, wanted: "", panel: null, moving: 0, spot: null };
 
 /** What the browser remembers of this page, in memory where storage is forbidden. */
 const tourMemory = {
@@ -43,7 +44,9 @@ const tourMemory = {
 function whenDrawn(f) {
   const main = document.getElementById("main");
   const drawn = () => state.doc && main.getAttribute("aria-busy") === "false" && f();
-  new MutationObserver(drawn).observe(main, { childList: true, attributes: true, attributeFilter: ["aria-busy"] });
+  const watching = new MutationObserver(drawn);
+  watching.observe(main, { attributes: true, attributeFilter: ["aria-busy"] });
+  watching.observe(document.getElementById("panel"), { childList: true });
 }
 
 /** The stops of this run; requested again when another text is run. */
@@ -80,27 +83,33 @@ async function openTour(at) {
 }
 
 async function goToStop(stop) {
+  if (flow.at) clearFlow(); // what was played at the last stop
   const isMap = stop.view === "map" && state.view === "map" && state.mapElement && stop.step;
-  if (stop.cell) state.cell = { r: stop.cell[0], c: stop.cell[1] };
-  if (stop.cell && stop.step) tourToken(stop);
+  if (stop.cell && stop.step) state.cell = linkedCell(arrayOfStep(stop.step), ...stop.cell);
   Object.assign(state, { view: stop.view, step: stop.step || state.step });
+  tourToken(stop);
   if (typeof pushHash === "function") pushHash();
   if (isMap) select(stop.step);
   else await setView(stop.view, { push: false });
   if (stop.view === "map") await state.detailReady;
-  const largest = stop.show === "parameters" && document.querySelector(".parameter .figure.is-gradient");
+  const largest = stop.show.startsWith("parameter") && document.querySelector(".parameter .figure.is-gradient");
   if (!largest) return;
   await largest.ready;
   const cell = await largestCell({ backward: largest.dataset.tensor });
   largest.dispatchEvent(new CustomEvent("choose", { detail: cell }));
+  await largest.figure.pending; // the terms of that cell
 }
+
+const arrayOfStep = (id) => state.steps.get(id).backward || state.steps.get(id).forward;
 
 /** Shows the prediction of the token that the stop talks about. */
 function tourToken(stop) {
+  if (stop.token !== null) return setToken(stop.token);
+  if (!stop.cell || !stop.step) return undefined;
   const step = state.steps.get(stop.step);
   const { axes } = store.meta(step.backward || step.forward);
   const t = axes.length === 1 ? stop.cell[1] : stop.cell[0];
-  if (axes[0] === "token" && typeof setToken === "function") setToken(t);
+  return axes[0] === "token" ? setToken(t) : undefined;
 }
 
 /** Marks the element that the stop talks about. */
@@ -110,10 +119,19 @@ function showTourSpot(stop) {
   const element = selector && document.querySelector(selector);
   if (!element) return;
   element.classList.add("tour-spot");
-  element.scrollIntoView({ block: "nearest" });
+  tour.spot = element;
+  keepSpotInView();
 }
 
+/** Scrolls to what the stop talks about, again when the page grows (a check arrives), until the reader moves. */
+function keepSpotInView() {
+  if (tour.spot && tour.spot.isConnected) tour.spot.scrollIntoView({ block: "nearest" });
+}
+
+for (const name of ["wheel", "touchmove", "pointerdown", "keydown"]) document.addEventListener(name, () => (tour.spot = null), { capture: true, passive: true });
+
 function clearTourSpots() {
+  tour.spot = null;
   for (const element of document.querySelectorAll(".tour-spot")) element.classList.remove("tour-spot");
 }
 
@@ -125,6 +143,7 @@ function drawTourPanel(stops) {
     document.body.append(tour.panel);
     document.body.classList.add("touring");
     new ResizeObserver(keepTourClear).observe(tour.panel);
+    new ResizeObserver(keepSpotInView).observe(document.getElementById("main"));
   }
   const last = tour.at === stops.length - 1;
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.tour : "";
@@ -136,10 +155,11 @@ function drawTourPanel(stops) {
     h(
       "div",
       { class: "tour-words", "aria-live": "polite" },
-      h("p", { class: "tour-where" }, `Tour, ${tour.at + 1} of ${stops.length} `, h("a", { href: `#tour=${tour.at + 1}`, class: "tour-link" }, "link to this stop")),
+      h("p", { class: "tour-where" }, `Tour, ${tour.at + 1} of ${stops.length} `, stop.step && h("b", {}, stepPlace(state.steps.get(stop.step))), h("a", { href: `#tour=${tour.at + 1}`, class: "tour-link" }, "link to this stop")),
       h("h2", {}, stop.title),
       stop.text.map((parts) => h("p", { class: "tour-text" }, parts.map(tourPart))),
       stop.try.map((parts) => h("p", { class: "tour-try" }, h("b", {}, "Try it "), parts.map(tourPart))),
+      stop.more.length > 0 && h("details", { class: "tour-more" }, h("summary", {}, "More"), stop.more.map((parts) => h("p", {}, parts.map(tourPart)))),
     ),
     h(
       "div",
@@ -160,11 +180,14 @@ function keepTourClear() {
   document.documentElement.style.setProperty("--tour", `${tour.panel ? tour.panel.offsetHeight : 0}px`);
 }
 
+/** The lowest line of the window that is seen: the map may extend below it, and the tour covers a part. */
+const lowestSeen = () => innerHeight - (tour.panel ? tour.panel.offsetHeight : 0);
+
 /** A part of a sentence: words, a formula, or a number of this run. */
 function tourPart(part) {
   if (typeof part === "string") return part;
   if (part.math) return math(part.math);
-  return h("b", { class: "tour-number", data: { name: part.name, value: JSON.stringify(part.value) } }, part.text);
+  return h("b", { class: part.text.length > 30 ? "tour-number is-words" : "tour-number", data: { name: part.name, value: JSON.stringify(part.value) } }, part.text);
 }
 
 function closeTour() {
@@ -177,6 +200,7 @@ function closeTour() {
   tour.panel = null;
   document.body.classList.remove("touring");
   clearTourSpots();
+  drawPrediction();
   nameTourButton();
   document.getElementById("take-tour").focus({ preventScroll: true });
   if (typeof writeHash === "function") writeHash();

@@ -1,5 +1,6 @@
 // The glossary: every symbol and operator of a formula is explained on hover, focus and tap, and in a panel.
 
+let lastPointer = ""; // "mouse", "touch" or "pen": not every browser has it in a click
 const SCRIPTED = new Set(["msub", "msup", "msubsup"]);
 
 /** The entry of a symbol: its own, or that of its kind (a_5 is an a_i). */
@@ -65,7 +66,7 @@ function symbolsIn(formula) {
 /** The array of this run that a symbol means, as near as possible to the open step. */
 function arrayOf(symbol) {
   const step = state.doc && state.steps.get(state.step);
-  if (!step) return null;
+  if (!step || state.view === "step") return null; // the v of AdamW is not that of a head
   const near = [step.head === null ? "" : `${step.block}.${step.head}.`, step.block === null ? "" : `${step.block}.`, ""];
   const id = near.map((prefix) => prefix + symbol).find((one) => store.has(one));
   return id ? { ...store.meta(id), step: state.steps.get(stepOf(id)) } : null;
@@ -195,16 +196,13 @@ function setUpGlossary() {
     else if (!value && open()) document.getElementById("symbols").close();
   });
   document.addEventListener("pointerover", (event) => event.pointerType !== "touch" && (explainAt(event.target) || glossaryTip.owner || glossaryTip.hide()));
-  document.addEventListener("click", (event) => event.pointerType === "touch" && !event.target.closest("button") && (explainAt(event.target) || glossaryTip.hide()));
+  document.addEventListener("pointerdown", (event) => (lastPointer = event.pointerType), { capture: true });
+  document.addEventListener("click", (event) => lastPointer === "touch" && !event.target.closest("button") && (explainAt(event.target) || glossaryTip.hide()));
   document.addEventListener("focusin", (event) => explainFocused(event.target));
   document.addEventListener("focusout", () => glossaryTip.hide());
   document.addEventListener("scroll", () => glossaryTip.hide(), { capture: true, passive: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && glossaryTip.element && !glossaryTip.element.hidden && (event.preventDefault(), glossaryTip.hide()), { capture: true });
-  whenDrawn(() => {
-    const detail = document.querySelector(".detail");
-    if (!detail || !detail.querySelector(".eq") || detail.querySelector(".cite")) return;
-    detail.append(h("p", { class: "cite aside" }, `Equation numbers are those of ${GLOSSARY.paper}; ids with letters are onfoot’s own.`));
-  });
+  document.getElementById("main").after(h("footer", { class: "cite aside" }, `Equation numbers are those of ${GLOSSARY.paper}; ids with letters are onfoot’s own.`));
 }
 
 setUpGlossary();

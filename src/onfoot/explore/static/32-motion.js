@@ -4,7 +4,7 @@
 const MILLISECONDS_PER_ROW = 520;
 const SVG = "http://www.w3.org/2000/svg";
 const LANE = 6; // pixels between two paths
-const flow = { at: null, speed: 1, timer: 0, bar: null, drawing: 0 }; // at: { way: "forward" | "backward", id }
+const flow = { at: null, speed: 1, timer: 0, bar: null, drawing: 0, following: false }; // at: { way: "forward" | "backward", id }
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** The order of the run: all visible rows down, then those with an error signal up. */
@@ -31,7 +31,23 @@ function moveFlow(by) {
   const to = flowIndex(order) + by;
   flow.at = to >= 0 && to < order.length ? order[to] : to < 0 ? null : flow.at;
   showFlow();
+  if (flow.at) followFlow();
   return to < order.length - 1;
+}
+
+/** Shows the step of the row that the run is at, once it is drawn; what a fast run has passed meanwhile is left out. */
+async function followFlow() {
+  if (flow.following) return;
+  flow.following = true;
+  try {
+    while (flow.at && state.mapElement && state.step !== flow.at.id && state.steps.has(flow.at.id)) {
+      select(flow.at.id, { open: false });
+      await state.detailReady;
+      await frame();
+    }
+  } finally {
+    flow.following = false;
+  }
 }
 
 function playFlow() {
@@ -68,13 +84,15 @@ function flowBar() {
     button("play", "▶ Play", "Play", playFlow),
     button("on", "▸", "One row on", () => stepFlow(1)),
     choice,
-    button("reset", "Clear", "Clear", () => {
-      pauseFlow();
-      flow.at = null;
-      showFlow();
-    }),
+    button("reset", "Clear", "Clear", clearFlow),
   ];
   return h("div", { class: "motion", role: "group", "aria-label": "Forward and backward through the network" }, h("div", { class: "motion-buttons" }, buttons), h("p", { class: "motion-status" }));
+}
+
+function clearFlow() {
+  pauseFlow();
+  flow.at = null;
+  showFlow();
 }
 
 function nameFlowButtons() {
@@ -135,7 +153,7 @@ function flowWords() {
 function keepInView(map, row) {
   if (!row || map.scrollHeight <= map.clientHeight) return;
   const top = row.offsetTop;
-  const seen = Math.min(map.clientHeight, innerHeight - (tour.panel ? tour.panel.offsetHeight : 0) - map.getBoundingClientRect().top); // it may extend below the window
+  const seen = Math.min(map.getBoundingClientRect().bottom, lowestSeen()) - map.getBoundingClientRect().top;
   if (top < map.scrollTop + 30) map.scrollTop = top - 60;
   else if (top + row.offsetHeight > map.scrollTop + seen - 30) map.scrollTop = top + row.offsetHeight - seen + 80;
 }
@@ -248,7 +266,7 @@ function decorateDetail() {
 
 function decorateMap() {
   const map = state.mapElement;
-  const main = document.getElementById("main");
+  const panel = document.getElementById("panel");
   if (!map || !map.isConnected || !state.doc.motion) {
     if (flow.timer) pauseFlow();
     return;
@@ -257,7 +275,7 @@ function decorateMap() {
   if (flow.bar && flow.bar.isConnected && flow.map === map) return;
   flow.map = map;
   flow.bar = flowBar();
-  main.prepend(flow.bar);
+  panel.prepend(flow.bar);
   const refresh = () => {
     for (const row of map.querySelectorAll(".row:not([hidden])")) decorateRow(row);
     cancelAnimationFrame(flow.drawing);
@@ -266,6 +284,7 @@ function decorateMap() {
   new MutationObserver(refresh).observe(map, { subtree: true, attributes: true, attributeFilter: ["hidden"] });
   new ResizeObserver(refresh).observe(map);
   refresh();
+  scrollMap(); // the rows are taller now
 }
 
 /** Where the run is, for the address. */

@@ -29,7 +29,7 @@ function openLive() {
   const { trained, key } = state.doc;
   const base = trained ? trained.base : key;
   if (live.key === base) return;
-  const rate = state.optimizer ? state.optimizer.lr : FIRST_LR;
+  const rate = state.optimizer && !state.doc.model.frozen ? state.optimizer.lr : FIRST_LR;
   Object.assign(live, { key: base, rates: [[0, rate]], overRun: false, losses: [], before: null, at: 0, part: null, problem: "" });
   if (trained) readLive(`${trained.step}@${trained.rates}`);
 }
@@ -50,7 +50,13 @@ async function reachLive(t) {
   const turn = ++live.turn;
   for (;;) {
     const query = { rates: liveRates(), step: t, known: live.losses.length };
-    const part = store.served ? await store.ask(store.path("live", query).replace(`/${store.key}/`, `/${live.key}/`)) : await store.part("live");
+    let part;
+    try {
+      part = store.served ? await working("live", (job, signal) => store.ask(store.path("live", { ...query, job }).replace(`/${store.key}/`, `/${live.key}/`), { signal })) : await store.part("live");
+    } catch (error) {
+      if (turn !== live.turn) return false; // newer work stopped it
+      throw error;
+    }
     if (turn !== live.turn) return false;
     live.losses.length = part.known;
     live.losses.push(...part.losses);
@@ -81,6 +87,8 @@ async function drawLive() {
       { class: "lead" },
       live.overRun
         ? "The loss of this text at every checkpoint of the run."
+        : live.part.lora
+        ? `AdamW trains LoRA layers of rank ${live.part.lora.rank} on this text alone: ${grouped(live.part.lora.trainable)} parameters. The ${grouped(state.doc.model.parameters)} weights of the model stay as they are. Pause at any step, go back, or change the learning rate while it runs.`
         : "AdamW trains a copy of the model on this text alone, so the loss falls quickly: the model learns it by heart. Pause at any step, go back, or change the learning rate while it runs.",
     ),
     live.part.run && live.part.run.length > 1 && liveSource(),
@@ -139,7 +147,7 @@ function liveControls() {
       "p",
       { class: "aside" },
       !store.served && "This exported page has these steps only; run onfoot explore to play on.",
-      store.served && !live.overRun && `Up to ${grouped(live.part.most_steps)} steps. Weights and moments are kept every ${live.part.every} steps, at most ${brief(live.part.most_bytes / 1e6, 3)} MB; the steps between are computed again. Another learning rate at an earlier step drops the steps after it.`,
+      store.served && !live.overRun && `Up to ${grouped(live.part.most_steps)} steps. ${live.part.lora ? "LoRA layers" : "Weights"} and moments are kept every ${live.part.every} steps, at most ${brief(live.part.most_bytes / 1e6, 3)} MB; the steps between are computed again. Another learning rate at an earlier step drops the steps after it.`,
     ),
   );
 }
@@ -163,6 +171,7 @@ async function playLive() {
 function pauseLive() {
   live.playing = false;
   live.turn++; // an answer that is still on its way is not shown
+  stopWork("live");
   if (state.view !== "live" || !document.getElementById("live-play")) return;
   showLive();
   document.getElementById("live-status").textContent = `Paused at step ${liveLabel(live.at)}, loss ${brief(live.losses[live.at])}.`;
@@ -244,7 +253,7 @@ function liveFacts(at) {
     ["first", live.losses[0], live.overRun ? "loss at the first checkpoint" : "loss at step 0"],
     ["loss", live.losses[at], `loss at step ${liveLabel(at)}`],
     ["change", live.losses[at] - live.losses[0], "change"],
-  ];
+  ].slice(at === 0 ? 1 : 0, at === 0 ? 2 : 3); // at the first step there is nothing to compare
   const here = state.doc.trained && state.doc.trained.step === at && state.doc.trained.rates === liveRates();
   return h(
     "div",

@@ -50,6 +50,7 @@ function liveDifference() {
   const { part } = live;
   const first = part.checkpoints ? "the first checkpoint" : "step 0";
   const step = part.step !== undefined ? liveLabel(part.step) : 0;
+  if (part.step === 0) return h("div", { class: "live-difference", data: { step: "0" } }, h("p", { class: "aside" }, `Play: the predictions and the weights of each step are then shown here, beside those of ${first}.`));
   return h(
     "div",
     { class: "live-difference", data: { step: String(part.step) } },
@@ -85,7 +86,7 @@ function liveWeights(part) {
     h(
       "tr",
       { data: { parameter: row.name, change: String(row.change) } },
-      h("th", { scope: "row" }, h("code", {}, row.name.replace("transformer.", ""))),
+      h("th", { scope: "row" }, h("code", {}, shortName(row.name))),
       h("td", { class: "shares" }, h("span", { class: "length", "aria-hidden": "true" }, h("i", { style: { width: `${(100 * row.change) / largest}%` } }))),
       h("td", { class: "num" }, brief(row.change, 3)),
       h("td", { class: "num" }, row.ratio === null ? "–" : percent(row.ratio)),
@@ -95,6 +96,6 @@ function liveWeights(part) {
 }
 
 function liveTable(id, heads, rows) {
-  const head = h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text))));
+  const head = columnHeads(heads);
   return h("div", { class: "table-scroll", tabindex: "0", role: "group", "aria-label": "Table" }, h("table", { id, class: "figures-table" }, head, h("tbody", {}, rows)));
 }

@@ -1,15 +1,15 @@
 // What if: a value is changed, and the promised change of the loss stands beside the true one.
 
-const what = { key: "", target: null, part: null, turn: 0 };
+const what = { key: "", target: null, part: null, turn: 0, isFirst: false }; // isFirst: the page chose the target
 const WHAT_KINDS = { weight: "a weight", activation: "an activation", score: "an attention score" };
-const WHAT_CHANGE = 0.1;
+const WHAT_CHANGE = 0.01; // small enough that the promise is nearly kept
 const WHAT_TARGET = /^(weight|activation|score) (\S{1,200}) (\d{1,7}) (\d{1,7}) (-?[\d.e+-]{1,24})$/;
 
 async function drawWhatIf() {
-  const part = await store.part("whatif");
+  const part = await store.work("whatif", {}, "choices");
   Object.assign(what, { part });
   const key = state.doc.key.split("-")[0]; // the same text at another training step keeps the choice
-  if (what.key !== key || !what.target) Object.assign(what, { key, target: firstTarget(part.choices) });
+  if (what.key !== key || !what.target) Object.assign(what, { key, target: await firstTarget(part.choices), isFirst: true });
   const view = h(
     "article",
     { class: "view what-if" },
@@ -21,21 +21,26 @@ async function drawWhatIf() {
     ),
     store.served ? whatForm(part.choices) : h("p", { class: "aside" }, "Changing a value needs the model, which this exported page does not contain: run onfoot explore to try it. The knock-outs and exercises below are here."),
     h("div", { id: "what-result" }),
-    knockoutSection(part.knockouts),
+    part.knockouts ? knockoutSection(part.knockouts) : knockoutsLater(),
     exerciseSection(),
   );
   if (store.served) requestAnimationFrame(() => askWhatIf());
   return view;
 }
 
-/** What is changed at first: the activation and the cell selected in the map, else a weight. */
-function firstTarget(choices) {
+/** What is changed at first: the activation and the cell selected in the map, else the first skip, at the token with the largest loss. */
+async function firstTarget(choices) {
   const step = state.steps.get(state.step);
-  const found = choices.activation.find((one) => step && one.name === step.forward);
-  const one = found || choices.weight.find((weight) => weight.name.endsWith("attn.c_proj.weight")) || choices.weight[0];
+  const named = (name) => choices.activation.find((one) => one.name === name);
+  const first = state.steps.get("0.5");
+  if (!named(step.forward) && first && named(first.forward)) return { kind: "activation", name: first.forward, ...asRow(await firstCell(first)), change: WHAT_CHANGE };
+  const found = named(step.forward);
+  const one = found || choices.weight.find((weight) => /attn\.[co]_proj\.weight$/.test(weight.name)) || choices.weight[0];
   const { r, c } = (found && state.cell) || { r: 0, c: 0 };
   return clipped({ kind: found ? "activation" : "weight", name: one.name, row: r, column: c, change: WHAT_CHANGE }, one.shape);
 }
+
+const asRow = ({ r, c }) => ({ row: r, column: c });
 
 /** The same with a row and a column that the array has; a vector has one row. */
 function clipped(target, shape) {
@@ -47,7 +52,7 @@ const whatShape = ({ kind, name }) => (what.part.choices[kind].find((one) => one
 
 function whatName(kind, name) {
   const [block, rest] = name.includes(".") && kind !== "weight" ? name.split(".") : [null, name];
-  if (kind === "weight") return name.replace("transformer.", "");
+  if (kind === "weight") return shortName(name);
   if (kind === "score") return `block ${Number(block) + 1}, head ${Number(rest) + 1}`;
   return `${block === null ? "" : `block ${Number(block) + 1}, `}${rest}`;
 }
@@ -77,6 +82,7 @@ function whatForm(choices) {
     column.value = String(what.target.column);
   };
   const read = () => {
+    what.isFirst = false;
     const chosen = { kind: kind.value, name: name.value, row: Number(row.value), column: Number(column.value), change: Number(change.value) };
     what.target = chosen.kind === what.target.kind && chosen.name === what.target.name ? chosen : clipped(chosen, whatShape(chosen));
     if (chosen.kind === "score" && state.doc.model.causal) what.target.column = Math.min(what.target.column, what.target.row);
@@ -112,13 +118,32 @@ async function askWhatIf() {
   place.setAttribute("aria-busy", "true");
   let shown;
   try {
-    shown = whatResult(await store.part("whatif", what.target));
+    let found = await store.work("whatif", what.target);
+    const kept = what.isFirst && keptChange(found);
+    what.isFirst = false;
+    if (kept && turn === what.turn) {
+      what.target = { ...what.target, change: kept };
+      document.getElementById("what-change").value = String(kept);
+      found = await store.work("whatif", what.target);
+      writeHash();
+    }
+    shown = whatResult(found);
   } catch (error) {
-    shown = [h("p", { class: "message" }, error.message)];
+    shown = [failedNote(error, askWhatIf)];
   }
   if (turn !== what.turn) return;
   place.replaceChildren(...shown);
   place.setAttribute("aria-busy", "false");
+}
+
+const KEPT = 0.1; // how far the truth may be from the promise, as a share of it, at the change that the view opens with
+
+/** The largest smaller change at which the promise is kept, if it is not at the first; else 0. */
+function keptChange({ sizes }) {
+  const isKept = (one) => one.promised === 0 || (one.true !== null && Math.abs(one.true / one.promised - 1) <= KEPT);
+  const smaller = sizes.filter((one) => Math.abs(one.change) < WHAT_CHANGE / 2).sort((a, b) => Math.abs(b.change) - Math.abs(a.change));
+  const found = sizes.some((one) => one.change === WHAT_CHANGE && !isKept(one)) && smaller.find(isKept);
+  return found ? Number(found.change.toPrecision(12)) : 0;
 }
 
 function whatResult(found) {
@@ -128,7 +153,7 @@ function whatResult(found) {
     h(
       "tr",
       { data: { change: String(one.change), promised: String(one.promised), true: String(one.true) } },
-      h("td", { class: "num" }, signed(one.change, 3)),
+      h("td", { class: "num" }, one.change === change ? h("b", {}, signed(one.change, 3)) : h("button", { type: "button", class: "quiet small", title: "Change by this much", onclick: () => changeBy(one.change) }, signed(one.change, 3))),
       h("td", { class: "num" }, signed(one.promised)),
       h("td", { class: "num" }, one.true === null ? "not finite" : signed(one.true)),
       h("td", { class: "num" }, one.true === null || one.promised === 0 ? "–" : brief(one.true / one.promised)),
@@ -152,6 +177,13 @@ function whatResult(found) {
   ];
 }
 
+/** Computes another size of the change, from the table. */
+function changeBy(change) {
+  const input = document.getElementById("what-change");
+  input.value = String(Number(change.toPrecision(12)));
+  input.dispatchEvent(new Event("change"));
+}
+
 /** The true change of the loss as a curve, and what the gradient promises as a line. */
 function whatChart(found) {
   const [width, height] = [340, 220];
@@ -167,8 +199,30 @@ function whatChart(found) {
   chart.append(liveNode("line", { class: "grid", x1: 10, x2: width - 10, y1: y(0), y2: y(0) }), liveNode("line", { class: "grid", x1: x(0), x2: x(0), y1: 12, y2: height - 22 }));
   chart.append(liveNode("polyline", { class: "promise", points: points("promised") }), liveNode("polyline", { class: "truth", points: points("true") }));
   chart.append(liveNode("text", { x: 10, y: height - 6 }, brief(-reach, 3)), liveNode("text", { x: width - 10, y: height - 6, "text-anchor": "end" }, signed(reach, 3)));
-  chart.append(liveNode("text", { x: x(0) + 4, y: 11 }, signed(high, 3)), liveNode("text", { x: x(0), y: height - 6, "text-anchor": "middle" }, brief(low, 3)));
+  chart.append(liveNode("text", { x: x(0), y: height - 6, "text-anchor": "middle" }, "0"));
+  if (high > 0) chart.append(liveNode("text", { x: x(0) + 4, y: 11 }, signed(high, 3)));
+  if (low < 0) chart.append(liveNode("text", { x: x(0) + 4, y: y(low) - 2 }, signed(low, 3)));
   return h("figure", {}, chart, h("figcaption", { class: "aside" }, h("span", { class: "key promise" }, "promised"), h("span", { class: "key truth" }, "true"), ` loss, for changes up to ${brief(reach, 3)}`));
+}
+
+/** The knock-outs of one block of a large model, once they are asked for. */
+function knockoutsLater() {
+  const { blocks, heads } = state.doc.model;
+  const place = h("div", {});
+  const choice = h("select", { id: "knockout-block" }, Array.from({ length: blocks }, (_, b) => h("option", { value: String(b) }, `block ${b + 1}`)));
+  choice.value = String(blocks - 1);
+  const ask = async () => {
+    const block = choice.value;
+    const shown = await store.work("whatif", { block }, "knockouts").then(knockoutSection, (error) => failedNote(error, ask));
+    if (choice.value === block && !works.has("knockouts")) place.replaceChildren(...[...shown.childNodes].filter((node) => node.nodeName !== "H3"));
+  };
+  return h(
+    "div",
+    { class: "knockouts-later" },
+    h("h3", {}, "Knock something out"),
+    h("p", { class: "controls" }, h("label", { for: "knockout-block" }, "of"), choice, h("button", { id: "knockout-ask", type: "button", onclick: ask }, `Run the text ${heads + 5} times`)),
+    place,
+  );
 }
 
 function knockoutSection({ rows, loss }) {
@@ -204,6 +258,7 @@ remember(
     const target = { kind: found[1], name: found[2], row: Number(found[3]), column: Number(found[4]), change: Number(found[5]) };
     if (!whatShape(target)) return;
     what.target = clipped(target, whatShape(target));
+    what.isFirst = false;
     await setView("whatif", { push: false });
   },
 );

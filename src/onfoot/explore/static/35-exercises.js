@@ -45,8 +45,7 @@ function exerciseSection() {
   const mistakePlace = h("div", { id: "mistake-exercise", class: "exercise" });
   requestAnimationFrame(() => {
     showScore();
-    askExercise("sign");
-    askExercise("mistake");
+    for (const kind of ["sign", "mistake"]) state.doc.model.large && store.served ? offerExercise(kind) : askExercise(kind);
   });
   const reset = h("button", { id: "score-reset", type: "button", class: "small", onclick: () => writeScore({ sign: { right: 0, asked: 0 }, mistake: { points: 0, asked: 0 } }) }, "Reset");
   return h(
@@ -58,6 +57,14 @@ function exerciseSection() {
   );
 }
 
+const EXERCISE_NAMES = { sign: "Rises or falls?", mistake: "Find the hidden mistake" };
+
+/** An exercise of a large model takes a while: it begins when it is asked for. */
+function offerExercise(kind) {
+  const place = document.getElementById(`${kind}-exercise`);
+  if (place) place.replaceChildren(h("h4", {}, EXERCISE_NAMES[kind]), h("p", {}, h("button", { type: "button", data: { start: kind }, onclick: () => askExercise(kind) }, "Start")));
+}
+
 /** Asks for the next exercise of a kind: its number is how many were answered before. */
 async function askExercise(kind) {
   const number = readScore()[kind].asked % EXERCISES;
@@ -65,13 +72,15 @@ async function askExercise(kind) {
   const { key } = state.doc;
   let shown;
   try {
-    const found = await store.part("exercise", { kind, number });
+    const found = await store.work("exercise", { kind, number }, `exercise ${kind}`.replace(" ", "-"));
     if (state.doc.key !== key) return;
     exercises[kind] = found;
     shown = kind === "sign" ? signExercise(found) : mistakeExercise(found);
   } catch (error) {
+    if (error instanceof StoppedError && works.has(`exercise-${kind}`)) return; // newer work stopped it
+    if (error instanceof StoppedError) return offerExercise(kind);
     const text = store.served ? error.message : "This exported page has no more of these; run onfoot explore for more, or reset the score.";
-    shown = [h("h4", {}, kind === "sign" ? "Rises or falls?" : "Find the hidden mistake"), h("p", { class: "aside" }, text)];
+    shown = [h("h4", {}, EXERCISE_NAMES[kind]), h("p", { class: "aside" }, text)];
   }
   if (place) place.replaceChildren(...shown);
 }
@@ -177,13 +186,13 @@ function mistakeExercise(found) {
     h("p", {}, "One known mistake is hidden in one place of this backward pass. Point at the first wrong gradient: everything below it may be wrong too. Checking a row costs a point, so halve what is left."),
     h("p", { class: "controls" }, check, point, worth),
     verdict,
-    h("div", { class: "planted-rows", tabindex: "0", role: "group", "aria-label": "Gradients in backward order" }, h("table", { class: "figures-table errors" }, h("thead", {}, h("tr", {}, ["", "gradient", "norm", "check"].map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows))),
+    h("div", { class: "planted-rows", tabindex: "0", role: "group", "aria-label": "Gradients in backward order" }, h("table", { class: "figures-table errors" }, columnHeads(["", "gradient", "norm", "check"]), h("tbody", {}, rows))),
   ];
 }
 
 function mistakeVerdict(found, right, points) {
   const where = found.block === null ? "" : `, in block ${found.block + 1}`;
-  const equation = found.equation_text && h("p", { class: "aside" }, `It violates eq ${found.equation}: ${found.equation_text}`);
+  const equation = found.equation_text && h("p", { class: "aside" }, "It violates ", equationName(found.equation), ": ", found.formula ? formula(found.formula) : found.equation_text, ` (${equationOf(found.equation)})`);
   return [
     h("p", { class: right ? "good" : "bad" }, h("b", {}, right ? `✓ Right, ${plural(points, "point")}` : "✗ Not the first wrong one"), " The first is ", rowName(found.rows[found.answer]), "."),
     h("p", {}, h("b", {}, found.name), ` (${found.layer}${where}). ${found.explains}`),
