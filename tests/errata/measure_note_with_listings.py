@@ -21,9 +21,9 @@ from onfoot.check.mistakes.attention import (
     value_gradient_without_transpose,
 )
 from onfoot.check.mistakes.linear import input_gradient_after_update
-from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops import attention_backward, attention_forward, linear_backward, linear_forward
 from onfoot.ops.attention import attention_weights, softmax
+from onfoot.ops.multi_head import merge_heads, split_heads
 from oracles import autograd, relative_error
 
 N_HEAD = 2

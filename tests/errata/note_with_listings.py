@@ -17,8 +17,8 @@ from onfoot.check.mistakes.attention import (
     softmax_backward_over_tokens,
     value_gradient_without_transpose,
 )
-from onfoot.models.gpt2 import merge_heads, split_heads
 from onfoot.ops.attention import attention_weights, softmax_backward
+from onfoot.ops.multi_head import merge_heads, split_heads
 
 # E34 to E37: four ways to the gradient of the scores
 

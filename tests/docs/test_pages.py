@@ -1,0 +1,126 @@
+"""Everything that the documentation shows is run, and prints what it says; or the page says why not."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from pages import DOCS, Block, agrees, all_pages, blocks_of, commands_of, page_blocks, run_page
+
+GUIDES = {  # pages whose test also looks at what the run made
+    "README.md": "test_readme.py",
+    "docs/blame.md": "cli/test_blame.py",
+    "docs/private.md": "train/test_private_guide.py",
+    "docs/preferences.md": "train/test_preferences_guide.py",
+    "docs/export.md": "formats/test_export_guide.py",
+    "docs/training.md": "train/test_training_guide.py",
+}
+WITH_CODE = [page for page in all_pages() if page not in GUIDES and any(b.is_code for b in page_blocks(page))]
+SLOW = [page for page in WITH_CODE if any(b.slow and b.not_run is None for b in page_blocks(page))]
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
+    run_page(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW)
+def test_what_a_page_shows_is_what_happens_in_the_slow_blocks_too(page: str, tmp_path: Path) -> None:
+    run_page(page, tmp_path, slow=True)
+
+
+def test_the_pages_with_a_test_of_their_own_are_run_by_it() -> None:
+    for page, test in GUIDES.items():
+        assert f'run_page("{page}"' in (DOCS.parent / "tests" / test).read_text(encoding="utf-8")
+
+
+def test_every_equation_page_has_an_example_that_asserts_something() -> None:
+    for page in (page for page in all_pages() if page.startswith("docs/equations/")):
+        examples = [block.text for block in page_blocks(page) if block.language == "python"]
+        assert any("assert" in example for example in examples), page
+
+
+def test_a_block_that_is_not_run_says_why() -> None:
+    reasons = [block.not_run for page in all_pages() for block in page_blocks(page) if block.not_run is not None]
+    assert reasons and all(len(why.split()) >= 2 for why in reasons)
+
+
+def test_every_output_that_is_shown_is_compared_or_says_why_not() -> None:
+    unexplained = [
+        f"{page}, line {block.line}: what prints it?"
+        for page in all_pages()
+        for before, block in itertools.pairwise([None, *page_blocks(page)])
+        if block is not None and not block.language and block.not_run is None and block.mark("output") is None
+        and not (block.follows and before is not None and before.not_run is None)
+    ]  # fmt: skip
+    assert unexplained == []
+
+
+# The runner itself.
+
+
+def blocks(*parts: str) -> list[Block]:
+    return blocks_of("\n\n".join(parts))
+
+
+def test_marks_belong_to_the_block_behind_them() -> None:
+    first, second = blocks("<!-- slow -->\n<!-- exit 2 -->\n```sh\nonfoot info x\n```", "```\nout\n```")
+    assert first.slow and first.mark("exit") == "2" and not first.follows
+    assert second.follows and not second.marks
+    (alone,) = blocks("```sh\nls\n```", "words")
+    assert not alone.marks
+
+
+def test_unknown_and_lost_marks_are_errors() -> None:
+    with pytest.raises(AssertionError, match="unknown mark"):
+        blocks("<!-- norun: x -->\n```sh\nls\n```")
+    with pytest.raises(AssertionError, match="before no block"):
+        blocks("<!-- slow -->", "words", "```sh\nls\n```")
+
+
+def test_commands_are_joined_and_comments_left_out() -> None:
+    assert commands_of('# a\n\nonfoot a \\\n  --b 1  # c\nonfoot d "x\ny"\n') == [
+        "onfoot a    --b 1  # c",
+        'onfoot d "x\ny"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "vary", "same"),
+    [
+        ("a  b", "x\na b\ny", False, True),
+        ("a\n...\nd", "a\nb\nc\nd", False, True),
+        ("d\n...\na", "a\nb\nc\nd", False, False),
+        ("loss 2.5... nats", "loss 2.5178 nats", False, True),
+        ("loss 2.5 nats", "loss 2.6 nats", False, False),
+        ("loss 2.5 nats", "loss 2.6 nats", True, True),
+        ("loss 2.5 nats", "gain 2.6 nats", True, False),
+    ],
+)
+def test_output_is_compared(shown: str, printed: str, vary: bool, same: bool) -> None:
+    assert agrees(shown, printed, vary) is same
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "```python\nassert 1 == 2\n```",
+        "```python\nprint(1)\n```\n\n```\n2\n```",
+        "```console\n$ onfoot --version-of-nothing\n```",
+        "```console\n$ onfoot table --preset gpt2 --block 0\nno such line\n```",
+        "<!-- output of: onfoot table --preset gpt2 --block 0 -->\n```\nno such line\n```",
+        '```sh\npip install "onfoot[nothing]"\n```',
+        "```sh\nmake nothing\n```",
+        "<!-- exit 1 -->\n```sh\ntrue && true\n```",
+    ],
+)
+def test_planted_lies_are_found(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pages.ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text("", encoding="utf-8")
+    (tmp_path / "Makefile").write_text("", encoding="utf-8")
+    with pytest.raises((AssertionError, SystemExit)):
+        run_page("page.md", tmp_path / "run")
