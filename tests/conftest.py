@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections.abc import Callable, Generator, Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several test processes share the cores
+# oneDNN believes a virtual machine that reports AMX and refuses it, and dies in PyTorch's products in bfloat16
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,7 +23,9 @@ settings.register_profile("fresh", COMMON, derandomize=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The same examples in each run, unless there is a seed for others."""
+    """The same examples in each run, unless there is a seed for others; Ctrl-C is heard in the background, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile("same" if config.getoption("hypothesis_seed") is None else "fresh")
 
 

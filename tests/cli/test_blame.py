@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from onfoot.cli import app
 from onfoot.formats.run_folder import checkpoint_folder
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train.lock import take_lock
+from pages import run_page
 
 SMALL = [
     "--steps", "6", "--batch-size", "2", "--eval-every", "3", "--save-every", "3", "--eval-windows", "4",
@@ -270,16 +270,11 @@ def test_every_character_of_the_page_belongs_to_one_token() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "blame.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    exec(re.search(r"```python\n(.*?)```", guide, re.DOTALL)[1], {})  # type: ignore[index]
-    typed = [line for block in re.findall(r"```sh\n(.*?)```", guide, re.DOTALL) for line in block.split("\n")]
-    commands = [shlex.split(line)[1:] for line in typed if line.strip()]
-    said = [run(*command) for command in commands]
-    assert len(said) == 5 and said[2].startswith("Rosa lives in Oslo.")
-    highest = json.loads((tmp_path / "why.json").read_text())[:4]
+def test_the_example_of_the_guide_runs(tmp_path: Path) -> None:
+    said = run_page("docs/blame.md", tmp_path, slow=True).printed
+    assert "\nRosa lives in Oslo." in said[1]
+    highest = json.loads((tmp_path / "work" / "why.json").read_text())[:4]
     assert [e["text"] for e in highest] == ["Rosa lives in Oslo."] * 4
     assert {e["line"] for e in highest} == {20, 23, 50, 55}
     assert [e["retrained"] > 0 for e in highest[:2]] == [True, True]
-    assert "exceeds the loss" not in said[4] and "Rosa lives in London" in said[4]
+    assert "exceeds the loss" not in said[-1] and "Rosa lives in London" in said[-1]

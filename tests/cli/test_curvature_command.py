@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from onfoot.data.file_batches import read_batches
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.models.model import Model, load
+from pages import page_blocks
 
 TEXT = "to be, or not to be: that is the question.\n" * 3 + "to"  # 131 tokens
 BYTES = byte_tokenizer()
@@ -191,8 +191,7 @@ def test_a_model_without_a_tokenizer_is_rejected(folder: Path, tmp_path: Path) -
 def test_the_example_of_the_guide_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "curvature.md").read_text(encoding="utf-8")
-    code = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    code = [block.text for block in page_blocks("docs/curvature.md") if block.language == "python"]
     monkeypatch.chdir(tmp_path)
     load(folder / "model").save("runs/small")
     Path("reference.txt").write_text(TEXT)

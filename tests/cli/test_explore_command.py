@@ -1,9 +1,10 @@
-"""`onfoot explore --export`: the page has the given text or ids, and its size is printed in megabytes."""
+"""`onfoot explore`: the exported page has the given text or ids; wrong input is refused with the way out."""
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,37 @@ def test_sizes_are_bytes_not_characters(folder: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr("onfoot.explore.page.export", lambda *_: "Δ" * 3_000_000)
     typed = ["explore", str(folder), "--tokens", "1 2", "--export", str(tmp_path / "page.html")]
     assert "6.0 MB" in CliRunner().invoke(app, typed).output.replace("\n", " ")
+
+
+def refusal(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["explore", "--no-browser", *arguments])
+    assert result.exit_code == 2
+    return result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", " "], "the text is empty; at least two tokens are needed"),
+        (["--text", "a name " * 20], "140 tokens exceed the limit of 64; shorten the text"),
+        (["--text", "a name " * 3000], "21,000 characters, the limit is 4,000"),
+        (["--text", "größe"], "the character 'ö' is not in this character tokenizer's vocabulary"),
+        (["--tokens", "1 99"], "token id must be between 0 and 36, got 99"),
+        (["--text", "a name", "--tokens", "1 2"], "give --text or --tokens, not both"),
+        (["gpt3"], "gpt3 not found; give a model's folder, a GGUF file or smollm2"),
+    ],
+)
+def test_wrong_input_is_refused_before_a_server_starts(arguments: list[str], message: str) -> None:
+    assert message in refusal(*arguments)
+
+
+def test_a_text_for_a_model_without_a_tokenizer_is_refused_with_the_option_that_works(folder: Path) -> None:
+    assert "has no tokenizer, so it cannot read --text; give token ids: --tokens" in refusal(str(folder), "--text", "a")
+
+
+def test_a_port_in_use_and_a_missing_tour_are_found_before_the_model_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onfoot.explore.loading.load_model", lambda folder: pytest.fail("the model is read"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot bind port {port}: Address already in use; choose another" in refusal("--port", str(port))
+    assert "cannot read the tour nosuch.txt" in refusal("--tour", "nosuch.txt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli import app
-from onfoot.cli.train import next_run_folder, resume_run, train_and_report
+from onfoot.cli.train import first_word, next_run_folder, resume_run, train_and_report
 from onfoot.train.options import TrainOptions
 
 SMALL = [
@@ -45,6 +46,46 @@ def test_the_numbers_at_the_end_are_those_of_the_saved_model(tmp_path: Path) -> 
     assert float(bigram) == pytest.approx(unsmoothed, abs=0.01)  # so many pairs of 8 letters need no smoothing
     assert float(gap) == pytest.approx(abs(float(bigram) - loss), abs=0.006)
     assert word == ("below" if loss < float(bigram) else "above")
+
+
+def test_the_first_line_comes_before_the_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onfoot.train.pretrain", None)  # it cannot be imported
+    monkeypatch.delattr(onfoot.train, "pretrain", raising=False)
+
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(app, ["train", *words])
+        assert isinstance(result.exception, ImportError)
+        return result.stdout
+
+    assert said() == "reading the language reference included with Python\n"
+    assert said("a.txt", "notes") == "reading a.txt, notes\n"
+    assert said("a.txt", "--quiet") == ""
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert said("a.txt") == ""  # only the first rank
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("1 2.3 of it: The cat", "The"),
+        ("tion of an éclair", "éclair"),  # the held-out text begins within a word
+        ("\n\n4.1. x_max, abc1 abcd.", "abcd"),
+        ("whole", "whole"),
+        ("1 2 3", "1"),
+        ("\x00 \x01", ""),
+        ("", ""),
+    ],
+)
+def test_the_printed_prompt_is_a_word(text: str, word: str) -> None:
+    assert first_word(text) == word
+
+
+def test_the_printed_prompt_is_of_the_held_out_text(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one day " * 450 + " 1 2 3. " * 20 + "later " * 40)
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "text.txt"), "--out", str(tmp_path / "run"), *SMALL])
+    assert result.exit_code == 0, result.output
+    assert "--prompt later --max-new-tokens 200 --slide" in result.output
 
 
 class Ended:

@@ -44,7 +44,7 @@ def describe() -> str:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        lines = cpuinfo.read_text().splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     versions = [f"Python {platform.python_version()}", f"NumPy {np.__version__}"]
     return f"{model}, {os.cpu_count()} cores, {platform.system()}; {', '.join(versions)}"
@@ -56,7 +56,7 @@ def peak_bytes() -> int:
     On Linux, ru_maxrss would include the parent's memory at the start of this process. macOS reports bytes, others KiB.
     """
     if STATUS.is_file():
-        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     if resource is None:
         return 0

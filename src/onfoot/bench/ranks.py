@@ -37,7 +37,7 @@ def run_measure(n: int, launcher: list[str] | None = None, **options: Any) -> di
     for name, value in options.items():
         if value is not False:
             command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if result.returncode != 0:
         raise ValueError(f"{' '.join(command)} failed: {result.stderr.strip()[-2000:]}")
     return json.loads(result.stdout.splitlines()[-1])

@@ -47,7 +47,9 @@ def measure_apart(job: str, contender: str, threads: int) -> dict[str, Any]:
         ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), str(threads)
     )
     command = [sys.executable, "-m", "onfoot.bench.worker", job, contender, str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **limits})
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", env={**os.environ, **limits}
+    )
     if done.returncode:
         raise ValueError(f"{contender} failed in {job}: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -115,6 +115,13 @@ def check(
     ] = None,
     form: Annotated[str | None, _option("--form", text="Form of GELU: tanh (default) or erf.")] = None,
     beta: Annotated[float | None, _option("--beta", text="Strength of DPO; 0.1 by default.")] = None,
+    lr: Annotated[float | None, _option("--lr", text="Learning rate of AdamW.")] = None,
+    beta1: Annotated[float | None, _option("--beta1", text="β₁ of AdamW.")] = None,
+    beta2: Annotated[float | None, _option("--beta2", text="β₂ of AdamW.")] = None,
+    weight_decay: Annotated[float | None, _option("--weight-decay", text="Weight decay of AdamW; may be 0.")] = None,
+    max_norm: Annotated[
+        float | None, _option("--max-norm", text="Largest norm of all gradients together, in a step of AdamW.")
+    ] = None,
     theta: Annotated[float | None, _option("--theta", text="Base of RoPE; 10000 by default.")] = None,
     reduction: Annotated[
         str | None, _option("--reduction", text="Reduction of the loss: mean (default) or sum.")
@@ -142,6 +149,11 @@ def check(
         "n_head": n_head,
         "form": form,
         "beta": beta,
+        "lr": lr,
+        "beta1": beta1,
+        "beta2": beta2,
+        "weight_decay": weight_decay,
+        "max_norm": max_norm,
         "theta": theta,
         "reduction": reduction,
     }

@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from socket import socket
 
     from onfoot.models.model import Model
     from onfoot.own_engine import OwnEngine
@@ -57,19 +58,38 @@ def explore(
 
     if text is not None and tokens is not None:
         raise ValueError("give --text or --tokens, not both")
+    # what can be wrong is found before a large model is read
     own = _own_engine(engine)
+    stops = _tour(tour)
+    listening = _listen(port) if export is None else None
     loaded = _load(model)
     opening = _opening(loaded, text, tokens, model)
     if own is not None:
+        assert engine is not None
+        own = _written(own, engine, loaded)
         opening["own"] = own.name
-    if tour is not None:
-        from onfoot.explore.tour import read
-
-        opening["tour"] = [vars(stop) for stop in read(tour)]
-    if export is not None:
+    if stops is not None:
+        opening["tour"] = stops
+    if listening is None:
+        assert export is not None
         size = _export(loaded, opening, export, own)
         show_text(f"{export}: {size / 1e6:.1f} MB, one self-contained file")
         return
+    from onfoot.explore.access import forwarding_hint, new_token, page_address
+    from onfoot.explore.serve import serve
+    from onfoot.explore.server import Explorer
+
+    explorer = Explorer(loaded, opening, own)
+    with _busy("forward and backward pass"):
+        explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
+    port, token = listening.getsockname()[1], new_token()
+    print(f"{page_address(port, token)}   press Ctrl-C to stop", flush=True)
+    print(forwarding_hint(port), flush=True)
+    serve(explorer, listening, browser, token)
+
+
+def _listen(port: int) -> socket:
+    """The socket of the page."""
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -77,18 +97,16 @@ def explore(
         raise ValueError(
             'the server needs starlette and uvicorn: pip install "onfoot[explore]"; or use --export FILE'
         ) from None
-    from onfoot.explore.access import forwarding_hint, new_token, page_address
-    from onfoot.explore.serve import listen, serve
-    from onfoot.explore.server import Explorer
+    from onfoot.explore.serve import listen
 
-    explorer = Explorer(loaded, opening, own)
-    with _busy("forward and backward pass"):
-        explorer.answer({opening["kind"]: opening["value"]})  # rejects a bad text before the server starts
-    listening = listen(port)
-    port, token = listening.getsockname()[1], new_token()
-    print(f"{page_address(port, token)}   press Ctrl-C to stop", flush=True)
-    print(forwarding_hint(port), flush=True)
-    serve(explorer, listening, browser, token)
+    return listen(port)
+
+
+def _tour(path: Path | None) -> list[dict[str, Any]] | None:
+    """The stops of another tour, if one is given."""
+    from onfoot.explore.tour import read
+
+    return None if path is None else [vars(stop) for stop in read(path)]
 
 
 def _load(folder: Path | None) -> Model:
@@ -126,6 +144,30 @@ def _say(text: str) -> None:
     Console(stderr=True, highlight=False).print(text, style="dim")
 
 
+def _written(own: OwnEngine, source: str, model: Model) -> OwnEngine:
+    """The engine without the pairs that are not written yet: onfoot's take their place, as in `onfoot learn train`."""
+    if model.quantized:
+        return own
+    import numpy as np
+
+    from onfoot.models.compare_pairs import compare_pairs
+    from onfoot.models.model import Model
+    from onfoot.own_engine import OwnEngine
+    from onfoot.own_engine.load import find_functions
+
+    tokens = np.arange(4)[None] % model.config.vocab_size
+    compared = compare_pairs(Model(model.config, model.params, "float64", own), tokens)
+    unwritten = sorted({one.pair for one in compared.results if one.unwritten})
+    if not unwritten:
+        return own
+    found = find_functions(source)
+    kept = {name: f for name, f in found.functions.items() if name.rpartition("_")[0] not in unwritten}
+    if not kept:
+        raise ValueError(f"{source}: no pair is written yet ({', '.join(unwritten)}); write one first")
+    _say(f"not written yet, so that onfoot's are shown: {', '.join(unwritten)}")
+    return OwnEngine(kept, own.files, own.name)
+
+
 def _own_engine(name: str | None) -> OwnEngine | None:
     """The engine of the user's own pairs, if there are any."""
     from onfoot.own_engine import OwnEngine, as_engine, is_own
@@ -147,6 +189,8 @@ def _opening(model: Model, text: str | None, tokens: str | None, folder: Path | 
         return {"kind": "ids", "value": tokens, "ids_only": ids_only}
     if text is None:
         return {**choose_input(model, folder), "ids_only": ids_only}
+    if ids_only:
+        raise ValueError("this model has no tokenizer, so it cannot read --text; give token ids: --tokens '3 1 4 1 5'")
     return {"kind": "text", "value": text, "ids_only": ids_only}
 
 

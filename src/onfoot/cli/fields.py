@@ -25,7 +25,7 @@ def options_from(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         hints = get_type_hints(cls)
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        own_hints = get_type_hints(command, include_extras=True)
+        own_hints = inspect.get_annotations(command, eval_str=True)  # Python 3.10's get_type_hints adds Optional
         parameters = [p.replace(annotation=own_hints[p.name], kind=p.KEYWORD_ONLY) for p in own]
         for f in fields(cls):
             if f.name in exclude:

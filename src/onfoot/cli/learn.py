@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +19,11 @@ Folder = Annotated[
     Path | None, typer.Option("--folder", help="Folder of exercises, if it is not the current one.", show_default=False)
 ]
 Number = Annotated[
-    int | None, typer.Argument(metavar="N", help="Number of the exercise; by default the next.", show_default=False)
+    str | None,
+    typer.Argument(metavar="N", help="Number or name of the exercise; by default the next.", show_default=False),
 ]
 MAKE = "make"
+NEAR = 0.7  # how alike a word and a command must be for a suggestion
 
 
 class _Learn(TyperGroup):
@@ -28,7 +31,15 @@ class _Learn(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = (*self.commands, *ctx.help_option_names)
-        return super().parse_args(ctx, args if args and args[0] in known else [MAKE, *args])
+        if not args or args[0] in known:
+            return super().parse_args(ctx, args or [MAKE])
+        near = difflib.get_close_matches(args[0], self.commands, 1, NEAR)
+        if near and not Path(args[0]).exists():
+            raise ValueError(
+                f"there is no command {args[0]!r}; did you mean: onfoot learn {near[0]}? "
+                f"(A folder of that name is made by: onfoot learn make {args[0]})"
+            )
+        return super().parse_args(ctx, [MAKE, *args])
 
 
 app = typer.Typer(
@@ -117,7 +128,8 @@ def check(
         _watch(where, number, timeout, report)
         return
     chosen = EXERCISES if everything else (_chosen(where, number),)
-    verdicts = [check_exercise(where, exercise, timeout) for exercise in chosen]
+    with _Working() as working:
+        verdicts = [check_exercise(where, exercise, timeout, working.say) for exercise in chosen]
     if as_json:
         console.show_json([verdict.to_dict() for verdict in verdicts])
     elif everything:
@@ -155,34 +167,55 @@ def show_map(folder: Folder = None) -> None:
 @app.command("show")
 def show_given(number: Number = None, folder: Folder = None) -> None:
     """Print the file of an exercise as it was given."""
-    from onfoot.learn.course import COURSE, get_exercise
-    from onfoot.learn.folder import find_folder
+    from onfoot.learn.course import COURSE
 
-    exercise = _chosen(find_folder(folder), None) if number is None else get_exercise(number)
+    exercise = _named_or_current(number, folder)
     print((COURSE / exercise.file).read_text(encoding="utf-8"), end="")
 
 
-def _chosen(folder: Path, number: int | None) -> Exercise:
-    from onfoot.learn.course import get_exercise
+@app.command("derivation")
+def show_derivation(number: Number = None, folder: Folder = None) -> None:
+    """Print the whole derivation of an exercise: the answer, to compare with yours."""
+    from onfoot.cli import console
+    from onfoot.learn.derivation import derivation_text
+
+    console.show_text(derivation_text(_named_or_current(number, folder)))
+
+
+def _chosen(folder: Path, number: str | None) -> Exercise:
+    from onfoot.learn.course import find_exercise
     from onfoot.learn.progress import Progress
 
-    return Progress(folder).current() if number is None else get_exercise(number)
+    return Progress(folder).current() if number is None else find_exercise(number)
 
 
-def _watch(folder: Path, number: int | None, timeout: float, report: bool) -> None:
+def _named_or_current(number: str | None, folder: Path | None) -> Exercise:
+    """The exercise of that number or name, for which no folder is needed; else the next one of the folder."""
+    from onfoot.learn.course import find_exercise
+    from onfoot.learn.folder import find_folder
+
+    return _chosen(find_folder(folder), None) if number is None else find_exercise(number)
+
+
+def _watch(folder: Path, number: str | None, timeout: float, report: bool) -> None:
     """Checks one exercise now, then each that is saved (only that one, if its number is given)."""
     from onfoot.cli import console
     from onfoot.learn.session import changed_files, check_exercise
 
     first = _chosen(folder, number)
     changed = changed_files(folder)
+
+    def checked(exercise: Exercise) -> Verdict:
+        with _Working() as working:
+            return check_exercise(folder, exercise, timeout, working.say)
+
     try:
-        _show(folder, check_exercise(folder, first, timeout), report)
+        _show(folder, checked(first), report)
         console.show_text("\nwaiting for a file to be saved; Ctrl-C ends")
         for exercise in changed:
             if number is None or exercise == first:
                 console.show_text("")
-                _show(folder, check_exercise(folder, exercise, timeout), report)
+                _show(folder, checked(exercise), report)
     except KeyboardInterrupt:
         console.show_text("")
 
@@ -190,17 +223,45 @@ def _watch(folder: Path, number: int | None, timeout: float, report: bool) -> No
 def _show(folder: Path, verdict: Verdict, report: bool) -> None:
     from onfoot.cli import console
     from onfoot.learn.answer import answer_text
-    from onfoot.learn.progress import Progress
+    from onfoot.learn.progress import TRAIN, Progress
+    from onfoot.learn.words import legend
 
     progress = Progress(folder)
     console.show_text(_coloured(answer_text(verdict, progress.hints(verdict.exercise))))
     for part in verdict.parts if report else ():
         if part.report is not None:
-            console.show_text(f"\n{part.report}")
+            console.show_text(f"\n{legend(part.part.function)}\n\n{part.report}")
     if verdict.passed:
         following = progress.current()
         after = f"Next: {following.stem}.md, then onfoot learn check {following.number}"
         console.show_text(after if not progress.solved(following) else "Every exercise is solved.")
+        if verdict.exercise.pairs or verdict.exercise.name == "gpt2":
+            console.show_text(
+                f"A small GPT-2 trains with what is yours so far, and with onfoot's for the rest: {TRAIN}"
+            )
+
+
+class _Working:
+    """A line that says what is being checked, and for how long already; nothing if the output is not a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        columns = (SpinnerColumn("line"), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._line = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._line.add_task("checking", total=None)
+
+    def __enter__(self) -> _Working:
+        self._line.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._line.stop()
+
+    def say(self, words: str) -> None:
+        self._line.update(self._task, description=words)
 
 
 def _show_map(folder: Path) -> None:

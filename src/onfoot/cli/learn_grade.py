@@ -68,6 +68,7 @@ def grade(
     from onfoot.cli import console
     from onfoot.formats.write import write_json, write_text
     from onfoot.learn.grade import grade as grade_all
+    from onfoot.learn.grade_find import check_paths
     from onfoot.learn.grade_formats import gradescope as for_gradescope
     from onfoot.learn.grade_html import grade_page
     from onfoot.learn.grade_limits import MIB, Limits
@@ -77,6 +78,7 @@ def grade(
         raise ValueError("--resume goes on, --fresh begins again; choose one")
     limits = Limits(call_seconds=timeout, seconds=total, memory=memory * MIB)
     scheme = read_points(points, partial) if points is not None else Points(partial=partial)
+    check_paths(submissions)
     if kept.exists() and not resume:
         if not fresh:
             raise ValueError(f"{kept} exists; --resume goes on with it, --fresh judges everything again")
@@ -131,11 +133,17 @@ def new(
 def write_notebooks(folder: Path | None, solved: bool, nbgrader: bool) -> None:
     """`onfoot learn --notebooks`."""
     from onfoot.cli import console
-    from onfoot.learn import notebooks
+    from onfoot.learn import EXERCISES, notebooks
 
-    folder = folder or Path("onfoot-notebooks")
+    folder = folder or Path(notebooks.SOLVED_FOLDER if solved else notebooks.FOLDER)
     names = notebooks.write_notebooks(folder, solved, nbgrader)
-    console.show_text(f"wrote {len(names)} notebooks to {folder}")
+    kept = len(EXERCISES) - len(names)
+    written = {0: "no notebook", 1: "1 notebook"}.get(len(names), f"{len(names)} notebooks")
+    console.show_text(f"wrote {written} to {folder}")
+    if kept:
+        console.show_text(
+            f"{kept} exist{'s' if kept == 1 else ''} already and {'is' if kept == 1 else 'are'} not overwritten"
+        )
 
 
 def otter(

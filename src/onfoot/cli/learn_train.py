@@ -22,7 +22,7 @@ def train(
     wrong: Annotated[
         Path | None,
         typer.Option(
-            "--wrong", help="With --compare: a file with the wrong pairs, instead of the folder's.", show_default=False
+            "--wrong", help="A file with wrong pairs to compare with, instead of the folder's own.", show_default=False
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the weights and of the data order.")] = 0,
@@ -42,6 +42,8 @@ def train(
     from onfoot.learn import train as runs
     from onfoot.learn.folder import find_folder
 
+    if wrong is not None and not wrong.is_file():
+        raise ValueError(f"--wrong {wrong}: no such file; it takes a Python file with a wrong pair to compare with")
     options = runs.options_for(steps, seed, quiet=quiet)
     where = find_folder(folder)
     if compare or wrong is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import secrets
 import shlex
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from onfoot.cli.options import Threads
 from onfoot.data.preference_source import PreferenceSource
 from onfoot.own_engine import is_own
 from onfoot.train.options import TrainingOptions, TrainOptions
+from onfoot.train.parallel import launched
 
 FindLr = Annotated[
     bool,
@@ -28,6 +30,7 @@ FindLr = Annotated[
         "--find-lr", help="Only test which learning rates train: the rate rises over 120 steps. Writes nothing."
     ),
 ]
+PROMPT_TOKENS = 1000  # of the held-out text, in which the word is looked for
 SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "head_dim", "arch")
 
 if TYPE_CHECKING:
@@ -58,10 +61,10 @@ def train(
     **values: Any,
 ) -> None:
     """Train a GPT on text files, or, without files, on the language reference included with Python."""
-    from onfoot.train import pretrain
-
     if resume is not None:
         reject_with(context_, "--resume", ("find_lr",), "a range test begins with the first step")
+        from onfoot.train import pretrain
+
         resume_run(context_, resume, pretrain.resume)
         return
     values = with_config(context_, config, TrainOptions, {"texts": [str(p) for p in texts or []], **values})
@@ -83,6 +86,10 @@ def train(
     if print_config:
         show_config(options)
         return
+    if not options.quiet and launched()[0] == 0:  # before the imports, which take as long as all that was done so far
+        show_text(f"reading {', '.join(options.texts) or 'the language reference included with Python'}", "dim")
+    from onfoot.train import pretrain
+
     if find_lr:
         show_lr_range(context_, options, pretrain.make_trainer)
         return
@@ -272,12 +279,21 @@ def _counted(n: int, what: str) -> str:
 
 
 def _prompt(trainer: Trainer) -> str:
-    """Options of `onfoot generate` with a prompt from the validation data: a question, a prompt, or the first word."""
+    """Options of `onfoot generate` with a prompt from the validation data: a question, a prompt, or a word."""
     if trainer.options.command == "finetune":
         question, prompt = trainer.source.question(), trainer.source.prompt_text(trainer.model.tokenizer)
         chat = "--chat " if question else ""
         return f"{chat}--prompt {shlex.quote(question or prompt)}" if question or prompt else ""
-    prompt, tokenizer = trainer.source.prompt(), trainer.model.tokenizer
-    words = tokenizer.decode(prompt.tolist()).split() if tokenizer is not None and prompt is not None else []
-    first = f"--prompt {shlex.quote(words[0])} " if words and words[0].isprintable() else ""
-    return f"{first}--max-new-tokens 200 --slide"
+    tokenizer = trainer.model.tokenizer
+    text = tokenizer.decode(trainer.source.held_out.tokens[:PROMPT_TOKENS].tolist()) if tokenizer is not None else ""
+    first = first_word(text)
+    return f"{f'--prompt {shlex.quote(first)} ' if first else ''}--max-new-tokens 200 --slide"
+
+
+def first_word(text: str) -> str:
+    """The first whole word of three or more letters, else the first printable part between spaces; or nothing.
+
+    The text may begin within a word.
+    """
+    found = re.search(r"(?<=\s)[^\W\d_]{3,}(?!\w)", text) or re.search(r"[^\W\d_]{3,}", text)
+    return found[0] if found else next((part for part in text.split() if part.isprintable()), "")
