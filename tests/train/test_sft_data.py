@@ -326,7 +326,10 @@ USER = '{"role": "user", "content": "q"}'
         (b'{"txt": "x"}', r'the fields txt; expected {"prompt", "completion"}, {"instruction", "output"}'),
         (b'{"text": "x"}', r"a text, but the file begins with a prompt with its answer \(line 1\); put them into"),
         (f'{{"messages": [{USER}, {{"role": "assistant", "content": "a"}}]}}'.encode(), "a conversation, but the file"),
-        (b'{"prompt": "p", "chosen": "c", "rejected": "r"}', r'a preference pair \("chosen" and "rejected"\); exp'),
+        (
+            b'{"prompt": "p", "chosen": "c", "rejected": "r"}',
+            r'a preference pair \("chosen" and "rejected"\): pass --dpo',
+        ),
         (b'{"completion": "c"}', "the fields completion; expected "),
         (b'{"prompt": "p"}', '"prompt" but no "completion"; expected '),
         (b'{"instruction": "p", "input": "q"}', '"instruction" but no "output"; expected '),

@@ -112,7 +112,9 @@ function glossaryLines(symbols) {
 
 const glossaryTip = {
   element: null,
-  show(lines, box, owner) {
+  anchor: null, // what is explained, and where it was
+  show(lines, anchor, owner) {
+    const box = anchor.getBoundingClientRect();
     const shown = lines.filter(Boolean);
     if (!shown.length) return this.hide();
     if (!this.element) document.body.append((this.element = h("div", { class: "gloss-tip", id: "gloss-tip", role: "tooltip" })));
@@ -122,14 +124,21 @@ const glossaryTip = {
     const x = Math.min(Math.max(box.left, 6), document.documentElement.clientWidth - own.width - 6);
     const below = box.bottom + 8 + own.height < innerHeight;
     this.element.style.transform = `translate(${Math.max(x, 4)}px, ${below ? box.bottom + 8 : Math.max(box.top - own.height - 8, 4)}px)`;
+    this.anchor = { element: anchor, x: box.x, y: box.y };
     this.owner = owner || null;
     if (owner) owner.setAttribute("aria-describedby", "gloss-tip");
     return undefined;
   },
   hide() {
     if (this.owner) this.owner.removeAttribute("aria-describedby");
-    this.owner = null;
+    this.owner = this.anchor = null;
     if (this.element) this.element.hidden = true;
+  },
+  /** Hides it once what it explains has moved away from it. The event of a scroll that ended before it was shown moves nothing. */
+  follow() {
+    if (!this.anchor) return;
+    const { x, y } = this.anchor.element.getBoundingClientRect();
+    if (Math.abs(x - this.anchor.x) + Math.abs(y - this.anchor.y) > 1) this.hide();
   },
 };
 
@@ -150,11 +159,11 @@ function explainAt(target) {
   const element = target instanceof Element ? target : null;
   if (!element) return false;
   const equation = element.closest(".eq");
-  if (equation) glossaryTip.show([equationLine(equation)], equation.getBoundingClientRect());
+  if (equation) glossaryTip.show([equationLine(equation)], equation);
   else if (element.closest("math")) {
     const line = glossaryLine(symbolAt(element));
     if (!line) return false;
-    glossaryTip.show([line], element.getBoundingClientRect());
+    glossaryTip.show([line], element);
   } else return false;
   return true;
 }
@@ -162,10 +171,10 @@ function explainAt(target) {
 /** A focused formula lists all its symbols. */
 function explainFocused(element) {
   if (!element.matches(":focus-visible")) return;
-  if (element.matches(".eq")) glossaryTip.show([equationLine(element)], element.getBoundingClientRect(), element);
+  if (element.matches(".eq")) glossaryTip.show([equationLine(element)], element, element);
   else if (element.matches(".formula")) {
     const formula = element.querySelector("math");
-    if (formula) glossaryTip.show(glossaryLines(symbolsIn(formula)), element.getBoundingClientRect(), element);
+    if (formula) glossaryTip.show(glossaryLines(symbolsIn(formula)), element, element);
   }
 }
 
@@ -200,7 +209,7 @@ function setUpGlossary() {
   document.addEventListener("click", (event) => lastPointer === "touch" && !event.target.closest("button") && (explainAt(event.target) || glossaryTip.hide()));
   document.addEventListener("focusin", (event) => explainFocused(event.target));
   document.addEventListener("focusout", () => glossaryTip.hide());
-  document.addEventListener("scroll", () => glossaryTip.hide(), { capture: true, passive: true });
+  document.addEventListener("scroll", () => glossaryTip.follow(), { capture: true, passive: true });
   document.addEventListener("keydown", (event) => event.key === "Escape" && glossaryTip.element && !glossaryTip.element.hidden && (event.preventDefault(), glossaryTip.hide()), { capture: true });
   document.getElementById("main").after(h("footer", { class: "cite aside" }, `Equation numbers are those of ${GLOSSARY.paper}; ids with letters are onfoot’s own.`));
 }

@@ -3,7 +3,7 @@
 const titledAt = (target) => target instanceof Element && !target.closest("math, button") && target.closest('[title]:not([title=""])');
 
 function showTitle(element, owner) {
-  glossaryTip.show([h("div", { class: "gloss" }, h("div", {}, element.title))], element.getBoundingClientRect(), owner);
+  glossaryTip.show([h("div", { class: "gloss" }, h("div", {}, element.title))], element, owner);
 }
 
 function setUpTitles() {
