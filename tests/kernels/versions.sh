@@ -6,7 +6,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/source"
-cp -r "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$root/src" "$root/tests" "$root/campaigns" "$work/source"
+for part in pyproject.toml setup.py README.md LICENSE docs src tests campaigns; do cp -r "$root/$part" "$work/source"; done
 cd "$work/source"
 
 lowest() { sed -n "s/^ *\"$1>=\([0-9.]*\)[\",].*/$1==\1/p" pyproject.toml; }
