@@ -124,7 +124,7 @@ def precision(dtype: str, arrays: str) -> contextlib.AbstractContextManager[Any]
 
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # type: ignore[attr-defined]
+    from jax.experimental import enable_x64
 
     return enable_x64()
 
