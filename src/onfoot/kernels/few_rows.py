@@ -16,7 +16,7 @@ from onfoot.kernels.codes import MOST, float32_dots
 from onfoot.kernels.elementary import F
 from onfoot.kernels.jit import Kernel, inner, kernel
 from onfoot.kernels.shapes import thread_range, threads
-from onfoot.kernels.simd import address
+from onfoot.kernels.simd import add_product, address
 from onfoot.quantized import BLOCK
 
 FEW = 8  # rows of x: up to this many, this is faster than the blocked product
@@ -129,7 +129,7 @@ def dots_kernel(name: str, kind: str, dots: Any, widen: Any) -> Kernel:
                     for k in range(blocks * BLOCK, depth):
                         number = widen(weight[j, k])
                         for i in range(i0, i1):
-                            columns[done + i] += x[i, k] * number
+                            columns[done + i] = add_product(x[i, k], number, columns[done + i])
         put_columns(columns, bias, skip, y, first, last)
 
     return by_dots

@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from onfoot.kernels.cpu import TILE_ROWS, TILE_VECTORS, WIDTH
-from onfoot.kernels.jit import arrayobj, cgutils, intrinsic, types
+from onfoot.kernels.jit import arrayobj, cgutils, exact, intrinsic, types
 
 TILE_COLUMNS = TILE_VECTORS * WIDTH
 UNROLL = 4
@@ -198,6 +198,23 @@ def multiply_add(build: Any, a: Any, b: Any, c: Any) -> Any:
     """a b + c of vectors."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     return build.call(cgutils.get_or_insert_function(build.module, kind, f"llvm.fmuladd.v{WIDTH}f32"), [a, b, c])
+
+
+@intrinsic
+def _fused(typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c of numbers."""
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(FLOAT, [FLOAT] * 3)
+        return build.call(cgutils.get_or_insert_function(build.module, kind, "llvm.fmuladd.f32"), args)
+
+    return types.float32(types.float32, types.float32, types.float32), code
+
+
+@exact
+def add_product(a: float, b: float, c: float) -> float:
+    """a b + c. LLVM may not reorder a sum of these, so that it has the same bits in every loop."""
+    return _fused(a, b, c)
 
 
 def _turned(build: Any, vector: Any, by: int) -> Any:
