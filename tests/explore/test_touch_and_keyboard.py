@@ -68,7 +68,7 @@ def tap_titles(page: Any) -> int:
 
 def test_on_the_map_everything_that_hovering_shows_is_shown_by_a_tap(phone: Any) -> None:
     phone.locator('.row[data-step="embedding"]').tap()
-    until(phone, "document.querySelector('.detail .badge.proven[title]')")
+    until(phone, "document.querySelector('.detail .badge.proven[data-autograd]')")  # it comes after the finite difference
     assert tap_cells(phone, 2) >= 2
     settled(phone)
     assert tap_titles(phone) >= 4  # the check of a gradient, all digits of a term, the target and its probability
@@ -182,7 +182,7 @@ def test_every_view_is_worked_by_the_keyboard(page: Any) -> None:
 
 def test_a_focused_check_and_term_show_what_their_titles_say(page: Any) -> None:
     page.locator('.row[data-step="embedding"]').click()
-    until(page, "document.querySelector('.detail .badge.proven[title]')")
+    until(page, "document.querySelector('.detail .badge.proven[data-autograd]')")
     until(page, SHOWN)
     page.locator(".detail .eq").first.focus()
     page.keyboard.press("Tab")
