@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,31 @@ def test_what_a_page_shows_is_what_happens_in_the_slow_blocks_too(page: str, tmp
 def test_the_pages_with_a_test_of_their_own_are_run_by_it() -> None:
     for page, test in GUIDES.items():
         assert f'run_page("{page}"' in (DOCS.parent / "tests" / test).read_text(encoding="utf-8")
+
+
+def test_a_run_that_is_resumed_with_a_number_of_steps_has_some_left() -> None:
+    for page in all_pages():
+        done: dict[str, int] = {}  # run folder -> the steps that the page has shown for it
+        shown = "\n".join(block.text for block in page_blocks(page) if block.language in ("sh", "console"))
+        for line in shown.splitlines():
+            steps = re.search(r"onfoot train.* --steps (\d+)", line)
+            run = re.search(r" --(out|resume) ([\w/]+)", line)
+            if steps and run:
+                assert run[1] == "out" or int(steps[1]) > done.get(run[2], 0), f"{page}: {line}"
+                done[run[2]] = int(steps[1])
+
+
+@pytest.mark.slow
+def test_the_first_run_prints_the_figures_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (DOCS / "tutorials" / "first_run.md").read_text(encoding="utf-8").partition("Stop a run with")[0]
+    (tmp_path / "page.md").write_text(re.sub("<!-- run with.*?-->", "", page), encoding="utf-8")
+    monkeypatch.setattr("pages.ROOT", tmp_path)
+    trained, info = (printed for printed in run_page("page.md", tmp_path / "run").printed[1:])
+    parameters = re.search(r"^parameters +[\d,]+$", page, re.MULTILINE)
+    assert parameters and agrees(parameters[0], info, False)
+    shown, printed = (re.search(r"validation loss ([\d.]+) .*perplexity", text) for text in (page, trained))
+    assert shown and printed
+    assert float(printed[1]) == pytest.approx(float(shown[1]), abs=0.02)  # rounding differs from machine to machine
 
 
 def test_every_equation_page_has_an_example_that_asserts_something() -> None:
