@@ -1,4 +1,7 @@
-"""Everything that the documentation shows is run, and prints what it says; or the page says why not."""
+"""Everything that the documentation shows is run, and prints what it says; or the page says why not.
+
+Blocks that are marked as slow run in `make test-all` only, which CI does not run.
+"""
 
 from __future__ import annotations
 
