@@ -78,14 +78,21 @@ def test_a_block_that_is_not_run_says_why() -> None:
 
 
 def test_every_output_that_is_shown_is_compared_or_says_why_not() -> None:
-    unexplained = [
-        f"{page}, line {block.line}: what prints it?"
-        for page in all_pages()
-        for before, block in itertools.pairwise([None, *page_blocks(page)])
-        if block is not None and not block.language and block.not_run is None and block.mark("output") is None
-        and not (block.follows and before is not None and before.not_run is None)
-    ]  # fmt: skip
+    unexplained = [f"{page}, line {line}" for page in all_pages() for line in of_unknown_origin(page_blocks(page))]
     assert unexplained == []
+
+
+def of_unknown_origin(blocks: list[Block]) -> list[int]:
+    """The lines of blocks that look like output, and are neither compared with one nor say why not."""
+    found = []
+    for before, block in itertools.pairwise([None, *blocks]):
+        assert block is not None
+        shows = not block.is_code and (not block.language or block.follows)
+        explained = block.not_run is not None or any(block.mark(name) is not None for name in ("output", "file"))
+        compared = before is not None and block.follows and before.not_run is None and not block.language
+        if shows and not explained and not compared:
+            found.append(block.line)
+    return found
 
 
 # The runner itself.
@@ -101,6 +108,21 @@ def test_marks_belong_to_the_block_behind_them() -> None:
     assert second.follows and not second.marks
     (alone,) = blocks("```sh\nls\n```", "words")
     assert not alone.marks
+
+
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        (("```sh\nls\n```", "```\nout\n```"), []),
+        (("```sh\nls\n```", "words", "```\nout\n```"), [7]),
+        (("<!-- not run: why not -->\n```sh\nls\n```", "```\nout\n```"), [6]),
+        (("```sh\nls\n```", "```json\n{}\n```"), [5]),
+        (("```sh\nls\n```", "<!-- output -->\n```json\n{}\n```"), []),
+        (("```sh\nls\n```", "words", "```json\n{}\n```"), []),
+    ],
+)
+def test_what_looks_like_output_needs_a_command_or_a_reason(parts: tuple[str, ...], lines: list[int]) -> None:
+    assert of_unknown_origin(blocks(*parts)) == lines
 
 
 def test_unknown_and_lost_marks_are_errors() -> None:
