@@ -121,6 +121,24 @@ def test_formulas_are_mathml_and_nothing_is_loaded_from_elsewhere(site: Path) ->
         assert loaded and not [address for address in loaded if re.match(r"[a-z]+:|//", address)]
 
 
+def test_the_readme_is_a_page_with_its_picture(site: Path) -> None:
+    page, anchor = click(site / "index.html", "", "README")
+    markup = page.read_text(encoding="utf-8")
+    assert (page, anchor) == (site / "overview.html", "") and "hand-written gradient" in text_of(markup)
+    (picture,) = re.findall(r'<img [^>]*src="([^"]+explore-tour.gif)"', markup)
+    assert (site / picture).is_file()
+    click(page, "", "SECURITY.md")
+    assert not (site / "source" / "README.md.html").exists()
+
+
+def test_functions_have_space_before_their_arguments_and_matrices_fences_of_their_own(site: Path) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (site / "equations").glob("*.html")]
+    logs = [name for page in pages for name in re.findall(r"<mi>(?:log|ln|exp|sin|cos)</mi><(\w+)", page)]
+    assert logs.count("mspace") > 10 and not {"mi", "mn", "msub", "mfrac"} & set(logs)
+    after = [what for page in pages for what in re.findall(r"</mtable><mo[^>]*>\)</mo>(</?\w+)", page)]
+    assert len(after) > 10 and set(after) == {"</mrow"}
+
+
 def test_the_search_finds_the_pages_of_a_word_without_a_server(site: Path) -> None:
     script = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(script.removeprefix("Search.setIndex(").removesuffix(")"))
