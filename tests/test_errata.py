@@ -228,7 +228,7 @@ def test_e29_an_adapter_of_zeros_never_learns() -> None:
     assert not ddown.any() and not dup.any()
 
 
-def test_e31_the_printed_count_has_the_logits_once_a_block() -> None:
+def test_e31_the_printed_count_has_the_logits_once_per_block() -> None:
     line = the_line("E31", "parameters")
     assert line.literal - line.right == 11 * 16 * (768 + 50_257)
     assert tables.lora_total(tables.lora_rows(preset("paper-12"), r=16))[1] == line.right
