@@ -66,6 +66,22 @@ def test_the_first_run_prints_the_figures_of_its_page(tmp_path: Path, monkeypatc
     assert float(printed[1]) == pytest.approx(float(shown[1]), abs=0.02)  # rounding differs from machine to machine
 
 
+def test_what_guides_import_is_in_the_reference() -> None:
+    reference = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    listed = {words[0]: words[1:] for words in map(str.split, re.findall(r"{public} (.*)", reference))}
+    missing = [
+        f"{page}: {module}.{name.strip()}"
+        for page in all_pages()
+        if not page.startswith("docs/equations/")  # examples beside the derivation, which links to the code
+        for module, names in re.findall(
+            r"^from (onfoot[\w.]*) import (.*)$", (DOCS.parent / page).read_text("utf-8"), re.M
+        )
+        for name in names.split(",")
+        if module not in listed or (listed[module] and name.strip() not in listed[module])
+    ]
+    assert missing == []
+
+
 def test_every_equation_page_has_an_example_that_asserts_something() -> None:
     for page in (page for page in all_pages() if page.startswith("docs/equations/")):
         examples = [block.text for block in page_blocks(page) if block.language == "python"]

@@ -127,14 +127,16 @@ def test_the_readme_is_a_page_with_its_picture(site: Path) -> None:
     assert (page, anchor) == (site / "overview.html", "") and "hand-written gradient" in text_of(markup)
     (picture,) = re.findall(r'<img [^>]*src="([^"]+explore-tour.gif)"', markup)
     assert (site / picture).is_file()
-    click(page, "", "SECURITY.md")
+    for label, file in (("security", "security.html"), ("Changes", "changelog.html")):
+        assert click(site / "index.html", "", label)[0] == site / file
+    assert click(page, "", "SECURITY.md")[0] == site / "security.html"
     assert not (site / "source" / "README.md.html").exists()
 
 
 def test_functions_have_space_before_their_arguments_and_matrices_fences_of_their_own(site: Path) -> None:
     pages = [page.read_text(encoding="utf-8") for page in (site / "equations").glob("*.html")]
-    logs = [name for page in pages for name in re.findall(r"<mi>(?:log|ln|exp|sin|cos)</mi><(\w+)", page)]
-    assert logs.count("mspace") > 10 and not {"mi", "mn", "msub", "mfrac"} & set(logs)
+    logs = [name for page in pages for name in re.findall(r"<mi>(?:log|ln|exp|sin|cos)</mi>(?:<m(?:sub|under|row)>)*<(\w+)", page)]
+    assert logs.count("mspace") > 10 and set(logs) <= {"mspace", "mo"}
     after = [what for page in pages for what in re.findall(r"</mtable><mo[^>]*>\)</mo>(</?\w+)", page)]
     assert len(after) > 10 and set(after) == {"</mrow"}
 
