@@ -41,16 +41,28 @@ def test_the_pages_with_a_test_of_their_own_are_run_by_it() -> None:
         assert f'run_page("{page}"' in (DOCS.parent / "tests" / test).read_text(encoding="utf-8")
 
 
+def without_steps_left(lines: list[str]) -> list[str]:
+    """The lines that resume a run with no more steps than the lines before have given it."""
+    done: dict[str, int] = {}  # run folder -> its steps
+    found = []
+    for line in lines:
+        steps, run = re.search(r"onfoot train.* --steps (\d+)", line), re.search(r" --(out|resume) ([\w/]+)", line)
+        if steps and run:
+            found += [line] if run[1] == "resume" and int(steps[1]) <= done.get(run[2], 0) else []
+            done[run[2]] = int(steps[1])
+    return found
+
+
 def test_a_run_that_is_resumed_with_a_number_of_steps_has_some_left() -> None:
-    for page in all_pages():
-        done: dict[str, int] = {}  # run folder -> the steps that the page has shown for it
-        shown = "\n".join(block.text for block in page_blocks(page) if block.language in ("sh", "console"))
-        for line in shown.splitlines():
-            steps = re.search(r"onfoot train.* --steps (\d+)", line)
-            run = re.search(r" --(out|resume) ([\w/]+)", line)
-            if steps and run:
-                assert run[1] == "out" or int(steps[1]) > done.get(run[2], 0), f"{page}: {line}"
-                done[run[2]] = int(steps[1])
+    first = "onfoot train book.txt --out runs/a --steps 300"
+    for steps, left in ((400, 100), (300, 0), (8, -292)):
+        resumed = f"onfoot train --resume runs/a --steps {steps} --lr 1e-3"
+        assert without_steps_left([first, resumed]) == ([resumed] if left <= 0 else [])
+    lines = {
+        page: [line for b in page_blocks(page) if b.language in ("sh", "console") for line in b.text.splitlines()]
+        for page in all_pages()
+    }
+    assert {page: found for page, shown in lines.items() if (found := without_steps_left(shown))} == {}
 
 
 @pytest.mark.slow
@@ -103,7 +115,8 @@ def of_unknown_origin(blocks: list[Block]) -> list[int]:
     found = []
     for before, block in itertools.pairwise([None, *blocks]):
         assert block is not None
-        shows = not block.is_code and (not block.language or block.follows)
+        made = block.language.startswith("{")  # a directive of the site
+        shows = not block.is_code and not made and (not block.language or block.follows)
         explained = block.not_run is not None or any(block.mark(name) is not None for name in ("output", "file"))
         compared = before is not None and block.follows and before.not_run is None and not block.language
         if shows and not explained and not compared:

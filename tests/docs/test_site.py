@@ -135,7 +135,11 @@ def test_the_readme_is_a_page_with_its_picture(site: Path) -> None:
 
 def test_functions_have_space_before_their_arguments_and_matrices_fences_of_their_own(site: Path) -> None:
     pages = [page.read_text(encoding="utf-8") for page in (site / "equations").glob("*.html")]
-    logs = [name for page in pages for name in re.findall(r"<mi>(?:log|ln|exp|sin|cos)</mi>(?:<m(?:sub|under|row)>)*<(\w+)", page)]
+    logs = [
+        name
+        for page in pages
+        for name in re.findall(r"<mi>(?:log|ln|exp|sin|cos)</mi>(?:<m(?:sub|under|row)>)*<(\w+)", page)
+    ]
     assert logs.count("mspace") > 10 and set(logs) <= {"mspace", "mo"}
     after = [what for page in pages for what in re.findall(r"</mtable><mo[^>]*>\)</mo>(</?\w+)", page)]
     assert len(after) > 10 and set(after) == {"</mrow"}
