@@ -19,11 +19,14 @@ def table() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         shown = {name: value for name, value in record["figures"].items() if name not in LONG}
+        if "killed" in shown:
+            shown = {"killed": shown["killed"], "survived": shown["total"] - shown["killed"], **shown}
         figures = "; ".join(f"{name}: {_plain(value)}" for name, value in shown.items())
         minutes = f"{record['seconds'] / 60:.0f} min" if record["seconds"] >= 60 else f"{record['seconds']} s"
         failures = len(record["failures"])
+        attempts = record["figures"].get("total", record["count"])  # of a list, no more than it has
         rows.append(
-            f"| `{record['campaign']}` | {record['count']:,} | {record['seed']} | {minutes} | {failures} | {figures} |"
+            f"| `{record['campaign']}` | {attempts:,} | {record['seed']} | {minutes} | {failures} | {figures} |"
         )
     return "\n".join(rows) + "\n"
 

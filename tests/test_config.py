@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 import onfoot
-from onfoot.config import PRESETS, RopeScaling
+from onfoot.config import PRESETS, RopeScaling, preset
 from onfoot.engine import check_dtype, get_engine
 
 LLAMA: dict[str, Any] = {
@@ -35,7 +35,7 @@ def test_defaults_are_transformers() -> None:
 
 
 def test_presets_have_the_published_sizes() -> None:
-    sizes = {name: (c.n_embd, c.n_layer, c.n_head) for name, c in PRESETS.items()}
+    sizes = {name: ((c := preset(name)).n_embd, c.n_layer, c.n_head) for name in PRESETS}
     assert sizes == {
         "gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25),
         "paper": (768, 1, 12), "paper-12": (768, 12, 12),

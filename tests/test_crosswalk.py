@@ -10,21 +10,30 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import test_equation_ids as equations
+from onfoot.ops import Head
 from pages import anchors
 from paper_items import DISPLAYS, ITEMS, NUMBERED, UNNUMBERED
+from raise_instead import fails_without
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "docs" / "paper"
-ROW = re.compile(r"^\| (.+?) \| (.+?) \| \[[^]]+\]\(([^)]+)\) \| `([\w.]+)` \| \[`(test_\w+)`\]\(([^)]+)\) \|$")
+IDENTITY = "(identity)"  # in the column of code: algebra that the test computes, and no line of the package
+ROW = re.compile(
+    r"^\| (.+?) \| (.+?) \| \[[^]]+\]\(([^)]+)\) \| (`[\w.]+`|\(identity\)) \| \[`(test_\w+)`\]\(([^)]+)\) \|$"
+)
 
 
 class Row(NamedTuple):
@@ -47,7 +56,7 @@ def rows_of(page: str, text: str) -> list[Row]:
         parts = ROW.match(line)
         assert parts, f"{page}: a row needs item, words, page, code and test: {line[:80]}"
         item, _, link, code, test, file = parts.groups()
-        rows.append(Row(page, heading, item, link, code, test, file))
+        rows.append(Row(page, heading, item, link, code.strip("`"), test, file))
     return rows
 
 
@@ -90,7 +99,9 @@ def anchors_of(page: Path) -> frozenset[str]:
 
 @cache
 def carried_by(name: str) -> frozenset[str]:
-    """The equations that lines of this function carry."""
+    """The equations that lines of this function carry; none of an identity."""
+    if name == IDENTITY:
+        return frozenset()
     comments = equations.ids_of_comments(inspect.getsource(symbol(name)))
     return frozenset(number for _, ids in comments for number in ids or ())
 
@@ -117,7 +128,7 @@ def complaints(rows: list[Row]) -> list[str]:
             found.append(f"{where}: no page {file}")
         elif anchor and anchor not in anchors_of(target):
             found.append(f"{where}: no anchor #{anchor} on {file}")
-        if symbol(row.code) is None:
+        if row.code != IDENTITY and symbol(row.code) is None:
             found.append(f"{where}: onfoot has no {row.code}")
         test = path_of(row.file)
         if test is None or ROOT / "tests" not in test.parents or row.test not in functions_of(test):
@@ -126,13 +137,33 @@ def complaints(rows: list[Row]) -> list[str]:
             number = row.item.strip("()")
             if anchor != "eq-" + number.replace(".", "-"):
                 found.append(f"{where}: its anchor is #{anchor}")
-            if symbol(row.code) is not None and in_code().get(number) and number not in carried_by(row.code):
+            known = row.code == IDENTITY or symbol(row.code) is not None
+            if known and in_code().get(number) and number not in carried_by(row.code):
                 found.append(f"{where}: no line of {row.code} carries it")
     return found
 
 
 def test_every_item_of_the_documents_has_a_page_code_and_a_test() -> None:
     assert complaints(all_rows()) == []
+
+
+@pytest.mark.slow
+def test_each_named_test_fails_once_the_function_beside_it_raises() -> None:
+    tests = sorted({f"{path_of(row.file)}::{row.test}" for row in all_rows() if row.code != IDENTITY})
+    command = [sys.executable, "-m", "pytest", "-p", "raise_instead", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([*command, *tests], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert re.findall(r".* passes without .*", done.stdout) == []
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_a_test_that_calls_a_function_counts_as_failing_without_it() -> None:
+    same = symbol("ops.attention.softmax")  # also bound in this test, under another name
+    assert fails_without(same, lambda: same(np.ones(3)), {})
+    assert fails_without(symbol("ops.attention_head.Head"), lambda: Head(*range(6)), {})
+    assert not fails_without(same, lambda: None, {})
+    assert not fails_without(same, lambda: pytest.fail("for another reason"), {})
+    assert same(np.ones(2)).tolist() == [0.5, 0.5] and Head(*range(6)).b_v == 5  # they are back
 
 
 def test_the_lists_have_as_many_items_as_the_documents() -> None:
@@ -175,6 +206,8 @@ def test_planted_omissions_and_wrong_names_are_found() -> None:
     assert len(changed(rows, "(25)", link="../equations/attention.md#eq-26")) == 1
     (complaint,) = changed(rows, "(25)", code="ops.attention.visible")
     assert complaint.endswith("no line of ops.attention.visible carries it")
+    (complaint,) = changed(rows, "(25)", code=IDENTITY)  # but a line of the package computes it
+    assert complaint.endswith("no line of (identity) carries it")
 
 
 @pytest.mark.parametrize("line", ["| (25) | words | page | `code` | test |", "| (25) | words | [p](q.md) | `c` |"])

@@ -20,6 +20,7 @@ from errata.catalogue import CATALOGUE
 from errata.oracle import attention_data, attention_gradients, draw, multiplications
 from errata.page import AGREES, PAGE, refreshed
 from errata.registry import ERRATA, KINDS, Erratum, Line
+from onfoot import preset, tables
 from onfoot.check.mistakes.embedding import table_gradient_by_assignment
 from onfoot.ops import (
     Head,
@@ -227,9 +228,10 @@ def test_e29_an_adapter_of_zeros_never_learns() -> None:
     assert not ddown.any() and not dup.any()
 
 
-def test_e31_the_printed_count_has_the_logits_once_a_block() -> None:
+def test_e31_the_printed_count_has_the_logits_once_per_block() -> None:
     line = the_line("E31", "parameters")
     assert line.literal - line.right == 11 * 16 * (768 + 50_257)
+    assert tables.lora_total(tables.lora_rows(preset("paper-12"), r=16))[1] == line.right
 
 
 def test_e31_the_printed_order_of_products_costs_48_times_as_much() -> None:
@@ -289,6 +291,7 @@ def test_e42_is_wrong_in_size_and_not_in_direction() -> None:
     q, k, v, dout = attention_data()
     literal = note_on_qk.without_scale(q, k, v, dout)[0]
     right = attention_gradients(q, k, v, dout, causal=False)[0]
+    assert relative_error(attention_backward(dout, attention_forward(q, k, v, causal=False)[1])[0], right) <= AGREES
     assert relative_error(literal / np.sqrt(q.shape[-1]), right) <= AGREES
 
 

@@ -29,9 +29,10 @@ LABEL = re.compile(r"\(((?:\d+(?:\.[a-d])?|[A-Z]+\.\d+))\)")
 
 
 def _pages(env: BuildEnvironment) -> dict[Path, str]:
-    """File -> the page that shows it."""
+    """File -> the page that shows it, also by the name of a file that is nothing but a link to another."""
     if not PAGES:
-        PAGES.update({outside(Path(env.doc2path(name)).resolve()): name for name in env.found_docs})
+        files = {Path(env.doc2path(name)).resolve(): name for name in env.found_docs}
+        PAGES.update(files | {outside(file): name for file, name in files.items()})
     return PAGES
 
 

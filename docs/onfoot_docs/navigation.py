@@ -14,6 +14,8 @@ PART = re.compile(r"^## (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)\.md(?:#[^)]*)?\)")
 FOLDERS = {"tutorials": "Tutorials", "equations": "Explanation", "paper": "Explanation", "reference": "Reference"}
 OTHERS = "How-to guides"
+ABOVE = {"overview": "Tutorials"}  # what the front page names above its parts
+TITLES = {"overview": "A tour in five minutes"}  # in the navigation, where the page's own would not tell
 
 
 def parts_of(front: str, pages: set[str]) -> dict[str, list[str]]:
@@ -29,13 +31,21 @@ def parts_of(front: str, pages: set[str]) -> dict[str, list[str]]:
         folder = page.partition("/")[0] if "/" in page else ""
         if f"{folder}/README" in pages and page != f"{folder}/README":
             continue  # below its folder's own page
-        parts[FOLDERS.get(folder, OTHERS)].append(page)
+        if page in ABOVE:
+            parts[ABOVE[page]].insert(0, page)
+        else:
+            parts[FOLDERS.get(folder, OTHERS)].append(page)
     return {title: found for title, found in parts.items() if found}
 
 
 def toctree(pages: list[str], caption: str = "") -> str:
     options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
-    return "\n".join(["", "", "```{toctree}", *options, "", *pages, "```", ""])
+    return "\n".join(["", "", "```{toctree}", *options, "", *map(_entry, pages), "```", ""])
+
+
+def _entry(page: str) -> str:
+    title = TITLES.get(page.removeprefix("/"))
+    return f"{title} <{page}>" if title else page
 
 
 def setup(app: Sphinx) -> None:

@@ -6,12 +6,15 @@ the page shows the file itself, and links to the file lead to the page.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
 
 ONE_LINK = re.compile(r"\s*See \[[^]]*\]\((\.\./[^)#]+\.md)\)\.\s*")
+
+PICTURE = re.compile(r"(!\[[^]]*\]\()(?!https?:)([^)]+)")
 
 
 def outside(page: Path) -> Path:
@@ -26,4 +29,9 @@ def setup(app: Sphinx) -> None:
 
 def _read(app: Sphinx, docname: str, content: list[str]) -> None:
     page = Path(app.env.doc2path(docname)).resolve()
-    content[0] = outside(page).read_text(encoding="utf-8")
+    shown = outside(page)
+    content[0] = shown.read_text(encoding="utf-8")
+    if shown != page:  # pictures are looked up from the page; links from the file, in links.py
+        content[0] = PICTURE.sub(
+            lambda link: link[1] + os.path.relpath(shown.parent / link[2], page.parent), content[0]
+        )

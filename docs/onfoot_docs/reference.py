@@ -29,6 +29,7 @@ class Generated(SphinxDirective):
     """A directive whose content is Markdown made by a function of its argument."""
 
     optional_arguments = 1
+    final_argument_whitespace = True  # several words are one argument
     make: Callable[[str], Iterator[str]]
 
     def run(self) -> list[nodes.Node]:
@@ -38,10 +39,11 @@ class Generated(SphinxDirective):
         return container.children
 
 
-def public(module: str) -> Iterator[str]:
-    """The public names of a module (`__all__`), classes with their methods."""
+def public(words: str) -> Iterator[str]:
+    """The public names of a module (`__all__`), or those that are named behind it; classes with their methods."""
+    module, *names = words.split()
     owner = import_module(module)
-    for name in owner.__all__:
+    for name in names or owner.__all__:
         thing = getattr(owner, name)
         if not name.startswith("__") and not inspect.ismodule(thing):
             yield from _entry(f"{module}.{name}", thing, _comment_of(owner, name))

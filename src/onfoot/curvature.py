@@ -71,6 +71,7 @@ class Curvature(Shown):
     layers: list[LayerCurvature]
 
     def facts(self) -> dict[str, str]:
+        """The figures as text, for a notebook."""
         return {
             "kind": self.kind,
             "loss": f"{self.loss:.6g}",
@@ -81,6 +82,7 @@ class Curvature(Shown):
         }
 
     def tables(self) -> list[list[list[str]]]:
+        """One row per layer, under a head, for a notebook."""
         rows = [
             [one.name, f"{one.n_params:,}", str(one.largest), "" if one.trace is None else str(one.trace)]
             for one in self.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from campaigns import CAMPAIGNS
 from campaigns.page import BEGIN, END, PAGE, RESULTS, table
@@ -14,6 +15,14 @@ def test_the_page_shows_the_results() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.partition(BEGIN)[2].partition(END)[0] == table()
     assert all(f"| `{name}` |" in page for name in CAMPAIGNS)
+
+
+def test_the_row_of_mutants_counts_those_that_ran_and_those_that_survived() -> None:
+    (row,) = (line for line in table().splitlines() if line.startswith("| `mutants` |"))
+    counts = re.search(r"`mutants` \| (\d+) \|.* killed: (\d+); survived: (\d+);", row)
+    assert counts
+    total, killed, survived = map(int, counts.groups())
+    assert total == RECORDS["mutants"]["figures"]["total"] == killed + survived
 
 
 def test_the_results_are_of_campaigns_and_without_failures() -> None:

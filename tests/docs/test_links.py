@@ -27,7 +27,7 @@ def broken_links(path: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", [*all_pages(), "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*all_pages(), "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_every_relative_link_resolves(page: str) -> None:
     assert broken_links(ROOT / page) == []
 
@@ -49,6 +49,13 @@ def test_every_page_but_the_fragments_can_be_reached_from_the_front_page() -> No
         }
         new = {link for link in links if link.suffix == ".md" and DOCS in link.parents} - reached
     assert {path for path in DOCS.rglob("*.md") if path.parent != IMAGES} <= reached
+
+
+def test_what_is_written_for_readers_outside_the_folder_has_a_page_of_the_site() -> None:
+    pages = {path.read_text(encoding="utf-8").strip() for path in DOCS.glob("*.md")}
+    files = [path.name for path in ROOT.glob("*.md")]
+    assert {"README.md", "SECURITY.md"} <= set(files)
+    assert {f"See [{name}](../{name})." for name in files} <= pages
 
 
 def test_every_picture_is_remade_by_a_command_and_shown() -> None:

@@ -1,8 +1,12 @@
-"""Everything that the documentation shows is run, and prints what it says; or the page says why not."""
+"""Everything that the documentation shows is run, and prints what it says; or the page says why not.
+
+Blocks that are marked as slow run in `make test-all` only, which CI does not run.
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +41,59 @@ def test_the_pages_with_a_test_of_their_own_are_run_by_it() -> None:
         assert f'run_page("{page}"' in (DOCS.parent / "tests" / test).read_text(encoding="utf-8")
 
 
+def without_steps_left(lines: list[str]) -> list[str]:
+    """The lines that resume a run with no more steps than the lines before have given it."""
+    done: dict[str, int] = {}  # run folder -> its steps
+    found = []
+    for line in lines:
+        steps, run = re.search(r"onfoot train.* --steps (\d+)", line), re.search(r" --(out|resume) ([\w/]+)", line)
+        if steps and run:
+            found += [line] if run[1] == "resume" and int(steps[1]) <= done.get(run[2], 0) else []
+            done[run[2]] = int(steps[1])
+    return found
+
+
+def test_a_run_that_is_resumed_with_a_number_of_steps_has_some_left() -> None:
+    first = "onfoot train book.txt --out runs/a --steps 300"
+    for steps, left in ((400, 100), (300, 0), (8, -292)):
+        resumed = f"onfoot train --resume runs/a --steps {steps} --lr 1e-3"
+        assert without_steps_left([first, resumed]) == ([resumed] if left <= 0 else [])
+    lines = {
+        page: [line for b in page_blocks(page) if b.language in ("sh", "console") for line in b.text.splitlines()]
+        for page in all_pages()
+    }
+    assert {page: found for page, shown in lines.items() if (found := without_steps_left(shown))} == {}
+
+
+@pytest.mark.slow
+def test_the_first_run_prints_the_figures_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (DOCS / "tutorials" / "first_run.md").read_text(encoding="utf-8").partition("Stop a run with")[0]
+    (tmp_path / "page.md").write_text(re.sub("<!-- run with.*?-->", "", page), encoding="utf-8")
+    monkeypatch.setattr("pages.ROOT", tmp_path)
+    trained, info = (printed for printed in run_page("page.md", tmp_path / "run").printed[1:])
+    parameters = re.search(r"^parameters +[\d,]+$", page, re.MULTILINE)
+    assert parameters and agrees(parameters[0], info, False)
+    shown, printed = (re.search(r"validation loss ([\d.]+) .*perplexity", text) for text in (page, trained))
+    assert shown and printed
+    assert float(printed[1]) == pytest.approx(float(shown[1]), abs=0.02)  # rounding differs from machine to machine
+
+
+def test_what_guides_import_is_in_the_reference() -> None:
+    reference = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    listed = {words[0]: words[1:] for words in map(str.split, re.findall(r"{public} (.*)", reference))}
+    missing = [
+        f"{page}: {module}.{name.strip()}"
+        for page in all_pages()
+        if not page.startswith("docs/equations/")  # examples beside the derivation, which links to the code
+        for module, names in re.findall(
+            r"^from (onfoot[\w.]*) import (.*)$", (DOCS.parent / page).read_text("utf-8"), re.M
+        )
+        for name in names.split(",")
+        if module not in listed or (listed[module] and name.strip() not in listed[module])
+    ]
+    assert missing == []
+
+
 def test_every_equation_page_has_an_example_that_asserts_something() -> None:
     for page in (page for page in all_pages() if page.startswith("docs/equations/")):
         examples = [block.text for block in page_blocks(page) if block.language == "python"]
@@ -49,14 +106,22 @@ def test_a_block_that_is_not_run_says_why() -> None:
 
 
 def test_every_output_that_is_shown_is_compared_or_says_why_not() -> None:
-    unexplained = [
-        f"{page}, line {block.line}: what prints it?"
-        for page in all_pages()
-        for before, block in itertools.pairwise([None, *page_blocks(page)])
-        if block is not None and not block.language and block.not_run is None and block.mark("output") is None
-        and not (block.follows and before is not None and before.not_run is None)
-    ]  # fmt: skip
+    unexplained = [f"{page}, line {line}" for page in all_pages() for line in of_unknown_origin(page_blocks(page))]
     assert unexplained == []
+
+
+def of_unknown_origin(blocks: list[Block]) -> list[int]:
+    """The lines of blocks that look like output, and are neither compared with one nor say why not."""
+    found = []
+    for before, block in itertools.pairwise([None, *blocks]):
+        assert block is not None
+        made = block.language.startswith("{")  # a directive of the site
+        shows = not block.is_code and not made and (not block.language or block.follows)
+        explained = block.not_run is not None or any(block.mark(name) is not None for name in ("output", "file"))
+        compared = before is not None and block.follows and before.not_run is None and not block.language
+        if shows and not explained and not compared:
+            found.append(block.line)
+    return found
 
 
 # The runner itself.
@@ -72,6 +137,21 @@ def test_marks_belong_to_the_block_behind_them() -> None:
     assert second.follows and not second.marks
     (alone,) = blocks("```sh\nls\n```", "words")
     assert not alone.marks
+
+
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        (("```sh\nls\n```", "```\nout\n```"), []),
+        (("```sh\nls\n```", "words", "```\nout\n```"), [7]),
+        (("<!-- not run: why not -->\n```sh\nls\n```", "```\nout\n```"), [6]),
+        (("```sh\nls\n```", "```json\n{}\n```"), [5]),
+        (("```sh\nls\n```", "<!-- output -->\n```json\n{}\n```"), []),
+        (("```sh\nls\n```", "words", "```json\n{}\n```"), []),
+    ],
+)
+def test_what_looks_like_output_needs_a_command_or_a_reason(parts: tuple[str, ...], lines: list[int]) -> None:
+    assert of_unknown_origin(blocks(*parts)) == lines
 
 
 def test_unknown_and_lost_marks_are_errors() -> None:

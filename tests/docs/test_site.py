@@ -121,6 +121,30 @@ def test_formulas_are_mathml_and_nothing_is_loaded_from_elsewhere(site: Path) ->
         assert loaded and not [address for address in loaded if re.match(r"[a-z]+:|//", address)]
 
 
+def test_the_readme_is_a_page_with_its_picture(site: Path) -> None:
+    page, anchor = click(site / "index.html", "", "README")
+    markup = page.read_text(encoding="utf-8")
+    assert (page, anchor) == (site / "overview.html", "") and "hand-written gradient" in text_of(markup)
+    (picture,) = re.findall(r'<img [^>]*src="([^"]+explore-tour.gif)"', markup)
+    assert (site / picture).is_file()
+    for label, file in (("security", "security.html"), ("Changes", "changelog.html")):
+        assert click(site / "index.html", "", label)[0] == site / file
+    assert click(page, "", "SECURITY.md")[0] == site / "security.html"
+    assert not (site / "source" / "README.md.html").exists()
+
+
+def test_functions_have_space_before_their_arguments_and_matrices_fences_of_their_own(site: Path) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (site / "equations").glob("*.html")]
+    logs = [
+        name
+        for page in pages
+        for name in re.findall(r"<mi>(?:log|ln|exp|sin|cos)</mi>(?:<m(?:sub|under|row)>)*<(\w+)", page)
+    ]
+    assert logs.count("mspace") > 10 and set(logs) <= {"mspace", "mo"}
+    after = [what for page in pages for what in re.findall(r"</mtable><mo[^>]*>\)</mo>(</?\w+)", page)]
+    assert len(after) > 10 and set(after) == {"</mrow"}
+
+
 def test_the_search_finds_the_pages_of_a_word_without_a_server(site: Path) -> None:
     script = (site / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(script.removeprefix("Search.setIndex(").removesuffix(")"))
@@ -144,10 +168,11 @@ def test_the_tables_of_the_paper_link_to_the_line_of_the_code_and_of_the_test(si
     numbered = {text_of(row).split(" ")[0]: links_of(row) for row in rows if "<td>" in row}
     assert len(numbered) > 60
     for where, links in numbered.items():
-        _, (name, code), (test, proof) = links
-        assert re.search(
-            rf"def {name.rpartition('.')[2]}\b|class {name.rpartition('.')[2]}\b|# eq ", line(page, code)
-        ), where
+        _, *functions, (test, proof) = links  # an identity has no function
+        for name, code in functions:
+            assert re.search(
+                rf"def {name.rpartition('.')[2]}\b|class {name.rpartition('.')[2]}\b|# eq ", line(page, code)
+            ), where
         assert f"def {test}(" in line(page, proof), where
     assert "# eq 25" in line(page, numbered["(25)"][1][1])
 

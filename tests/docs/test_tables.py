@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 
 from pages import ROOT, all_pages
 
-spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-assert spec and spec.loader
-tables = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tables)
+
+def benchmark(name: str) -> Any:
+    """A script of benchmarks/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tables = benchmark("tables")
 
 
 def test_every_table_is_on_one_page() -> None:
@@ -24,6 +32,16 @@ def test_the_tables_of_a_page_are_those_of_the_benchmarks(page: str) -> None:
     """If not: `make tables` rewrites them."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert tables.rewritten(text) == text
+
+
+def test_the_tables_of_the_estimate_of_several_ranks_are_those_of_its_formulas(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    benchmark("parallel").paper()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == 12
+    shown = (ROOT / "docs" / "parallel.md").read_text(encoding="utf-8").splitlines()
+    assert [row for row in rows if row not in shown] == []
 
 
 def test_a_changed_figure_is_found() -> None:

@@ -238,7 +238,7 @@ def step_multiplications(held: int) -> int:
     return multiplications(attention_forward, (1, 64), (held, 64), (held, 64))
 
 
-@erratum("E16", "A", "§3, KV cache", "linear a token, quadratic in all")
+@erratum("E16", "A", "§3, KV cache", "linear per token, quadratic in all")
 def e16() -> list[Line]:
     costs = [step_multiplications(held) for held in range(1, 129)]
     q, k, v, _ = attention_data()

@@ -49,14 +49,16 @@ def test_two_projections_give_scores_that_are_not_symmetric() -> None:
     scores = (a @ head.w_q + head.b_q) @ (a @ head.w_k + head.b_k).T
     off = ~np.eye(T, dtype=bool)
     assert np.abs(scores - scores.T)[off].min() > 1e-3
-    leads = (a @ head.w_q) @ (a @ head.w_k).T
-    assert (leads.argmax(axis=1) != np.arange(T)).any()  # no token must look at itself most
+    rho = attention_weights(a @ head.w_q, a @ head.w_k, causal=False)
+    assert (rho.argmax(axis=1) != np.arange(T)).any()  # no token must look at itself most
 
 
 def test_a_bilinear_score_of_low_rank_is_that_of_queries_and_keys() -> None:
     a, head = tokens_and_head()
     w = head.w_q @ head.w_k.T
     assert_close(a @ w @ a.T, (a @ head.w_q) @ (a @ head.w_k).T, 1e-13)
+    rho = attention_weights(a @ head.w_q, a @ head.w_k, causal=False)
+    assert_close(rho, torch.from_numpy(a @ w @ a.T / D_RHO**0.5).softmax(-1).numpy(), 1e-13)
     assert np.linalg.matrix_rank(w) == D_RHO
     rng = np.random.default_rng(1)
     any_matrix = rng.normal(size=(D, D))  # every matrix is that of a head of full width

@@ -15,7 +15,7 @@ import onfoot
 import oracles
 from onfoot.models.model import Model
 from onfoot.ops import batch_norm_backward, batch_norm_forward, layer_norm_backward, layer_norm_forward
-from onfoot.ops.attention import softmax
+from onfoot.ops.attention import softmax, softmax_backward
 from oracles import assert_close, autograd
 
 sizes, seeds = st.integers(1, 6), st.integers(0, 2**32 - 1)
@@ -48,6 +48,7 @@ def test_the_differential_of_the_softmax_is_its_jacobian_times_the_change(n: int
     _, expected = torch.autograd.functional.jvp(lambda x: x.softmax(-1), torch.from_numpy(s), torch.from_numpy(ds))
     got = rho * (ds - (rho * ds).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(got, expected.numpy(), atol=1e-13)
+    np.testing.assert_allclose(softmax_backward(ds, rho), got, atol=1e-13)  # the Jacobian is symmetric
 
 
 @settings(max_examples=25)

@@ -99,9 +99,9 @@ def test_without_the_scale_the_softmax_saturates_and_its_gradient_fades() -> Non
     rng, d = np.random.default_rng(0), 64
     q, k, dy, v = (rng.normal(size=(200, 64, d)) for _ in range(4))
     raw = q @ k.swapaxes(-1, -2)
+    weights = {"raw": softmax(raw), "scaled": attention_weights(q, k, causal=False), "over d": softmax(raw / d)}
     largest, one_hot, faded = {}, {}, {}
-    for name, scores in (("raw", raw), ("scaled", raw / 8), ("over d", raw / 64)):
-        rho = softmax(scores)
+    for name, rho in weights.items():
         gradient = np.linalg.norm(softmax_backward(dy @ v.swapaxes(-1, -2), rho), axis=-1)
         largest[name], one_hot[name] = rho.max(axis=-1).mean(), (rho.max(axis=-1) > 0.99).mean()
         faded[name] = (gradient < 0.1).mean()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from onfoot.ops import Head, head_backward, head_forward
-from onfoot.ops.attention import softmax, softmax_backward
+from onfoot.ops import Head, attention_backward, attention_forward, head_backward, head_forward
+from onfoot.ops.attention import attention_weights, softmax, softmax_backward
 from oracles import assert_close
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "equations" / "shapes.md"
@@ -50,6 +50,14 @@ def test_every_variable_of_the_page_has_its_shape() -> None:
     rows = rows_of_the_page()
     assert sorted(rows) == sorted([*NAMES, *(f"d{name}" for name in NAMES)])
     assert rows == {name: value.shape for name, value in (values | gradients).items()}
+    zero = np.zeros
+    _, saved = head_forward(values["X"], Head(values["WQ"], zero(3), values["WK"], zero(3), values["WV"], zero(4)))
+    assert [saved.q.shape, saved.k.shape, saved.v.shape, saved.rho.shape] == [rows[name] for name in "QKVA"]
+    dx, grads = head_backward(gradients["dO"], saved)
+    ours = [x.shape for x in (dx, grads.w_q, grads.w_k, grads.w_v)]
+    assert ours == [rows[f"d{name}"] for name in NAMES[:4]]
+    q, k, v = saved.q, saved.k, saved.v
+    assert (attention_weights(q, k).shape, attention_forward(q, k, v)[0].shape) == (rows["S"], rows["O"])
 
 
 def test_every_gradient_of_the_page_is_autograds() -> None:
@@ -68,6 +76,10 @@ def test_every_gradient_of_the_page_is_autograds() -> None:
     }
     for name, value in formulas.items():
         assert_close(value, g[name], 1e-13, name)
+    y, saved_core = attention_forward(v["Q"], v["K"], v["V"], causal=False)
+    assert_close(y, v["O"], 1e-13)
+    for name, value in zip("QKV", attention_backward(g["dO"], saved_core), strict=True):
+        assert_close(value, g[f"d{name}"], 1e-13, name)
     zero = np.zeros
     head = Head(v["WQ"], zero(3), v["WK"], zero(3), v["WV"], zero(4))
     y, saved = head_forward(v["X"], head, causal=False)

@@ -34,6 +34,7 @@ class Part:
 
     @property
     def layer(self) -> Layer:
+        """What `onfoot check` knows about it: its forward, its gradients and its mistakes."""
         return OWN_LAYERS[self.layer_name] if self.layer_name in OWN_LAYERS else LAYERS[self.layer_name]
 
 
@@ -51,10 +52,12 @@ class Exercise:
 
     @property
     def stem(self) -> str:
+        """The name of its files without their suffix, such as e01_linear."""
         return f"e{self.number:02}_{self.name}"
 
     @property
     def file(self) -> str:
+        """The Python file to complete."""
         return f"{self.stem}.py"
 
     @property
@@ -79,6 +82,7 @@ class Exercise:
         return hints[level - 1].partition("\n")[2].strip()
 
 
+# The exercises of the course, in its order.
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         1,

@@ -60,6 +60,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
+        """Whether every gradient is right."""
         return self.status == "passed"
 
     def to_dict(self) -> dict[str, Any]:
