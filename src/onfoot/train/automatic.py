@@ -18,6 +18,7 @@ from onfoot.data.preference_source import PreferenceSource
 from onfoot.data.sft import SftSource
 from onfoot.models.model import Model
 from onfoot.train.dpo import set_reference
+from onfoot.train.given import check_options
 from onfoot.train.options import WARMUP, FinetuneOptions, TrainingOptions
 from onfoot.train.sources import as_source
 
@@ -37,6 +38,7 @@ def settle(data: Any, model: Model, options: TrainingOptions | None) -> tuple[Tr
     Everything is left open without options, and with `FinetuneOptions` each setting that is 0. The reference of
     preference pairs is the model without its adapter; without one, the model as it is now.
     """
+    check_options(options, model, reads=not hasattr(data, "microbatches"))
     if isinstance(options, FinetuneOptions) and options.dpo and not hasattr(data, "microbatches"):
         options = for_pairs(replace(options, full=model.active_adapter is None))
         pairs: PreferenceSource = as_source(data, model, options)

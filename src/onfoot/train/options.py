@@ -400,6 +400,11 @@ class FinetuneOptions(TrainingOptions):
             raise ValueError("--dpo cannot be used with --dp-clip: private training knows single examples, not pairs")
 
     @property
+    def target_list(self) -> list[str]:
+        """The layers of --targets."""
+        return [target.strip() for target in self.targets.split(",") if target.strip()]
+
+    @property
     def not_replayed(self) -> list[str]:
         """The options in use that `onfoot blame` cannot replay."""
         of_lora = ["--lora-plus"] if self.lora_plus != 1 else []

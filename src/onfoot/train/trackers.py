@@ -29,7 +29,7 @@ class Tracker(Callback):
     def on_step(self, trainer: Trainer, step: Step) -> None:
         values = {"train/loss": step.loss, "train/lr": step.lr, "train/grad_norm": step.grad_norm}
         values |= {"train/tokens_per_s": step.tokens_per_s}
-        values |= {f"train/{name}": value for name, value in step.more.items() if value is not None}
+        values |= {f"train/{name}": x for name, x in step.more.items() if isinstance(x, int | float)}
         self.log(step.step, values)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
