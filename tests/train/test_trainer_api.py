@@ -319,8 +319,7 @@ def test_figures_of_numpy_in_the_records_are_logged_and_others_end_the_run_saved
             evaluation.record |= {"mine": self.value, "torch": torch.tensor(2.5), "nested": [np.bool_(True)]}
             evaluation.lines.clear()
 
-    said = dict(quiet=False, watch=True)
-    onfoot.Trainer(tiny(), text, options(**said), [Adds(np.float32(0.5))], out=tmp_path / "run").run()
+    onfoot.Trainer(tiny(), text, options(quiet=False, watch=True), [Adds(np.float32(0.5))], out=tmp_path / "run").run()
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [r["mine"] for r in log if "loss" in r] == [1, 2, 3, 4, 5, 6]
     assert [(r["mine"], r["torch"], r["nested"]) for r in log if "val_loss" in r] == [(0.5, 2.5, [True])] * 2

@@ -131,11 +131,13 @@ def rate_for(width: int, steps: int, full: bool) -> float:
 
 
 def warmup_warning(options: TrainingOptions) -> str:
-    """A warning if the learning rate only rises, else an empty text."""
-    if options.changes or options.warmup < max(options.steps, 2):
+    """A warning if the learning rate never decays, else an empty text."""
+    since, steps = options.last_schedule[:2]
+    left = steps - since
+    if options.warmup < max(left, 2):
         return ""
-    run = "one step" if options.steps == 1 else f"{options.steps:,} steps"
+    run = "one step" if left == 1 else f"{left:,} steps"
     return (
-        f"the warmup of {options.warmup:,} steps is not less than the {run} of the run, so the "
-        f"learning rate only rises; pass --warmup {round(WARMUP * options.steps)}, or more --steps"
+        f"the warmup of {options.warmup:,} steps is not less than the {run} of the run{' from here on' * bool(since)}, "
+        f"so the learning rate never decays; pass --warmup {round(WARMUP * left)}, or more --steps"
     )

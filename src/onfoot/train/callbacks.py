@@ -221,7 +221,10 @@ class Samples(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops a run whose validation loss has not improved in the last `patience` evaluations."""
+    """Stops a run whose validation loss has not improved in the last `patience` evaluations.
+
+    A run that was resumed with more steps or another learning rate is given that many evaluations again.
+    """
 
     def on_begin(self, trainer: Trainer) -> None:
         self._check(trainer)
@@ -231,7 +234,8 @@ class EarlyStopping(Callback):
 
     def _check(self, trainer: Trainer) -> None:
         options, state = trainer.options, trainer.state
-        if state.step // options.eval_every - state.best_step // options.eval_every >= options.patience:
+        since = max(state.best_step, options.last_schedule.since)
+        if state.step // options.eval_every - since // options.eval_every >= options.patience:
             trainer.stop(f"no better validation loss in {options.patience} evaluations")
 
 

@@ -20,6 +20,7 @@ CHANGEABLE = (
     "steps", "batch_size", "accumulate", "lr", "warmup", "schedule", "lr_floor", "clip", "eval_every", "eval_windows",
     "save_every", "patience", "keep", "sample_tokens", "watch", "engine_unchecked", "log", "quiet",
 )  # fmt: skip
+RATES = {"steps", "lr", "warmup", "schedule", "lr_floor"}  # options of the learning rate
 WARMUP = 0.1  # of all steps, by default
 OPTIMIZERS = ("adamw", "muon")
 TRACKERS = ("none", "tensorboard", "wandb")
@@ -164,6 +165,11 @@ class TrainingOptions:
         new = {name: value for name, value in values.items() if value != before[name]}
         if not new:
             return self
+        left = new.get("steps", self.steps) - step
+        if RATES & set(new) and "warmup" not in values and 2 * self.warmup > left > 0:  # it would hardly decay
+            new["warmup"] = min(self.warmup, default_warmup(left))
+            before["warmup"] = self.warmup
+            new = {name: value for name, value in new.items() if value != before[name]}
         kept = {name: before[name] for name in new}
         return replace(self, **new, changes=[*self.changes, {"step": step, "before": kept}])
 
@@ -202,6 +208,11 @@ class TrainingOptions:
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ..., steps − 1."""
         return rate_in(self._schedules, step)
+
+    @property
+    def last_schedule(self) -> Schedule:
+        """The schedule since the last change that concerns it."""
+        return self._schedules[-1]
 
     @cached_property
     def _schedules(self) -> list[Schedule]:
