@@ -100,9 +100,10 @@ def test_a_small_model_follows_the_taught_format_on_unseen_prompts(n: int, base:
 
 
 KINDS = [
-    "What is a {}?", "Tell me about a {}.", "Describe a {}.", "Where do I find a {}?", "How old is a {}?", "Who made a {}?",
-    "Why would I want a {}?", "What does a {} cost?", "Have you seen a {}?", "How heavy is a {}?", "Explain a {} to me.",
-    "Do you like a {}?", "Say something about a {}.", "When do I need a {}?", "Is there a {} near here?",
+    "What is a {}?", "Tell me about a {}.", "Describe a {}.", "Where do I find a {}?", "How old is a {}?",
+    "Who made a {}?", "Why would I want a {}?", "What does a {} cost?", "Have you seen a {}?", "How heavy is a {}?",
+    "Explain a {} to me.", "Do you like a {}?", "Say something about a {}.", "When do I need a {}?",
+    "Is there a {} near here?",
 ]  # fmt: skip
 LOOKS = [
     "red", "blue", "green", "small", "large", "broken", "new", "quiet", "bright", "dark", "heavy", "cheap", "rare",

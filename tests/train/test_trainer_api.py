@@ -201,6 +201,42 @@ def test_a_source_need_not_be_derived_and_may_use_segments() -> None:
     )
 
 
+def test_a_source_of_any_class_needs_one_method(text: Path) -> None:
+    class Bare:
+        mine = 7
+
+        def microbatches(self, step: int) -> list[Any]:
+            return [(np.full((2, 8), step), np.full((2, 8), step))]
+
+    trainer = onfoot.Trainer(tiny(), Bare(), options(sample_tokens=4))
+    assert trainer.run().state.step == 6 and trainer.validation_loss is None and trainer.source.mine == 7
+    with pytest.raises(ValueError, match="the source Bare does not define n_examples, which private training needs"):
+        onfoot.Trainer(tiny(), Bare(), options(dp_clip=1.0, dp_noise=0.0))
+
+
+def test_a_trainer_that_is_refused_leaves_no_folder(tmp_path: Path, text: Path) -> None:
+    given: Any = ["tensorboard"]
+    for bad in (
+        lambda out: onfoot.Trainer(tiny(), text, options(), given, out=out),
+        lambda out: onfoot.Trainer(tiny(), text, options(freeze="nosuch"), out=out),
+        lambda out: onfoot.Trainer(tiny(), "missing.txt", options(), out=out),
+    ):
+        with pytest.raises(ValueError):
+            bad(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ValueError, match=r"fox.txt' is a file; choose a folder"):
+        onfoot.Trainer(tiny(), text, options(), out=text)
+
+
+def test_saving_without_a_folder_and_a_text_for_a_file_are_named_with_the_way_out(text: Path) -> None:
+    with pytest.raises(ValueError, match=r"no folder to save a run in; pass Trainer\(…, out=FOLDER\), or model.save"):
+        onfoot.Trainer(tiny(), text, options()).save()
+    with pytest.raises(
+        ValueError, match=r"a file's name cannot be this long; write a text into a file, or pass np.arr"
+    ):
+        onfoot.Trainer(tiny(), TEXT, options())
+
+
 def test_evaluation_in_the_loop(text: Path) -> None:
     trainer, found = onfoot.Trainer(tiny(), text, options(eval_every=1000)), list[Any]()
     for step in trainer:
@@ -439,6 +475,21 @@ def test_tensorboard_reads_its_files(tmp_path: Path, text: Path) -> None:
     assert [e.value for e in found.Scalars("train/lr")] == pytest.approx([s.lr for s in steps], rel=1e-6)
     assert [e.step for e in found.Scalars("validation/loss")] == [3, 6]
     assert found.Scalars("validation/loss")[-1].value == pytest.approx(trainer.validation_loss, rel=1e-6)
+
+
+def test_tensorboard_has_each_step_of_a_run_that_was_killed_and_resumed_once(tmp_path: Path, text: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = options(log="tensorboard", save_every=4, eval_every=4)
+    onfoot.Trainer(tiny(), text, settings, out=tmp_path / "run").run()
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-0000004"
+    rest = onfoot.Trainer(onfoot.load(checkpoint, "float64", "numpy"), text, settings, out=tmp_path / "run")
+    rest.restore(checkpoint)
+    rest.run()
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    assert [e.step for e in found.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_logging_and_quiet(text: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:

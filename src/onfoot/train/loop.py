@@ -119,8 +119,8 @@ class Trainer:
         self.preferences = isinstance(self.source, PreferenceSource)  # pairs of answers, and the DPO loss
         self._is_reference = self.preferences and self.source is not data and model.active_adapter is None
         self.folder = None if out is None else Path(out)
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"out={str(self.folder)!r} is a file; choose a folder for the run")
         self.write = write or (model.save if model.active_adapter is None else model.save_adapter)
         model.recompute = options.recompute == "block"
         self.bigram: float | None = None  # the loss drawn as a baseline in the loss plot
@@ -141,6 +141,8 @@ class Trainer:
         self._engine_check = EngineCheck()
         self._own = self._own_callbacks()
         self.stopped = ""  # why the run was stopped by `stop`
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def _own_callbacks(self) -> list[Callback]:
         """What a run does besides stepping; after the user's callbacks, which may add to an evaluation."""
@@ -471,12 +473,15 @@ class Trainer:
 
     def save(self) -> None:
         """Saves a checkpoint, complete on return. Before the first evaluation, the newest checkpoint is the best."""
+        if self.folder is None:
+            raise ValueError(
+                "this trainer has no folder to save a run in; pass Trainer(…, out=FOLDER), or model.save()"
+            )
         self._check_folder()
         if not math.isfinite(self.state.best_loss):
             self.state.best_step = self.state.step
         self.world.compare(replicated_state(self.optimizer), f"step {self.state.step}")
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
-        assert self.folder is not None
         if self.world.writes:
             kept = self.options.keep, self.options.keep_trajectory
             for line in save_checkpoint(self.folder, self.write, self.optimizer, values, *kept, self.average):

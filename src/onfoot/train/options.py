@@ -348,7 +348,9 @@ class FinetuneOptions(TrainingOptions):
     epochs: float = option(0.0, "Passes over the examples; 0: 3, or more for at least 100 steps (at most 20).")
     batch_size: int = option(0, "Rows per microbatch; 0: chosen from the number of examples.")
     accumulate: int = option(0, "Microbatches per step (gradient accumulation); 0: as few as fit 4,096 tokens each.")
-    lr: float = option(0.0, "Peak learning rate; 0: chosen from the model's width, lower for --full and long runs.")
+    lr: float = option(
+        0.0, "Peak learning rate; 0: by the model's width, lower for --full and long runs; with --dpo 2e-4."
+    )
     weight_decay: float = option(0.0, "AdamW's weight decay; biases and norms are not decayed.")
     betas: tuple[float, float] = option((0.9, 0.999), "AdamW's betas: decay rates of the first and second moments.")
     eval_every: int = option(50, "Steps between evaluations.")

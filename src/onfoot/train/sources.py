@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,30 @@ class Source:
     def batches_of(self, examples: np.ndarray) -> list[Batch]:
         """Microbatches of the training examples of these numbers; each is a row, or a segment of one."""
         raise self._missing("batches_of", "private training")
+
+
+class OwnSource(Source):
+    """A source of the user's own that is not derived from `Source`, with its defaults for what it does not define."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        for name in ("microbatches", "validation", "prompt", "report", "example_numbers", "batches_of"):
+            if hasattr(own, name):
+                setattr(self, name, getattr(own, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def _missing(self, name: str, needed_by: str) -> ValueError:
+        return Source._missing(self.own, name, needed_by)
+
+    @property
+    def unit(self) -> str:
+        return str(self.own.unit) if hasattr(self.own, "unit") else super().unit
+
+    @property
+    def n_examples(self) -> int:
+        return int(self.own.n_examples) if hasattr(self.own, "n_examples") else super().n_examples
 
 
 @dataclass(frozen=True)
@@ -150,7 +175,7 @@ def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
     tenth of a stream, or a random tenth of the examples, is held out for validation.
     """
     if hasattr(data, "microbatches"):
-        return data
+        return data if isinstance(data, Source | SftSource | PreferenceSource) else OwnSource(data)
     items: list[Any] = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, Sequence) else []
     if isinstance(options, FinetuneOptions) and options.dpo:
         return _pairs(items, model, options, type(data).__name__)
@@ -159,7 +184,15 @@ def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
     if items and all(isinstance(item, dict) for item in items):
         return _examples(items, model, options)
     if items and all(isinstance(item, str | Path) for item in items):
-        return _files([Path(item) for item in items], model, options)
+        try:
+            return _files([Path(item) for item in items], model, options)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise ValueError(
+                "data is the name of a file, and a file's name cannot be this long; write a text into a file, or pass "
+                "np.array(model.tokenizer.encode(text))"
+            ) from None
     raise ValueError(
         f"data must be a source with microbatches(step), files, a list of examples, or an array of token ids, got "
         f"{type(data).__name__}"
