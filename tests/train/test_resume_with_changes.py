@@ -271,6 +271,39 @@ def test_a_runs_own_file_is_a_config(tmp_path: Path, text: Path) -> None:
     assert code != 0 and "has the options of onfoot train, not of finetune" in said
 
 
+def test_the_files_of_a_runs_own_file_are_found_from_another_folder(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pretrain.start(Path("run"), options(Path("fox.txt"))).run()
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    assert values_of("train", "--config", "../run/run.json")["texts"] == f'["{text}"]'
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--min-lr=1e-4", "no option --min-lr; here the last rate is a fraction of --lr: --lr-floor 0.1"),
+        ("--warmup_ratio=0.1", "here the warmup is in steps"),
+        ("--adam-beta2=0.95", "give both betas: --betas 0.9 0.99"),
+        ("--device=cuda", "onfoot computes on the CPU"),
+    ],
+)
+def test_an_option_that_means_something_else_here_is_answered_with_ours(given: str, said: str, tmp_path: Path) -> None:
+    code, printed = onfoot("train", given, "--print-config")
+    assert code != 0 and said in " ".join(printed.split())
+    name, value = given[2:].split("=")
+    (tmp_path / "theirs.json").write_text(json.dumps({name: value}))
+    code, printed = onfoot("train", "--config", tmp_path / "theirs.json", "--print-config")
+    assert code != 0 and said.partition("; ")[2] in " ".join(printed.split())
+
+
+def test_more_names_of_transformers_are_understood() -> None:
+    found = values_of("train", "--report_to", "tensorboard", "--early-stopping-patience=3", "--save_total_limit", 4)
+    assert (found["log"], found["patience"], found["keep"]) == ('"tensorboard"', "3", "4")
+
+
 def values_of(*words: object) -> dict[str, str]:
     """The options that a command with --print-config prints."""
     code, printed = onfoot(*words, "--print-config")

@@ -282,8 +282,14 @@ def _counted(n: int, what: str) -> str:
 def _prompt(trainer: Trainer) -> str:
     """Options of `onfoot generate` with a prompt from the validation data: a question, a prompt, or a word."""
     if trainer.options.command == "finetune":
+        from onfoot.data.sft import SftSource
+
         question, prompt = trainer.source.question(), trainer.source.prompt_text(trainer.model.tokenizer)
         chat = "--chat " if question else ""
+        if not (question or prompt) and isinstance(trainer.source, SftSource) and trainer.model.tokenizer is not None:
+            prompt = first_word(
+                trainer.model.tokenizer.decode(trainer.source.held_out.examples[0].ids.tolist())
+            )  # texts
         return f"{chat}--prompt {shlex.quote(question or prompt)}" if question or prompt else ""
     tokenizer = trainer.model.tokenizer
     text = tokenizer.decode(trainer.source.held_out.tokens[:PROMPT_TOKENS].tolist()) if tokenizer is not None else ""

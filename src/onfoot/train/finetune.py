@@ -63,6 +63,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
     if model.active_adapter is not None:
         raise ValueError(f"{options.model} is an adapter; merge it into its base model first with: onfoot merge")
     if base == options.model:
+        logger.info("computing the fingerprint of %s", base)
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
     template = template_of(model)
