@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,8 @@ def test_lora_on_texts_learns_every_token(tmp_path: Path, base: Path) -> None:
     assert model.tokenizer is not None
     n = sum(len(model.tokenizer.encode(value["text"])) for value in TEXTS)  # all but the first, and EOS
     assert f"30 of 30 examples, {n:,} tokens, {n:,} of them targets" in output
+    prompt = re.search(r"^next +onfoot generate \S+ --prompt (\w+)$", output, re.MULTILINE)  # a word of the texts
+    assert prompt is not None and any(prompt[1] in value["text"] for value in TEXTS)
     assert (tmp_path / "run" / "best" / "adapter_model.safetensors").is_file()
 
 

@@ -233,6 +233,13 @@ def test_the_start_says_what_it_does(text: Path, tmp_path: Path) -> None:
     assert "tokenizing" not in run("train", text, "--out", tmp_path / "quiet", *SMALL, "--steps", 1, "--quiet")
 
 
+def test_the_start_of_a_fine_tune_says_what_it_does(base: Path, tmp_path: Path) -> None:
+    path = data(tmp_path, {"prompt": "a", "completion": "b"})
+    output = run("finetune", base, "--data", path, "--out", tmp_path / "run", "--steps", 1, "--sample-tokens", 0)
+    first = [f"fine-tuning {base} on {path}", f"loading {base}", f"computing the fingerprint of {base}"]
+    assert " ".join(output.split()).startswith(" ".join(first))
+
+
 def test_the_progress_line_leaves_out_what_does_not_fit() -> None:
     figures = {"loss": "1.2345", "val": "1.3456", "lr": "1.00e-03", "norm": "0.50", "tokens/s": "12,345"}
     assert fitting(figures, 64) == "loss 1.2345  val 1.3456  lr 1.00e-03  norm 0.50  tokens/s 12,345"

@@ -173,8 +173,8 @@ def test_prompts_and_completions_have_the_ids_of_the_tokenizer(pair: Pair, tmp_p
         assert made.learn.tolist() == [False] * len(before) + [True] * (len(whole) - len(before))
 
 
-@pytest.mark.parametrize("given", ["7", ""])
-def test_alpaca_records_have_the_ids_and_masks_of_transformers(pair: Pair, given: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["7", "", None])
+def test_alpaca_records_have_the_ids_and_masks_of_transformers(pair: Pair, given: str | None, tmp_path: Path) -> None:
     value = {"instruction": "Add one.", "input": given, "output": "8, grüße"}
     prompt = f"Instruction:\nAdd one.\n\n{INPUT if given else ''}Answer:\n"
     before = pair.theirs(prompt)["input_ids"]
@@ -381,6 +381,8 @@ GOOD = '{"prompt": "p", "completion": "c"}\n'
     [
         ("a.json", "5", r"a\.json must have a list of objects"),
         ("a.json", "[]", r"a\.json has no records"),
+        ("a.json", '{"data": [\n' + GOOD + "]}", r"a\.json must have a list of objects"),
+        ("a.json", '{\n  "prompt": "p",\n  "completion": "c"\n}', r"a\.json must have a list of objects"),
         ("a.json", "[{}, 5]", r"a\.json, entry 1: found the fields \(none\)"),
         ("a.json", f"[{GOOD}", r"a\.json, entry 1: the list has no end; is the file truncated\?"),
         ("a.json", f"[{GOOD},]", r"a\.json, entry 2: not valid JSON: Expecting value"),

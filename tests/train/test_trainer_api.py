@@ -19,6 +19,7 @@ from onfoot.data.batches import Batch
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import runs
 from onfoot.train.loop import CallbackError
+from onfoot.train.options import TrainOptions
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 60
 EXAMPLES = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}"} for a in range(6) for b in range(6)]
@@ -200,6 +201,42 @@ def test_a_source_need_not_be_derived_and_may_use_segments() -> None:
     )
 
 
+def test_a_source_of_any_class_needs_one_method(text: Path) -> None:
+    class Bare:
+        mine = 7
+
+        def microbatches(self, step: int) -> list[Any]:
+            return [(np.full((2, 8), step), np.full((2, 8), step))]
+
+    trainer = onfoot.Trainer(tiny(), Bare(), options(sample_tokens=4))
+    assert trainer.run().state.step == 6 and trainer.validation_loss is None and trainer.source.mine == 7
+    with pytest.raises(ValueError, match="the source Bare does not define n_examples, which private training needs"):
+        onfoot.Trainer(tiny(), Bare(), options(dp_clip=1.0, dp_noise=0.0))
+
+
+def test_a_trainer_that_is_refused_leaves_no_folder(tmp_path: Path, text: Path) -> None:
+    given: Any = ["tensorboard"]
+    for bad in (
+        lambda out: onfoot.Trainer(tiny(), text, options(), given, out=out),
+        lambda out: onfoot.Trainer(tiny(), text, options(freeze="nosuch"), out=out),
+        lambda out: onfoot.Trainer(tiny(), "missing.txt", options(), out=out),
+    ):
+        with pytest.raises(ValueError):
+            bad(tmp_path / "a" / "b")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ValueError, match=r"fox.txt' is a file; choose a folder"):
+        onfoot.Trainer(tiny(), text, options(), out=text)
+
+
+def test_saving_without_a_folder_and_a_text_for_a_file_are_named_with_the_way_out(text: Path) -> None:
+    with pytest.raises(ValueError, match=r"no folder to save a run in; pass Trainer\(…, out=FOLDER\), or model.save"):
+        onfoot.Trainer(tiny(), text, options()).save()
+    with pytest.raises(
+        ValueError, match=r"a file's name cannot be this long; write a text into a file, or pass np.arr"
+    ):
+        onfoot.Trainer(tiny(), TEXT, options())
+
+
 def test_evaluation_in_the_loop(text: Path) -> None:
     trainer, found = onfoot.Trainer(tiny(), text, options(eval_every=1000)), list[Any]()
     for step in trainer:
@@ -306,6 +343,45 @@ def test_whichever_event_a_callback_fails_at_the_run_is_saved_and_goes_on_as_it_
     assert all((best.params[n] == whole.model.params[n]).all() for n in whole.model.params)
 
 
+def test_figures_of_numpy_in_the_records_are_logged_and_others_end_the_run_saved(tmp_path: Path, text: Path) -> None:
+    class Adds(onfoot.Callback):
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def on_step(self, trainer: onfoot.Trainer, step: Any) -> None:
+            step.more["mine"] = np.int64(step.step)
+
+        def on_evaluation(self, trainer: onfoot.Trainer, evaluation: Any) -> None:
+            evaluation.record |= {"mine": self.value, "torch": torch.tensor(2.5), "nested": [np.bool_(True)]}
+            evaluation.lines.clear()
+
+    onfoot.Trainer(tiny(), text, options(quiet=False, watch=True), [Adds(np.float32(0.5))], out=tmp_path / "run").run()
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [r["mine"] for r in log if "loss" in r] == [1, 2, 3, 4, 5, 6]
+    assert [(r["mine"], r["torch"], r["nested"]) for r in log if "val_loss" in r] == [(0.5, 2.5, [True])] * 2
+    trainer = onfoot.Trainer(tiny(), text, options(), [Adds(np.zeros(2))], out=tmp_path / "other")
+    with pytest.raises(
+        CallbackError,
+        match=r"Adds.on_evaluation failed after step 3: TypeError: mine has .* ndarray, .*saved at step 3",
+    ):
+        trainer.run()
+    assert (tmp_path / "other" / "checkpoints" / "step-0000003" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, "fast"])
+def test_a_rate_that_is_not_one_is_refused_before_the_update_and_the_run_is_saved(
+    bad: Any, tmp_path: Path, text: Path
+) -> None:
+    trainer = onfoot.Trainer(tiny(), text, options(save_every=2, eval_every=100), out=tmp_path / "run")
+    trainer.learning_rate = lambda step: bad if step == 1 else 1e-3
+    with pytest.raises(
+        CallbackError, match=r"trainer.learning_rate failed after step 1: ValueError: .*saved at step 1"
+    ):
+        trainer.run()
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-0000001"]
+    assert all(np.isfinite(p).all() for p in onfoot.load(tmp_path / "run").params.values())
+
+
 def test_events_come_in_their_order_and_evaluations_can_be_added_to(tmp_path: Path, text: Path) -> None:
     class Watch(onfoot.Callback):
         def __init__(self) -> None:
@@ -401,6 +477,21 @@ def test_tensorboard_reads_its_files(tmp_path: Path, text: Path) -> None:
     assert found.Scalars("validation/loss")[-1].value == pytest.approx(trainer.validation_loss, rel=1e-6)
 
 
+def test_tensorboard_has_each_step_of_a_run_that_was_killed_and_resumed_once(tmp_path: Path, text: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = options(log="tensorboard", save_every=4, eval_every=4)
+    onfoot.Trainer(tiny(), text, settings, out=tmp_path / "run").run()
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-0000004"
+    rest = onfoot.Trainer(onfoot.load(checkpoint, "float64", "numpy"), text, settings, out=tmp_path / "run")
+    rest.restore(checkpoint)
+    rest.run()
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    found.Reload()
+    assert [e.step for e in found.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+
+
 def test_logging_and_quiet(text: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     with caplog.at_level(logging.INFO, "onfoot.train"):
         onfoot.Trainer(tiny(), text, options()).run()
@@ -450,3 +541,76 @@ def test_the_run_folder_of_a_trainer_is_not_a_commands_run(tmp_path: Path, text:
     onfoot.Trainer(tiny(), text, options(), out=tmp_path / "run").run()
     with pytest.raises(ValueError, match=r"no run\.json"):
         runs.resume(tmp_path / "run", onfoot.TrainingOptions, lambda *_: None)  # type: ignore[arg-type, return-value]
+
+
+def trained_names(model: onfoot.Model, settings: onfoot.TrainingOptions, data: Any) -> set[str]:
+    before = {name: value.copy() for name, value in model.params.items()}
+    onfoot.Trainer(model, data, settings).run()
+    return {name for name in before if (model.params[name] != before[name]).any()}
+
+
+def test_freeze_and_dropout_of_the_options_act(text: Path) -> None:
+    model, settings = tiny(), options(steps=2, freeze="transformer.wte,*.bias")
+    for _ in range(2):  # a second run on the same model, too
+        names = trained_names(model, settings, text)
+        assert names == {n for n in model.params if not n.endswith("bias") and "wte" not in n}
+    onfoot.find_lr(other := tiny(), text, settings, steps=12)
+    assert other.trainable == set(other.params)  # the range test leaves the model as it was
+    with pytest.raises(ValueError, match="freeze: no parameter matches 'nosuch'"):
+        onfoot.Trainer(tiny(), text, options(freeze="nosuch"))
+
+    def losses(model: onfoot.Model, p: float) -> list[float]:
+        return [step.loss for step in onfoot.Trainer(model, text, options(dropout=p))]
+
+    of_config = losses(tiny(embd_pdrop=0.5, attn_pdrop=0.5, resid_pdrop=0.5), 0.0)
+    assert losses(tiny(), 0.5) == of_config != losses(tiny(), 0.0)
+
+
+def test_the_validation_data_of_the_options_is_what_the_loss_is_measured_on(tmp_path: Path) -> None:
+    held_out = [{"prompt": f"{a}-1=", "completion": f"{a - 1}"} for a in range(3)]
+    path = tmp_path / "held_out.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in held_out))
+    given = {"steps": 2, "quiet": True, "sample_tokens": 0, "validation_data": [str(path)]}
+    trainer = onfoot.Trainer(tiny(), EXAMPLES, onfoot.FinetuneOptions(**given))
+    assert (len(trainer.source.train.examples), len(trainer.source.held_out.examples)) == (len(EXAMPLES), 3)
+    pairs = [{"prompt": f"{a}+1=", "chosen": f"{a + 1}", "rejected": "no"} for a in range(9)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in pairs[:2]))
+    preferences = onfoot.Trainer(tiny(), pairs, onfoot.FinetuneOptions(dpo=True, **given))
+    assert (len(preferences.source.train), len(preferences.source.held_out)) == (9, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"data": ["nosuch.jsonl"]}, r"data=\['nosuch.jsonl'\] is for the command onfoot finetune; a Trainer is given"),
+        ({"model": "nosuch"}, "model='nosuch' is for the command"),
+        ({"validation_data": ["nosuch.jsonl"]}, "nosuch.jsonl does not exist"),
+        ({"dtype": "float32"}, "dtype='float32', but this model has dtype='float64'; .*onfoot.load"),
+        ({"engine": "numba"}, "engine='numba', but this model has engine='numpy'"),
+        ({"quantized": True}, "quantized=True, but this model has quantized=False"),
+        ({"r": 3}, r"r=3, but this model has r=2; .*model.add_lora\(…\) makes another"),
+        ({"full": True}, r"full=True, but this model has full=False; .*model.use_adapter\(None\)"),
+        ({"use_rslora": True}, "use_rslora=True, but this model has use_rslora=False"),
+        ({"targets": "nosuch"}, "no layer matches 'nosuch'"),
+        ({"targets": "c_attn"}, "targets='c_attn', but this model has targets='transformer.h.0.attn.c_proj'"),
+        ({"r": 2, "targets": "attn.c_proj", "dtype": "float64", "engine": "numpy"}, None),
+    ],
+)
+def test_options_that_differ_from_the_model_or_the_data_are_refused(given: dict[str, Any], said: str | None) -> None:
+    model = tiny()
+    model.add_lora(r=2, targets=["attn.c_proj"])
+    with nullcontext() if said is None else pytest.raises(ValueError, match=said):
+        onfoot.Trainer(model, EXAMPLES, onfoot.FinetuneOptions(steps=1, quiet=True, **given))
+
+
+def test_options_of_an_adapter_need_one_and_options_of_examples_need_examples(text: Path) -> None:
+    with pytest.raises(ValueError, match="r=3, but this model has no adapter"):
+        onfoot.Trainer(tiny(), EXAMPLES, onfoot.FinetuneOptions(steps=1, r=3))
+    with pytest.raises(ValueError, match="max_length=8 is for examples, and this data is text"):
+        onfoot.Trainer(tiny(), text, onfoot.FinetuneOptions(steps=1, lr=1e-3, max_length=8))
+    with pytest.raises(ValueError, match="TrainOptions are those of the command onfoot train"):
+        onfoot.Trainer(tiny(), text, TrainOptions(steps=1))
+    given: Any
+    for given in ([onfoot.Callback()], {"steps": 3}):
+        with pytest.raises(ValueError, match=f"options must be onfoot.TrainingOptions .* got {type(given).__name__}"):
+            onfoot.Trainer(tiny(), text, given)

@@ -20,8 +20,6 @@ from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer
 from tests.train.test_data_formats import CALLS, MARKED, TOOLS, TURNS, WORDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.optional("trl is not in the test extra: its rules are tested without it")]
-
 QUESTION, ANSWER = TURNS[1]["content"], TURNS[2]["content"]
 NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
 SHAREGPT = [{"from": NAMES[turn["role"]], "value": turn["content"]} for turn in TURNS]

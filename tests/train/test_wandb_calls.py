@@ -19,6 +19,8 @@ IDS = np.random.default_rng(0).integers(0, 50, 600)
 class Wandb(ModuleType):
     """The part of the package that is used: init, the run that it returns, and the class of its errors."""
 
+    id = "fox"
+
     class Error(Exception):
         pass
 
@@ -36,7 +38,7 @@ class Wandb(ModuleType):
         return self
 
     def log(self, values: dict[str, float], step: int) -> None:
-        assert self.started and not self.finished
+        assert len(self.started) == self.finished + 1
         self.logged.append((step, values))
 
     def finish(self) -> None:
@@ -78,6 +80,24 @@ def test_every_step_and_evaluation_is_logged_under_the_runs_name_and_finished_on
     assert evaluations == [(r["step"], r["val_loss"]) for r in log if "val_loss" in r] and len(evaluations) == 2
     assert [n for n, _ in wandb.logged] == sorted(n for n, _ in wandb.logged)  # which W&B demands
     assert wandb.finished == 1
+
+
+def test_an_evaluation_before_the_run_is_logged_in_the_same_run(wandb: Wandb) -> None:
+    one = trainer(None)
+    one.evaluate()
+    one.run()
+    assert len(wandb.started) == 1 and wandb.logged[0][0] == 0 and "validation/loss" in wandb.logged[0][1]
+
+
+def test_a_run_that_was_left_goes_on_as_the_same_run(wandb: Wandb) -> None:
+    one = trainer(None)
+    for step in one:
+        if step.step == 2:
+            break
+    one.run()
+    first, second = wandb.started
+    assert "id" not in first and (second["id"], second["resume"]) == ("fox", "allow")
+    assert [n for n, values in wandb.logged if "train/loss" in values] == [1, 2, 3, 4] and wandb.finished == 2
 
 
 def test_a_run_that_fails_is_finished_too(wandb: Wandb) -> None:

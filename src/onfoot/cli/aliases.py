@@ -25,6 +25,19 @@ ALIASES = {
     "lr-scheduler-type": "schedule",
     "output-dir": "out",
     "out-dir": "out",
+    "report-to": "log",
+    "early-stopping-patience": "patience",
+    "save-total-limit": "keep",
+}
+HINTS = {  # their options whose values mean something else here
+    "min-lr": "here the last rate is a fraction of --lr: --lr-floor 0.1 for a tenth",
+    "beta1": "give both betas: --betas 0.9 0.99",
+    "beta2": "give both betas: --betas 0.9 0.99",
+    "adam-beta1": "give both betas: --betas 0.9 0.99",
+    "adam-beta2": "give both betas: --betas 0.9 0.99",
+    "warmup-ratio": "here the warmup is in steps: --warmup 50; by default it is a tenth of them",
+    "model-name-or-path": "the model is an argument: onfoot finetune MODEL, or onfoot train FILE --init MODEL",
+    "device": "onfoot computes on the CPU; --engine chooses how, --threads with how many threads",
 }
 
 
@@ -34,6 +47,9 @@ class WithAliases(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for parameter in self.params for name in parameter.opts}
         end = args.index("--") if "--" in args else len(args)
+        for name in (a[2:].partition("=")[0].replace("_", "-") for a in args[:end] if a.startswith("--")):
+            if name in HINTS and f"--{name}" not in known:
+                raise ValueError(f"no option --{name}; {HINTS[name]}")
         return super().parse_args(ctx, [*(translated(a, known) for a in args[:end]), *args[end:]])
 
 

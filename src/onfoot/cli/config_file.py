@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onfoot.cli.aliases import ALIASES
+from onfoot.cli.aliases import ALIASES, HINTS
 from onfoot.cli.fields import explicit_options, set_in_file
 from onfoot.formats.files import naming, plain_name, read_json, read_text
 from onfoot.own_engine import is_own
@@ -35,6 +35,10 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
     if values.get("command", command) != command:
         raise ValueError(f"{path} has the options of onfoot {plain_name(str(values['command']))}, not of {command}")
     is_run = "made_with" in values
+    if is_run:
+        from onfoot.train.runs import located
+
+        values |= located(values, values["made_with"])
     known = {f.name for f in fields(cls)}
     values = _named(path, {name: value for name, value in values.items() if name not in NOT_OPTIONS}, known)
     unknown = sorted(set(values) - known)
@@ -55,7 +59,7 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         import tomllib
     except ImportError:
-        raise ValueError(f"{path}: TOML needs Python 3.11 or newer; use JSON") from None
+        raise ValueError(f"{path}: TOML needs Python 3.11 or newer; write the same options as JSON") from None
     with naming(path):
         return tomllib.loads(read_text(path))
 
@@ -79,6 +83,8 @@ def _advice(name: str, known: Collection[str]) -> str:
 
     if name in ("out", "resume", "threads"):
         return f"give --{name} on the command line"
+    if name.replace("_", "-") in HINTS:
+        return HINTS[name.replace("_", "-")]
     close = get_close_matches(name, sorted(known), 1)
     return f"did you mean {close[0]}?" if close else "--print-config shows all options"
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from onfoot.cli.config_file import Config, PrintConfig, show_config, with_config
+from onfoot.cli.console import show_text
 from onfoot.cli.fields import options_from, reject_with, reject_without
 from onfoot.cli.options import Download, Threads, download_model
 from onfoot.cli.train import (
@@ -21,6 +22,7 @@ from onfoot.cli.train import (
     train_and_report,
 )
 from onfoot.train.options import FinetuneOptions
+from onfoot.train.parallel import launched
 
 LORA_OPTIONS = ("r", "alpha", "targets", "lora_dropout", "use_rslora", "lora_plus")
 DPO_OPTIONS = ("dpo_beta", "dpo_smoothing")
@@ -61,10 +63,10 @@ def finetune(
     {"messages"}, {"prompt", "completion"}, {"instruction", "input", "output"}, {"conversations"} or {"text"}; with
     --dpo, {"prompt", "chosen", "rejected"}.
     """
-    from onfoot.train import finetune as runs
-
     if resume is not None:
         reject_with(context_, "--resume", ("find_lr",), "a range test begins with the first step")
+        from onfoot.train import finetune as runs
+
         resume_run(context_, resume, runs.resume)
         return
     paths = {"data": [str(p) for p in data or []], "validation_data": [str(p) for p in validation_data or []]}
@@ -89,6 +91,10 @@ def finetune(
         return
     if download:
         download_model(options.model)
+    if not options.quiet and launched()[0] == 0:  # before the imports, which take as long as all that was done so far
+        show_text(f"fine-tuning {options.model} on {', '.join(options.data)}", "dim")
+    from onfoot.train import finetune as runs
+
     if find_lr:
         show_lr_range(context_, options, runs.make_trainer)
         return

@@ -21,7 +21,7 @@ from onfoot.cli.fields import explicit_options, options_from, reject_with
 from onfoot.cli.options import Threads
 from onfoot.data.preference_source import PreferenceSource
 from onfoot.own_engine import is_own
-from onfoot.train.options import TrainingOptions, TrainOptions
+from onfoot.train.options import RATES, TrainingOptions, TrainOptions
 from onfoot.train.parallel import launched
 
 FindLr = Annotated[
@@ -185,15 +185,15 @@ def _changes(trainer: Trainer) -> str:
         return ""
     before: dict[str, Any] = options.changes[-1]["before"]
     said = ", ".join(f"{name} {getattr(options, name)} (was {value})" for name, value in before.items())
-    if not {"steps", "lr", "warmup", "schedule", "lr_floor"} & set(before) or not step:
+    if not RATES & set(before) or not step:
         return f" with {said}"
+    start = f" with {said}: the learning rate goes from {options.learning_rate(step - 1):.2e} to"
+    if options.warmup >= options.steps - step:
+        return f"{start} {options.learning_rate(options.steps - 1):.2e} at step {options.steps:,}, within the warmup"
     end = "stays there" if options.schedule == "constant" else (
         f"decays ({options.schedule}) to {options.lr * options.lr_floor:.2e} at step {options.steps:,}"
     )  # fmt: skip
-    return (
-        f" with {said}: the learning rate goes from {options.learning_rate(step - 1):.2e} to {options.lr:.2e} over "
-        f"{_counted(options.warmup, 'step')}, then {end}"
-    )
+    return f"{start} {options.lr:.2e} over {_counted(options.warmup, 'step')}, then {end}"
 
 
 def train_and_report(trainer: Trainer) -> None:
@@ -216,7 +216,8 @@ def train_and_report(trainer: Trainer) -> None:
         show_text(trainer.privacy.report())
     outcome = trainer.run()
     if outcome.stopped:
-        show_text(f"\nstopped at step {outcome.state.step:,}: {outcome.stopped}")
+        go_on = f"onfoot {options.command} --resume {run} --patience 0"
+        show_text(f"\nstopped at step {outcome.state.step:,}: {outcome.stopped}; to go on all the same: {go_on}")
     elif outcome.interrupted:
         show_text(
             f"\nstopped and saved at step {outcome.state.step}; resume with: onfoot {options.command} --resume {run}"
@@ -281,8 +282,14 @@ def _counted(n: int, what: str) -> str:
 def _prompt(trainer: Trainer) -> str:
     """Options of `onfoot generate` with a prompt from the validation data: a question, a prompt, or a word."""
     if trainer.options.command == "finetune":
+        from onfoot.data.sft import SftSource
+
         question, prompt = trainer.source.question(), trainer.source.prompt_text(trainer.model.tokenizer)
         chat = "--chat " if question else ""
+        if not (question or prompt) and isinstance(trainer.source, SftSource) and trainer.model.tokenizer is not None:
+            prompt = first_word(
+                trainer.model.tokenizer.decode(trainer.source.held_out.examples[0].ids.tolist())
+            )  # texts
         return f"{chat}--prompt {shlex.quote(question or prompt)}" if question or prompt else ""
     tokenizer = trainer.model.tokenizer
     text = tokenizer.decode(trainer.source.held_out.tokens[:PROMPT_TOKENS].tolist()) if tokenizer is not None else ""

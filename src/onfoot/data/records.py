@@ -121,8 +121,9 @@ def json_lines(path: Path) -> Iterator[Record]:
 def json_entries(path: Path) -> Iterator[Record]:
     """The entries of the list in a .json file; a file that begins with an object is read as JSON Lines."""
     with open_file(path) as file:
-        start = file.read(BLOCK).removeprefix(BOM_UTF8).lstrip()[:1]
-    if start == b"{":
+        head = file.read(BLOCK).removeprefix(BOM_UTF8).lstrip()
+    start, first = head[:1], head.partition(b"\n")[0].rstrip()
+    if start == b"{" and not first.endswith((b"{", b"[", b",")):  # which an object over several lines does
         yield from json_lines(path)
         return
     if start != b"[":

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
+from onfoot.data.example import Example
 from onfoot.data.example_file import n_templated, target_counts
 from onfoot.data.packing import Rows
 from onfoot.data.records import ReadLog
@@ -142,18 +143,40 @@ def load_source(
 
     The tokenized examples are in a temporary file, in `folder` if one is given.
     """
-    log = ReadLog(skip_bad)
-    made = read_examples([Path(f) for f in files], tokenizer, template, log, templated, folder)
-    read = fit(made, max_length, on_long)
-    about = f"{log.report()}\n{read.report()}"
-    if validation_files:
+
+    def read(paths: Sequence[str | Path]) -> tuple[Sequence[Example], ReadLog]:
         log = ReadLog(skip_bad)
-        others = read_examples([Path(f) for f in validation_files], tokenizer, template, log, templated, folder)
-        separate = fit(others, max_length, on_long)
-        about = f"{about}\nvalidation: {log.report()}\n{separate.report()}"
-        train, held_out = read.kept, separate.kept
-    else:
+        return read_examples([Path(f) for f in paths], tokenizer, template, log, templated, folder), log
+
+    separate = read(validation_files) if validation_files else None
+    return source_of(
+        *read(files), separate, max_length, batch_size, accumulate, eval_rows, on_long, pack, validation, seed, begin
+    )
+
+
+def source_of(
+    examples: Sequence[Example],
+    log: ReadLog,
+    separate: tuple[Sequence[Example], ReadLog] | None,
+    max_length: int,
+    batch_size: int,
+    accumulate: int,
+    eval_rows: int,
+    on_long: str,
+    pack: bool,
+    validation: float,
+    seed: int,
+    begin: Place = FIRST,
+) -> SftSource:
+    """A source of batches from examples, validated on `separate` ones or on a held-out fraction."""
+    read = fit(examples, max_length, on_long)
+    about = f"{log.report()}\n{read.report()}"
+    if separate is None:
         train, held_out = split_examples(read.kept, validation, seed)
+    else:
+        others = fit(separate[0], max_length, on_long)
+        about = f"{about}\nvalidation: {separate[1].report()}\n{others.report()}"
+        train, held_out = read.kept, others.kept
     return SftSource(
         Rows(train, max_length, seed, pack),
         Rows(held_out, max_length, seed, pack),

@@ -177,7 +177,8 @@ def read_parts(value: Any, template: ChatTemplate) -> list[Part]:
         return _chat_parts(sharegpt_messages(value), template, tools)
     if isinstance(value.get("prompt"), list):
         return template.completion_parts(value["prompt"], value["completion"], tools)
-    texts = {name: check_text(value[name], f'"{name}"') for name in (*FORMS[form], *OPTIONAL[form]) if name in value}
+    given = [*FORMS[form], *(name for name in OPTIONAL[form] if value.get(name) is not None)]
+    texts = {name: check_text(value[name], f'"{name}"') for name in given}
     if form == "instruction":
         prompt = (INSTRUCTION_WITH_INPUT if texts.get("input") else INSTRUCTION).format(**texts)
     else:

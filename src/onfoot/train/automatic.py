@@ -18,6 +18,7 @@ from onfoot.data.preference_source import PreferenceSource
 from onfoot.data.sft import SftSource
 from onfoot.models.model import Model
 from onfoot.train.dpo import set_reference
+from onfoot.train.given import check_options
 from onfoot.train.options import WARMUP, FinetuneOptions, TrainingOptions
 from onfoot.train.sources import as_source
 
@@ -37,6 +38,7 @@ def settle(data: Any, model: Model, options: TrainingOptions | None) -> tuple[Tr
     Everything is left open without options, and with `FinetuneOptions` each setting that is 0. The reference of
     preference pairs is the model without its adapter; without one, the model as it is now.
     """
+    check_options(options, model, reads=not hasattr(data, "microbatches"))
     if isinstance(options, FinetuneOptions) and options.dpo and not hasattr(data, "microbatches"):
         options = for_pairs(replace(options, full=model.active_adapter is None))
         pairs: PreferenceSource = as_source(data, model, options)
@@ -129,11 +131,13 @@ def rate_for(width: int, steps: int, full: bool) -> float:
 
 
 def warmup_warning(options: TrainingOptions) -> str:
-    """A warning if the learning rate only rises, else an empty text."""
-    if options.changes or options.warmup < max(options.steps, 2):
+    """A warning if the learning rate never decays, else an empty text."""
+    since, steps = options.last_schedule[:2]
+    left = steps - since
+    if options.warmup < max(left, 2):
         return ""
-    run = "one step" if options.steps == 1 else f"{options.steps:,} steps"
+    run = "one step" if left == 1 else f"{left:,} steps"
     return (
-        f"the warmup of {options.warmup:,} steps is not less than the {run} of the run, so the "
-        f"learning rate only rises; pass --warmup {round(WARMUP * options.steps)}, or more --steps"
+        f"the warmup of {options.warmup:,} steps is not less than the {run} of the run{' from here on' * bool(since)}, "
+        f"so the learning rate never decays; pass --warmup {round(WARMUP * left)}, or more --steps"
     )

@@ -5,6 +5,7 @@ Each is a `Callback`, as a user's own are. `Trainer` tells every callback about 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -104,6 +105,25 @@ def as_callbacks(given: Any) -> list[Any]:
     return out
 
 
+def make_loggable(told: Any) -> None:
+    """Makes Python's numbers of NumPy's and PyTorch's that a callback has added; a TypeError names what has no JSON."""
+    if isinstance(told, Step):
+        told.more = {name: _loggable(name, value) for name, value in told.more.items()}
+    if isinstance(told, Validation):
+        told.record = {name: _loggable(name, value) for name, value in told.record.items()}
+
+
+def _loggable(name: str, value: Any) -> Any:
+    def number(one: Any) -> Any:
+        if getattr(one, "ndim", None) == 0:
+            return one.item()
+        raise TypeError(
+            f"{name} has a value of the class {type(one).__name__}, which the log cannot hold; pass a number"
+        )
+
+    return json.loads(json.dumps(value, default=number))
+
+
 def _named(one: Any) -> str:
     return f"the class {one.__name__}" if isinstance(one, type) else f"an object of the class {type(one).__name__}"
 
@@ -136,6 +156,8 @@ class Progress(Callback):
         self.report.update(step.step, figures)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        if not evaluation.lines:  # a callback has removed them
+            return
         first, *others = evaluation.lines
         report = self.report or Reporter(trainer.options.steps, trainer.state.step)  # evaluated outside of a run
         for line in (f"{first}  ({duration(trainer.state.seconds)})", *others):
@@ -183,7 +205,9 @@ class Invariants(Callback):
             return
         found = invariants(trainer.model, batch.tokens[:2], batch.targets[:2])
         evaluation.record["invariants"] = found
-        evaluation.lines[0] += "".join(f"  {name} {value:.1e}" for name, value in found.items())
+        evaluation.lines[:1] = [
+            "".join(evaluation.lines[:1]) + "".join(f"  {name} {value:.1e}" for name, value in found.items())
+        ]
 
 
 class Samples(Callback):
@@ -197,7 +221,10 @@ class Samples(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops a run whose validation loss has not improved in the last `patience` evaluations."""
+    """Stops a run whose validation loss has not improved in the last `patience` evaluations.
+
+    A run that was resumed with more steps or another learning rate is given that many evaluations again.
+    """
 
     def on_begin(self, trainer: Trainer) -> None:
         self._check(trainer)
@@ -207,7 +234,8 @@ class EarlyStopping(Callback):
 
     def _check(self, trainer: Trainer) -> None:
         options, state = trainer.options, trainer.state
-        if state.step // options.eval_every - state.best_step // options.eval_every >= options.patience:
+        since = max(state.best_step, options.last_schedule.since)
+        if state.step // options.eval_every - since // options.eval_every >= options.patience:
             trainer.stop(f"no better validation loss in {options.patience} evaluations")
 
 

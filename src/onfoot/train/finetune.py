@@ -28,7 +28,6 @@ from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
 from onfoot.train.parallel import world
 from onfoot.train.progress import logger
-from onfoot.train.rates import freeze
 from onfoot.train.sources import preference_source, row_length
 
 REFERENCE = "reference.json"  # the reference log-probabilities of preference pairs
@@ -64,6 +63,7 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
     if model.active_adapter is not None:
         raise ValueError(f"{options.model} is an adapter; merge it into its base model first with: onfoot merge")
     if base == options.model:
+        logger.info("computing the fingerprint of %s", base)
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
     template = template_of(model)
@@ -84,7 +84,6 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
         add_lora_layers(model, options)
         if checkpoint is not None:
             restore_adapter(model, checkpoint)
-    freeze(model, options.frozen)
 
     def write(folder: Path) -> None:
         if options.full:
@@ -174,11 +173,10 @@ def first_row(options: FinetuneOptions) -> Place:
 
 def add_lora_layers(model: Model, options: FinetuneOptions) -> None:
     """Adds the LoRA adapter of the options."""
-    targets = [target.strip() for target in options.targets.split(",") if target.strip()]
     model.add_lora(
         options.r,
         options.alpha,
-        targets or None,
+        options.target_list or None,
         dropout=options.lora_dropout,
         use_rslora=options.use_rslora,
         seed=options.seed,

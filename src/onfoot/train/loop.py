@@ -41,6 +41,7 @@ from onfoot.train.callbacks import (
     Validation,
     as_callbacks,
     logger,
+    make_loggable,
 )
 from onfoot.train.checkpoint import restore_average, restore_optimizer, save_checkpoint
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
@@ -54,7 +55,7 @@ from onfoot.train.options import TrainingOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.privacy import plan
 from onfoot.train.private_step import PrivateResult, Settings, private_step
-from onfoot.train.rates import lr_scales
+from onfoot.train.rates import freeze, lr_scales
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
 from onfoot.train.trackers import tracker
@@ -83,7 +84,7 @@ class Outcome:
 
 
 class CallbackError(ValueError):
-    """A callback of the user has raised an exception; the run was saved before this was raised."""
+    """A callback of the user, or a learning rate, has failed; the run was saved before this was raised."""
 
 
 class DivergedError(ValueError):
@@ -111,12 +112,15 @@ class Trainer:
         write: Callable[[Path], None] | None = None,
     ) -> None:
         options, self.source = settle(data, model, options)
+        freeze(model, options.frozen)
+        if options.dropout:
+            set_dropout(model, options.dropout)
         self.options, self.model = options, model
         self.preferences = isinstance(self.source, PreferenceSource)  # pairs of answers, and the DPO loss
         self._is_reference = self.preferences and self.source is not data and model.active_adapter is None
         self.folder = None if out is None else Path(out)
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"out={str(self.folder)!r} is a file; choose a folder for the run")
         self.write = write or (model.save if model.active_adapter is None else model.save_adapter)
         model.recompute = options.recompute == "block"
         self.bigram: float | None = None  # the loss drawn as a baseline in the loss plot
@@ -137,6 +141,8 @@ class Trainer:
         self._engine_check = EngineCheck()
         self._own = self._own_callbacks()
         self.stopped = ""  # why the run was stopped by `stop`
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def _own_callbacks(self) -> list[Callback]:
         """What a run does besides stepping; after the user's callbacks, which may add to an evaluation."""
@@ -253,7 +259,7 @@ class Trainer:
 
     def _next(self, started: float) -> Step:
         """One step, its evaluation and its checkpoint, as far as they are due."""
-        lr = self.learning_rate(self.state.step)
+        lr = self._learning_rate()
         tick = time.monotonic()
         loss, norm, n_tokens, more = self._step(lr)
         seconds = time.monotonic() - tick
@@ -269,21 +275,37 @@ class Trainer:
             self.evaluate()
         return step
 
+    def _learning_rate(self) -> float:
+        """The rate of the next step. That of a user's function must be finite and not negative."""
+        with self._saved_if_it_fails("trainer.learning_rate"):
+            lr = float(self.learning_rate(self.state.step))
+            if not 0 <= lr < math.inf:
+                raise ValueError(f"the learning rate of step {self.state.step + 1} must be finite and >= 0, got {lr}")
+        return lr
+
     def _tell(self, event: str, *args: Any) -> None:
         """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
         for callback in (one for one in self.callbacks if hasattr(one, event)):
-            try:
+            with self._saved_if_it_fails(f"{type(callback).__name__}.{event}"):
                 getattr(callback, event)(self, *args)
-            except Exception as error:
-                saved = ""
-                if self.folder is not None:
-                    if self.saved != self.state.step:
-                        self.save()
-                    saved = f"; the run is saved at step {self.state.step}, in {self.folder}"
-                what = f"{type(callback).__name__}.{event} failed after step {self.state.step}"
-                raise CallbackError(f"{what}: {type(error).__name__}: {error}{saved}") from error
+                for one in args:
+                    make_loggable(one)
         for callback in self._own:
             getattr(callback, event)(self, *args)
+
+    @contextmanager
+    def _saved_if_it_fails(self, what: str) -> Iterator[None]:
+        """Saves the run when a function of the user's fails, and raises an error that names it."""
+        try:
+            yield
+        except Exception as error:
+            saved = ""
+            if self.folder is not None:
+                if self.saved != self.state.step:
+                    self.save()
+                saved = f"; the run is saved at step {self.state.step}, in {self.folder}"
+            failed = f"{what} failed after step {self.state.step}"
+            raise CallbackError(f"{failed}: {type(error).__name__}: {error}{saved}") from error
 
     def _tell_error(self, error: BaseException) -> None:
         """Tells all callbacks about the error that ends the run; one that fails at that does not replace it."""
@@ -451,12 +473,15 @@ class Trainer:
 
     def save(self) -> None:
         """Saves a checkpoint, complete on return. Before the first evaluation, the newest checkpoint is the best."""
+        if self.folder is None:
+            raise ValueError(
+                "this trainer has no folder to save a run in; pass Trainer(…, out=FOLDER), or model.save()"
+            )
         self._check_folder()
         if not math.isfinite(self.state.best_loss):
             self.state.best_step = self.state.step
         self.world.compare(replicated_state(self.optimizer), f"step {self.state.step}")
         values = {k: v for k, v in vars(self.state).items() if not isinstance(v, float) or math.isfinite(v)}
-        assert self.folder is not None
         if self.world.writes:
             kept = self.options.keep, self.options.keep_trajectory
             for line in save_checkpoint(self.folder, self.write, self.optimizer, values, *kept, self.average):

@@ -151,10 +151,11 @@ def _risen(losses: list[float], rate: float) -> str:
 def _unchanged(model: Model) -> Iterator[None]:
     """Restores the trained weights afterwards, in the same arrays."""
     before = {name: copy_of(model.params[name]) for name in model.trainable}
-    recompute = model.recompute
+    kept = {name: getattr(model, name) for name in ("recompute", "trainable", "config")}
     try:
         yield
     finally:
-        model.recompute = recompute
+        for name, value in kept.items():
+            setattr(model, name, value)
         for name, weights in before.items():
             model.params[name][...] = weights

@@ -20,6 +20,7 @@ CHANGEABLE = (
     "steps", "batch_size", "accumulate", "lr", "warmup", "schedule", "lr_floor", "clip", "eval_every", "eval_windows",
     "save_every", "patience", "keep", "sample_tokens", "watch", "engine_unchecked", "log", "quiet",
 )  # fmt: skip
+RATES = {"steps", "lr", "warmup", "schedule", "lr_floor"}  # options of the learning rate
 WARMUP = 0.1  # of all steps, by default
 OPTIMIZERS = ("adamw", "muon")
 TRACKERS = ("none", "tensorboard", "wandb")
@@ -164,6 +165,11 @@ class TrainingOptions:
         new = {name: value for name, value in values.items() if value != before[name]}
         if not new:
             return self
+        left = new.get("steps", self.steps) - step
+        if RATES & set(new) and "warmup" not in values and 2 * self.warmup > left > 0:  # it would hardly decay
+            new["warmup"] = min(self.warmup, default_warmup(left))
+            before["warmup"] = self.warmup
+            new = {name: value for name, value in new.items() if value != before[name]}
         kept = {name: before[name] for name in new}
         return replace(self, **new, changes=[*self.changes, {"step": step, "before": kept}])
 
@@ -202,6 +208,11 @@ class TrainingOptions:
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ..., steps − 1."""
         return rate_in(self._schedules, step)
+
+    @property
+    def last_schedule(self) -> Schedule:
+        """The schedule since the last change that concerns it."""
+        return self._schedules[-1]
 
     @cached_property
     def _schedules(self) -> list[Schedule]:
@@ -337,7 +348,9 @@ class FinetuneOptions(TrainingOptions):
     epochs: float = option(0.0, "Passes over the examples; 0: 3, or more for at least 100 steps (at most 20).")
     batch_size: int = option(0, "Rows per microbatch; 0: chosen from the number of examples.")
     accumulate: int = option(0, "Microbatches per step (gradient accumulation); 0: as few as fit 4,096 tokens each.")
-    lr: float = option(0.0, "Peak learning rate; 0: chosen from the model's width, lower for --full and long runs.")
+    lr: float = option(
+        0.0, "Peak learning rate; 0: by the model's width, lower for --full and long runs; with --dpo 2e-4."
+    )
     weight_decay: float = option(0.0, "AdamW's weight decay; biases and norms are not decayed.")
     betas: tuple[float, float] = option((0.9, 0.999), "AdamW's betas: decay rates of the first and second moments.")
     eval_every: int = option(50, "Steps between evaluations.")
@@ -398,6 +411,11 @@ class FinetuneOptions(TrainingOptions):
             raise ValueError(f"dpo_smoothing must be in [0, 0.5), got {self.dpo_smoothing}")
         if self.dpo and self.dp_clip is not None:
             raise ValueError("--dpo cannot be used with --dp-clip: private training knows single examples, not pairs")
+
+    @property
+    def target_list(self) -> list[str]:
+        """The layers of --targets."""
+        return [target.strip() for target in self.targets.split(",") if target.strip()]
 
     @property
     def not_replayed(self) -> list[str]:

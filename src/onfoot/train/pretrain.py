@@ -28,7 +28,6 @@ from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.progress import logger
-from onfoot.train.rates import freeze
 from onfoot.train.sources import TextSource
 
 STDIN_FILE = "stdin.txt"
@@ -209,7 +208,6 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
     if checkpoint is None and options.init is not None:
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.init}")
-    freeze(model, options.frozen)
     source = TextSource(
         Windows(train, options.context, options.seed),
         Windows(held_out, options.context, options.seed),

@@ -19,11 +19,11 @@ UP = ".lora_B."
 def freeze(model: Model, patterns: Sequence[str]) -> None:
     """Stops training the parameters that match: by name, by the start of a name up to a dot, or by a glob."""
     for pattern in patterns:
-        found = {n for n in model.trainable if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
+        found = {n for n in model.params if n.startswith(f"{pattern}.") or fnmatchcase(n, pattern)}
         if not found:
             names = sorted(model.params)
             raise ValueError(
-                f"freeze: no trainable parameter matches {pattern!r}; names are such as {names[0]} and {names[-1]}, "
+                f"freeze: no parameter matches {pattern!r}; names are such as {names[0]} and {names[-1]}, "
                 f"and patterns such as {names[0].rpartition('.')[0]} or *.bias"
             )
         model.trainable = model.trainable - found

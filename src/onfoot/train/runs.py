@@ -203,13 +203,14 @@ def read_options(run: Path, kind: type[Options]) -> tuple[Options, dict[str, Any
             f'original, or start a new run. To keep the change, remove the entry "sha256"'
         )
     versions = versions if isinstance(versions, dict) else {}
-    return _located(options, versions.get(FOLDER)), versions
+    return replace(options, **located(vars(options), versions)), versions
 
 
-def _located(options: Options, folder: Any) -> Options:
-    """The options with files that are found from the folder where the run was started, if not from this one."""
+def located(values: Mapping[str, Any], versions: Any) -> dict[str, Any]:
+    """The options that name files, as they are found from here, else from the folder where the run was started."""
+    folder = versions.get(FOLDER) if isinstance(versions, dict) else None
     if not isinstance(folder, str):
-        return options
+        return {}
 
     def find(name: str) -> str:
         there = Path(folder) / name
@@ -217,10 +218,10 @@ def _located(options: Options, folder: Any) -> Options:
 
     found: dict[str, Any] = {}
     for name in FILES:
-        value = getattr(options, name, None)
+        value = values.get(name)
         found |= {name: find(value)} if isinstance(value, str) else {}
-        found |= {name: [find(one) for one in value]} if isinstance(value, list) else {}
-    return replace(options, **found)
+        found |= {name: [find(str(one)) for one in value]} if isinstance(value, list) else {}
+    return found
 
 
 def _hash(values: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,19 +15,18 @@ from onfoot.data import corpus
 from onfoot.data.batches import ALL, FIRST, NO_EXAMPLE, Batch, Place, Share
 from onfoot.data.example import Example
 from onfoot.data.example_file import ExampleFile, StoredPairs
-from onfoot.data.packing import Rows
 from onfoot.data.preference_source import Pairs, PreferenceSource, fit_pairs, split_pairs
 from onfoot.data.preferences import PREFERENCES, read_preferences, store_preferences
 from onfoot.data.records import ReadLog, first_record, has_records
-from onfoot.data.sft import SftSource
-from onfoot.data.sft_examples import FileReader, fit, has_text, read_examples, split_examples
+from onfoot.data.sft import SftSource, source_of
+from onfoot.data.sft_examples import FileReader, has_text, read_examples
 from onfoot.data.windows import Windows, split
 from onfoot.generate.chat import template_of
 from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
+from onfoot.train.given import check_text
 from onfoot.train.options import FinetuneOptions, TrainingOptions
 
-VALIDATION = 0.1  # the fraction of the data that is held out
 MAX_LENGTH = 1024  # tokens per row of examples, unless the model allows fewer
 
 
@@ -73,6 +73,30 @@ class Source:
     def batches_of(self, examples: np.ndarray) -> list[Batch]:
         """Microbatches of the training examples of these numbers; each is a row, or a segment of one."""
         raise self._missing("batches_of", "private training")
+
+
+class OwnSource(Source):
+    """A source of the user's own that is not derived from `Source`, with its defaults for what it does not define."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        for name in ("microbatches", "validation", "prompt", "report", "example_numbers", "batches_of"):
+            if hasattr(own, name):
+                setattr(self, name, getattr(own, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def _missing(self, name: str, needed_by: str) -> ValueError:
+        return Source._missing(self.own, name, needed_by)
+
+    @property
+    def unit(self) -> str:
+        return str(self.own.unit) if hasattr(self.own, "unit") else super().unit
+
+    @property
+    def n_examples(self) -> int:
+        return int(self.own.n_examples) if hasattr(self.own, "n_examples") else super().n_examples
 
 
 @dataclass(frozen=True)
@@ -151,7 +175,7 @@ def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
     tenth of a stream, or a random tenth of the examples, is held out for validation.
     """
     if hasattr(data, "microbatches"):
-        return data
+        return data if isinstance(data, Source | SftSource | PreferenceSource) else OwnSource(data)
     items: list[Any] = [data] if isinstance(data, str | Path) else list(data) if isinstance(data, Sequence) else []
     if isinstance(options, FinetuneOptions) and options.dpo:
         return _pairs(items, model, options, type(data).__name__)
@@ -160,7 +184,15 @@ def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
     if items and all(isinstance(item, dict) for item in items):
         return _examples(items, model, options)
     if items and all(isinstance(item, str | Path) for item in items):
-        return _files([Path(item) for item in items], model, options)
+        try:
+            return _files([Path(item) for item in items], model, options)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise ValueError(
+                "data is the name of a file, and a file's name cannot be this long; write a text into a file, or pass "
+                "np.array(model.tokenizer.encode(text))"
+            ) from None
     raise ValueError(
         f"data must be a source with microbatches(step), files, a list of examples, or an array of token ids, got "
         f"{type(data).__name__}"
@@ -208,8 +240,14 @@ def _pairs(items: list[Any], model: Model, options: FinetuneOptions, given: str)
     else:
         raise ValueError(f"dpo=True needs files or a list of {PREFERENCES}, got {given}")
     kept, about = fit_pairs(pairs, row_length(model, options), options.on_long)
+    about = "\n".join(line for line in (about, log.bad_report()) if line)
+    if options.validation_data:
+        paths, log = [Path(name) for name in options.validation_data], ReadLog(options.skip_bad)
+        others = read_preferences(paths, tokenizer, template, log)
+        held_out, more = fit_pairs(others, row_length(model, options), options.on_long)
+        return preference_source(kept, held_out, options, f"{about}\nvalidation: {more}")
     train, held_out = split_pairs(kept, options.validation, options.seed)
-    return preference_source(train, held_out, options, "\n".join(line for line in (about, log.bad_report()) if line))
+    return preference_source(train, held_out, options, about)
 
 
 def preference_source(
@@ -251,21 +289,21 @@ def row_length(model: Model, options: FinetuneOptions) -> int:
 def _rows(examples: Sequence[Example], model: Model, options: TrainingOptions, log: ReadLog) -> SftSource:
     finetune = _finetune(options)
     length = row_length(model, finetune)
-    read = fit(examples, length, finetune.on_long)
-    train, held_out = split_examples(read.kept, finetune.validation, options.seed)
-    return SftSource(
-        Rows(train, length, options.seed, finetune.pack),
-        Rows(held_out, length, options.seed, finetune.pack),
-        options.batch_size,
-        options.accumulate,
-        options.eval_windows,
-        f"{log.report()}\n{read.report()}",
+    separate = None
+    if finetune.validation_data:
+        more, paths = ReadLog(options.skip_bad), [Path(name) for name in finetune.validation_data]
+        others = read_examples(paths, _tokenizer(model), template_of(model), more, _templated(model, options))
+        separate = others, more
+    batches = options.batch_size, options.accumulate, options.eval_windows
+    return source_of(
+        examples, log, separate, length, *batches, finetune.on_long, finetune.pack, finetune.validation, options.seed
     )
 
 
 def _stream(tokens: np.ndarray, model: Model, options: TrainingOptions) -> TextSource:
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(f"token ids must be integers in one dimension, got {tokens.dtype} {tokens.shape}")
-    context = model.config.n_positions
-    train, held_out = (Windows(part, context, options.seed) for part in split(tokens, VALIDATION, context))
+    check_text(options)
+    context, held_out_part = model.config.n_positions, _finetune(options).validation
+    train, held_out = (Windows(part, context, options.seed) for part in split(tokens, held_out_part, context))
     return TextSource(train, held_out, options.batch_size, options.accumulate, options.eval_windows)

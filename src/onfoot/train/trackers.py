@@ -29,7 +29,7 @@ class Tracker(Callback):
     def on_step(self, trainer: Trainer, step: Step) -> None:
         values = {"train/loss": step.loss, "train/lr": step.lr, "train/grad_norm": step.grad_norm}
         values |= {"train/tokens_per_s": step.tokens_per_s}
-        values |= {f"train/{name}": value for name, value in step.more.items() if value is not None}
+        values |= {f"train/{name}": x for name, x in step.more.items() if isinstance(x, int | float)}
         self.log(step.step, values)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
@@ -56,11 +56,14 @@ class TensorBoard(Tracker):
         except ImportError:
             raise ValueError('logging to TensorBoard needs its package: pip install "onfoot[tensorboard]"') from None
         self._event, self._summary, self._open = event_pb2.Event, summary_pb2.Summary, EventFileWriter
+        self._session = event_pb2.SessionLog
         self._writer: Any = None
 
     def log(self, step: int, values: dict[str, float]) -> None:
         if self._writer is None:
             self._writer = self._open(str(self.folder))
+            start = self._session(status=self._session.START)  # of a resumed run: later events are dropped
+            self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=start))
         summary = self._summary(value=[self._summary.Value(tag=name, simple_value=x) for name, x in values.items()])
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
 
@@ -83,6 +86,8 @@ class WeightsAndBiases(Tracker):
         self.settings = {"project": project, "dir": None if folder is None else str(folder), **settings}
 
     def on_begin(self, trainer: Trainer) -> None:
+        if self._run is not None:  # evaluated before
+            return
         name = None if trainer.folder is None else trainer.folder.name
         try:
             self._run = self._wandb.init(**{"name": name, "config": asdict(trainer.options), **self.settings})
@@ -91,12 +96,17 @@ class WeightsAndBiases(Tracker):
                 f"Weights & Biases cannot start: {one_line(error)}; or log to files with WANDB_MODE=offline"
             ) from None
 
+    def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
+        self.on_begin(trainer)  # an evaluation may come before the first step, and after the last
+        super().on_evaluation(trainer, evaluation)
+
     def log(self, step: int, values: dict[str, float]) -> None:
         assert self._run is not None
         self._run.log(values, step=step)
 
     def close(self) -> None:
         if self._run is not None:
+            self.settings |= {"id": self._run.id, "resume": "allow"}  # a trainer that goes on goes on there, too
             self._run.finish()
             self._run = None
 
