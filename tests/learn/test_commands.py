@@ -21,7 +21,7 @@ from onfoot.learn import EXERCISES, assert_solved, get_exercise, judge, make_fol
 from onfoot.learn.answer import part_lines
 from onfoot.learn.course import SOLUTIONS, foundations
 from onfoot.learn.derivation import derivation_text
-from onfoot.learn.judge import PartVerdict, merge_places
+from onfoot.learn.judge import PartVerdict, Verdict, merge_places
 from onfoot.learn.progress import FILE, Progress
 from onfoot.learn.session import SECONDS, changed_files, check_exercise
 from onfoot.learn.words import own_words
@@ -130,6 +130,28 @@ def test_a_product_for_two_axes_only_is_not_solved(here: Path) -> None:
     (here / "e01_linear.py").write_text(mistaken(1, "rows(x).T @ rows(dy)", "x.T @ dy"), encoding="utf-8")
     result = run("check", "1")
     assert result.exit_code == 1 and "dweight is wrong. dx and dbias are right." in result.stdout
+
+
+def test_a_numerical_difference_is_not_solved() -> None:
+    names: dict[str, Any] = {}
+    right = "dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * du)"
+    exec(mistaken(2, right, "dy * (gelu_tanh_forward(x + 1e-5)[0] - gelu_tanh_forward(x - 1e-5)[0]) / 2e-5"), names)
+    with pytest.raises(AssertionError) as error:
+        assert_solved("activation", names["relu_backward"], names["gelu_tanh_backward"])
+    said = " ".join(str(error.value).split())
+    assert said.startswith("dx is wrong.")
+    assert "Mistake: dx is only as accurate as float32. The inputs are float64" in said
+
+
+def test_an_added_constant_is_not_solved_and_a_changed_argument_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0) + 1e-6"), names)
+    with pytest.raises(AssertionError, match="dbias is wrong. dx and dweight are right"):
+        assert_solved("linear", names["linear_backward"])
+    exec(mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0); x *= 2"), names)
+    assert_solved("linear", names["linear_backward"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("Solved") and "Note: linear_backward: it modifies its argument x in place:" in said
 
 
 BROKEN: dict[str, tuple[Callable[[str], str], str, str]] = {
@@ -338,6 +360,35 @@ def test_a_saved_file_is_noticed_and_others_are_not(here: Path) -> None:
         for exercise in changed_files(here, pause):
             seen.append(exercise.number)
     assert seen == [3, 1]
+
+
+def test_a_file_that_is_saved_before_the_first_look_is_noticed(here: Path) -> None:
+    changed = changed_files(here, lambda seconds: None)
+    (here / "e03_cross_entropy.py").write_text("x = 1\n", encoding="utf-8")  # during the first check
+    assert next(changed).number == 3
+
+
+def test_a_file_that_is_saved_during_its_check_has_no_verdict(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = here / "e01_linear.py"
+
+    def save_on_the_way(*arguments: Any, **named: Any) -> Verdict:
+        path.write_text(mistaken(1, "np.sum(rows(dy)", "np.mean(rows(dy)"), encoding="utf-8")
+        return Verdict(get_exercise(1), "passed")  # on the text before
+
+    monkeypatch.setattr("onfoot.learn.session.judge", save_on_the_way)
+    said = run("check", "1")
+    assert said.exit_code == 1 and "e01_linear.py was saved during the check" in said.stdout
+    progress = Progress(here)
+    assert progress.status(get_exercise(1)) is None and not progress.solved(get_exercise(1))
+
+
+def test_the_map_tells_a_changed_file_from_one_that_was_judged_wrong(here: Path) -> None:
+    progress, path = Progress(here), here / "e01_linear.py"
+    progress.record(Verdict(get_exercise(1), "passed"))
+    path.write_text("changed\n", encoding="utf-8")
+    assert "(changed since it was solved)" in run("map").stdout
+    progress.record(Verdict(get_exercise(1), "wrong"))
+    assert "(solved before; not right as it is now)" in run("map").stdout
 
 
 def test_watching_checks_at_once_and_after_each_save(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,3 +228,11 @@ def test_a_judge_that_cannot_start_does_not_stop_the_batch(tmp_path: Path, monke
     assert [(one.status, one.message) for one in found] == [("not graded", "OSError: no space left")] * 2
     monkeypatch.setattr(batch, "run_judge", lambda *_: {"status": "passed"})
     assert [one.status for one in grade([tmp_path / "in"], kept=tmp_path / "kept", resume=True)] == ["passed"] * 2
+
+
+def test_what_a_right_function_changes_is_a_note_for_the_teacher(tmp_path: Path) -> None:
+    changes = mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0); x *= 2")
+    write([Handed("changes x", 1, changes, "passed")], tmp_path / "in")
+    (result,) = grade([tmp_path / "in"], exercises=[1], limits=LIMITS)
+    assert result.status == "passed"
+    assert [note for note in result.notes if note.startswith("linear_backward: it modifies its argument x")]

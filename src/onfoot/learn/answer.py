@@ -80,10 +80,17 @@ def part_lines(part: PartVerdict, said: str = "", same_as: str = "") -> Iterator
         yield from wrapped(f"Mistake: {name}. {explained}".strip(), "    ")
     if part.chain:
         yield from wrapped(f"Where the chain breaks: {part.chain}", "    ")
+    yield from note_lines(part)
     found = None if part.report is None else part.report.diagnosis
     unexplained = [] if found is None else found.unexplained
     if unexplained and part.status == "wrong":
         yield from wrapped(f"No known mistake explains {listed(unexplained)}: {where(part, unexplained[0])}.", "    ")
+
+
+def note_lines(part: PartVerdict) -> Iterator[str]:
+    """What is not wrong in a function, but should be known."""
+    for note in part.notes:
+        yield from wrapped(f"Note: {part.part.function}: {note}.", "    ")
 
 
 def where(part: PartVerdict, name: str) -> str:

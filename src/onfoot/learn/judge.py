@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.check.case_sizes import ANY, first_case
 from onfoot.check.isolated import TIMEOUT, DiedError, IsolatedFunction, RaisedError
-from onfoot.check.known import check_layer
+from onfoot.check.known import FLOAT32_FACTOR, check_layer
 from onfoot.check.layer import Case
 from onfoot.check.layouts import named_layout
 from onfoot.check.report import LayerReport
@@ -28,6 +28,15 @@ NOT_FINITE = (
     "even where the forward pass has −∞."
 )
 LEADING_AXES = "There may be several leading axes, (batch, tokens, features): make one row per token of them first."
+INEXACT = "{} only as accurate as float32"
+INEXACT_WHY = (
+    "The inputs are float64, and the error is that of float32 or larger. Write the derivative itself: a numerical "
+    "difference, an added constant such as 1e-6 or a step in float32 is not exact."
+)
+ABOUT_THE_CHECK = (  # warnings that say nothing about the function, or what is said already
+    "run in ", "not run", "float64 is only as accurate", "the diagnosis leaves out", "if it takes certain sizes",
+    "its name is that of",
+)  # fmt: skip
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -42,6 +51,7 @@ class PartVerdict:
     mistakes: list[str] = field(default_factory=list)  # the known mistakes, by name
     explained: list[str] = field(default_factory=list)  # a sentence for each
     chain: str = ""  # where the chain of gradients of several layers breaks, if that is certain
+    notes: list[str] = field(default_factory=list)  # what is not wrong, but should be known: it changes an argument
     report: LayerReport | None = None
 
     def marked(self, mark: str) -> list[str]:
@@ -54,7 +64,7 @@ class Verdict:
     """What was found about an exercise; the parts are empty if its file could not be loaded."""
 
     exercise: Exercise
-    status: str  # passed | partial | unsolved | wrong | failed | changed | missing | syntax | import | blocked
+    status: str  # passed | partial | unsolved | wrong | failed | changed | missing | syntax | import | blocked | saved
     message: str = ""  # why there are no parts
     parts: list[PartVerdict] = field(default_factory=list)
 
@@ -79,6 +89,7 @@ class Verdict:
                     "mistakes": part.mistakes,
                     "explained": part.explained,
                     "chain": part.chain,
+                    "notes": part.notes,
                 }
                 for part in self.parts
             ],
@@ -209,7 +220,9 @@ def from_report(part: Part, report: LayerReport) -> PartVerdict:
     problems = [
         own_words(one, part.function) for one in reversed(found.values())
     ]  # the first of each kind: later cases differ only in their sizes
-    verdict = PartVerdict(part, "passed", marks, problems, report=report)
+    warnings = [re.sub(r" \(adapters\.py, line \d+\)", "", one) for one in report.warnings]  # a line of ours
+    notes = [own_words(one, part.function) for one in warnings if not one.startswith(ABOUT_THE_CHECK)]
+    verdict = PartVerdict(part, "passed", marks, problems, notes=notes, report=report)
     if not report.passed:
         verdict.status = "wrong" if report.wrong or "wrong" in marks.values() else "failed"
         for finding in report.diagnosis.findings if report.diagnosis is not None else ():
@@ -229,11 +242,24 @@ def from_report(part: Part, report: LayerReport) -> PartVerdict:
             verdict.explained.append(NOT_FINITE)
     elif report.not_given:
         verdict.status = "partial"
+    refuse_inexact(verdict, report)
     if swapped:
         verdict.status = "wrong"
         verdict.mistakes.insert(0, "the gradients are returned in another order")
         verdict.explained.insert(0, f"Return {', '.join(report.layer.gradients)}, in this order.")
     return verdict
+
+
+def refuse_inexact(verdict: PartVerdict, report: LayerReport) -> None:
+    """Marks as wrong what is as accurate as float32 only, which the checker accepts: the course gives float64."""
+    relaxed = [m for o in report.outcomes if o.single_precision and report.counts(o) for m in o.measured]
+    exact = FLOAT32_FACTOR  # by which the checker has relaxed the tolerance
+    names = [name for name in verdict.marks if any(m.gradient == name and m.error > m.allowed / exact for m in relaxed)]
+    if names:
+        verdict.status = "wrong"
+        verdict.marks |= dict.fromkeys(names, "wrong")
+        verdict.mistakes.append(INEXACT.format(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"))
+        verdict.explained.append(INEXACT_WHY)
 
 
 def merge_places(verdict: PartVerdict) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from onfoot.learn.adapters import ADAPTERS, missing_functions
-from onfoot.learn.answer import first_sentence, part_lines
+from onfoot.learn.answer import first_sentence, note_lines, part_lines
 from onfoot.learn.course import Part, find_exercise
 from onfoot.learn.judge import PartVerdict, Verdict, check_part, from_report, overall
 
@@ -28,7 +28,8 @@ def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False
     verdict = Verdict(exercise, overall([part.status for part in parts]), parts=parts)
     if verdict.passed:
         if not quiet:
-            print(first_sentence(verdict))
+            notes = [line for part in parts for line in note_lines(part)]
+            print("\n".join([first_sentence(verdict), *notes]))
         return
     first = first_sentence(verdict)
     lines = [first, *(line for part in parts for line in ("", *part_lines(part, first)))]
