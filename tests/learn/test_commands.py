@@ -20,7 +20,6 @@ from onfoot.cli import app
 from onfoot.learn import EXERCISES, assert_solved, get_exercise, judge, make_folder
 from onfoot.learn.answer import part_lines
 from onfoot.learn.course import SOLUTIONS, foundations
-from onfoot.learn.derivation import derivation_text
 from onfoot.learn.judge import PartVerdict, Verdict, merge_places
 from onfoot.learn.progress import FILE, Progress
 from onfoot.learn.session import SECONDS, changed_files, check_exercise
@@ -146,7 +145,7 @@ def test_a_numerical_difference_is_not_solved() -> None:
 def test_an_added_constant_is_not_solved_and_a_changed_argument_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
     exec(mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0) + 1e-6"), names)
-    with pytest.raises(AssertionError, match="dbias is wrong. dx and dweight are right"):
+    with pytest.raises(AssertionError, match=r"dbias is wrong\. dx and dweight are right"):
         assert_solved("linear", names["linear_backward"])
     exec(mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0); x *= 2"), names)
     assert_solved("linear", names["linear_backward"])
@@ -309,13 +308,8 @@ def test_an_exercise_has_a_name_beside_its_number(here: Path) -> None:
     assert "Exercise 3 · hint 1 of 3" in run("hint", "cross_entropy").stdout
 
 
-def test_the_derivation_of_every_exercise_can_be_read() -> None:
-    for exercise in EXERCISES:
-        text = derivation_text(exercise)
-        assert text.startswith(f"The derivation of exercise {exercise.number}, from ") and len(text) > 500
+def test_the_derivation_is_printed() -> None:
     assert "(FC.3)" in run("derivation", "1").stdout
-    second = derivation_text(get_exercise(19))
-    assert "## Second order" in second and "## Index" not in second
 
 
 def test_the_chain_of_gradients_is_shown_in_the_words_of_the_exercise() -> None:

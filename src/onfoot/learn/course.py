@@ -45,7 +45,7 @@ class Exercise:
     name: str
     title: str
     parts: tuple[Part, ...]
-    page: str  # the page of docs/equations with the derivation
+    pages: tuple[str, ...]  # the pages of docs/equations with the derivation, or sections and equations of them
     pairs: tuple[str, ...] = ()  # the pairs of an engine that the solved file provides
     needs: tuple[int, ...] = ()  # the exercises whose files it imports
 
@@ -85,7 +85,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "linear",
         "a product and a bias",
         (Part("linear_backward", "linear", "linear"),),
-        "linear.md",
+        ("linear.md",),
         ("linear",),
     ),
     Exercise(
@@ -93,7 +93,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "activation",
         "ReLU and GELU",
         (Part("relu_backward", "relu", "relu"), Part("gelu_tanh_backward", "gelu_tanh", "gelu")),
-        "activation.md",
+        ("activation.md",),
         ("relu", "gelu_tanh"),
     ),
     Exercise(
@@ -104,7 +104,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Part("softmax_gradient", "softmax", "softmax"),
             Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True),
         ),
-        "cross_entropy.md",
+        ("README.md#the-softmax", "cross_entropy.md"),
         ("cross_entropy",),
     ),
     Exercise(
@@ -112,7 +112,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "embedding",
         "the embedding, and tokens that repeat",
         (Part("embedding_backward", "embedding", "embedding"),),
-        "embedding.md",
+        ("embedding.md",),
         ("embedding",),
     ),
     Exercise(
@@ -120,7 +120,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "layer_norm",
         "layer norm",
         (Part("layer_norm_backward", "layer_norm", "layer_norm"),),
-        "layer_norm.md",
+        ("layer_norm.md",),
         ("layer_norm",),
     ),
     Exercise(
@@ -128,7 +128,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "one_head",
         "one attention head",
         (Part("one_head_backward", "one_head", "attention", {"causal": False}, strict=True),),
-        "attention.md",
+        ("attention.md",),
         needs=(3,),
     ),
     Exercise(
@@ -139,7 +139,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Part("attention_backward", "attention", "attention", strict=True),
             Part("attention_backward", "unmasked", "attention", {"causal": False}, called_with="causal=False"),
         ),
-        "attention.md",
+        ("attention.md",),
         ("attention",),
         needs=(3, 6),
     ),
@@ -148,7 +148,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "multi_head",
         "several heads",
         (Part("self_attention_backward", "self_attention", "self_attention"),),
-        "attention_head.md",
+        ("attention_head.md",),
         needs=(1, 7),
     ),
     Exercise(
@@ -156,7 +156,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "block",
         "a block with skip connections",
         (Part("block_backward", "block", "gpt2_block"),),
-        "network.md",
+        ("network.md",),
         needs=(1, 2, 5, 8),
     ),
     Exercise(
@@ -164,7 +164,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "tied",
         "the tied head",
         (Part("tied_backward", "tied", "tied_embedding"),),
-        "network.md",
+        ("network.md",),
         needs=(1, 4),
     ),
     Exercise(
@@ -172,7 +172,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "gpt2",
         "the whole GPT-2",
         (Part("gpt2_backward", "gpt2", "gpt2"),),
-        "network.md",
+        ("network.md",),
         needs=(1, 3, 4, 5, 9),
     ),
     Exercise(
@@ -180,7 +180,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "lora",
         "LoRA",
         (Part("lora_backward", "lora", "lora"), Part("lora_linear_backward", "lora_linear", "lora")),
-        "lora.md",
+        ("lora.md",),
         ("lora", "lora_linear"),
         needs=(1,),
     ),
@@ -189,7 +189,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "kv_cache",
         "the KV cache",
         (Part("cached_attention", "kv_cache", "kv_cache"),),
-        "attention.md",
+        ("attention.md",),
         needs=(1, 7, 8),
     ),
     Exercise(
@@ -197,7 +197,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "rms_norm",
         "RMS norm",
         (Part("rms_norm_backward", "rms_norm", "rms_norm"),),
-        "rms_norm.md",
+        ("rms_norm.md",),
         ("rms_norm",),
     ),
     Exercise(
@@ -205,7 +205,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "rope",
         "rotary positions",
         (Part("rope_backward", "rope", "rope"),),
-        "rope.md",
+        ("rope.md",),
         ("rope",),
     ),
     Exercise(
@@ -213,7 +213,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "swiglu",
         "SwiGLU",
         (Part("swiglu_backward", "swiglu", "swiglu"),),
-        "swiglu.md",
+        ("swiglu.md",),
         ("swiglu",),
     ),
     Exercise(
@@ -221,7 +221,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "grouped_query",
         "grouped queries",
         (Part("grouped_query_backward", "grouped_query", "grouped_query"),),
-        "grouped_query.md",
+        ("grouped_query.md",),
         ("grouped_query",),
         needs=(7,),
     ),
@@ -230,7 +230,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "adamw",
         "AdamW",
         (Part("adamw_update", "adamw", "adamw"),),
-        "optimizer.md",
+        ("optimizer.md",),
     ),
     Exercise(
         19,
@@ -241,7 +241,14 @@ EXERCISES: tuple[Exercise, ...] = (
             Part("softmax_tangent", "softmax_tangent", "softmax_tangent"),
             Part("layer_norm_tangent", "layer_norm_tangent", "layer_norm_tangent"),
         ),
-        "README.md#second-order",
+        (
+            "README.md#second-order",
+            "linear.md#eq-fc-5",
+            "attention.md#eq-att-4",
+            "layer_norm.md#eq-ln-1",
+            "layer_norm.md#eq-ln-2",
+            "layer_norm.md#eq-ln-3",
+        ),
         needs=(1,),
     ),
 )
