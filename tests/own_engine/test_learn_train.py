@@ -85,6 +85,16 @@ def test_unsolved_and_wrong_exercises_are_ours_and_named(tmp_path: Path, text: l
     assert solved.summary() == "4 of 6 pairs are yours; the rest is onfoot's."
 
 
+def test_a_file_that_cannot_be_imported_is_named_and_the_rest_is_trained(tmp_path: Path, text: learn.Text) -> None:
+    folder = write_course(tmp_path / "broken", network=False)
+    (folder / "e01_linear.py").write_text("def f(:\n", encoding="utf-8")
+    (folder / "e12_lora.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
+    solved = learn.solved_in(folder, text)
+    assert "  linear         onfoot's: e01_linear.py cannot be imported\n" in solved.table()
+    assert "e12_lora.py cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'" in solved.table()
+    assert solved.summary() == "5 of 6 pairs are yours; the rest is onfoot's."
+
+
 def test_of_two_files_with_the_same_pair_the_last_right_one_counts(tmp_path: Path, text: learn.Text) -> None:
     """As with a head without a mask, followed by one with it: only the later is right in a causal model."""
     folder = write_course(tmp_path / "two")
@@ -140,7 +150,7 @@ def test_the_whole_pass_scales_with_the_divisor_and_reports_what_is_missing(tmp_
 
 
 def test_a_difference_in_the_loss_is_found(tmp_path: Path, text: learn.Text) -> None:
-    modules = import_folder(write_course(tmp_path / "loss"))
+    modules, _ = import_folder(write_course(tmp_path / "loss"))
     network = next(m for path, m in modules.items() if path.stem == "e11_gpt2")
     tokens = np.arange(12).reshape(2, 6)
     targets = np.roll(tokens, -1, axis=1)
@@ -173,6 +183,12 @@ def test_a_wrong_file_can_be_compared_and_nothing_wrong_is_said(tmp_path: Path) 
     right, wrong = learn.compare(folder, options(40), print, other / "e01_linear.py")
     assert right.losses[0] == wrong.losses[0]
     assert np.mean(wrong.losses[-10:]) > np.mean(right.losses[-10:]) + 0.2
+
+
+def test_a_wrong_pair_whose_shapes_cannot_be_trained_is_said_to_be_wrong(tmp_path: Path) -> None:
+    folder = write_course(tmp_path / "shape", network=False, linear=("dx = (drows", "dx = np.zeros(3) # (drows"))
+    with pytest.raises(ValueError, match=r"your linear is wrong, but cannot be trained: .*dx"):
+        learn.compare(folder, options(2), print)
 
 
 def test_the_command_finds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
