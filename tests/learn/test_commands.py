@@ -153,6 +153,24 @@ def test_an_added_constant_is_not_solved_and_a_changed_argument_is_said(capsys: 
     assert said.startswith("Solved") and "Note: linear_backward: it modifies its argument x in place:" in said
 
 
+@pytest.mark.parametrize(
+    ("number", "right", "wrong"),
+    [
+        (1, "rows(x).T @ rows(dy)", "np.einsum('bti,btj->ij', x, dy)"),
+        (3, "dlogits.reshape(logits.shape)", "dlogits.reshape(logits.shape[0], -1, logits.shape[2])"),
+        (16, "return dgate, dup", "return dgate, dup[:, :, :]"),
+    ],
+)
+def test_an_answer_that_raises_without_an_axis_for_the_batch_is_not_solved(number: int, right: str, wrong: str) -> None:
+    names: dict[str, Any] = {}
+    exec(mistaken(number, right, wrong), names)
+    exercise = get_exercise(number)
+    with pytest.raises(AssertionError) as error:
+        assert_solved(exercise.name, *(names[function] for function in exercise.functions))
+    said = " ".join(str(error.value).split())
+    assert "it raises" in said and "_backward fits only some of the shapes. There may be several leading axes" in said
+
+
 BROKEN: dict[str, tuple[Callable[[str], str], str, str]] = {
     "syntax": (
         lambda text: text.replace("def linear_backward(dy, saved):", "def linear_backward(dy, saved"),

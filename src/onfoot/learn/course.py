@@ -25,6 +25,7 @@ class Part:
     layer_name: str  # of the checker, or of `learn.layers`
     options: Mapping[str, Any] = field(default_factory=dict)  # of the layer
     strict: bool = False  # whether the cases beyond the layer's contract count
+    rows: bool = False  # whether it must also take (tokens, features), without an axis for the batch
     called_with: str = ""  # arguments that tell two parts with the same function apart
 
     @property
@@ -84,7 +85,7 @@ EXERCISES: tuple[Exercise, ...] = (
         1,
         "linear",
         "a product and a bias",
-        (Part("linear_backward", "linear", "linear"),),
+        (Part("linear_backward", "linear", "linear", rows=True),),
         ("linear.md",),
         ("linear",),
     ),
@@ -101,8 +102,8 @@ EXERCISES: tuple[Exercise, ...] = (
         "cross_entropy",
         "softmax and cross-entropy",
         (
-            Part("softmax_gradient", "softmax", "softmax"),
-            Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True),
+            Part("softmax_gradient", "softmax", "softmax", rows=True),
+            Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True, rows=True),
         ),
         ("README.md#the-softmax", "cross_entropy.md"),
         ("cross_entropy",),
@@ -119,7 +120,7 @@ EXERCISES: tuple[Exercise, ...] = (
         5,
         "layer_norm",
         "layer norm",
-        (Part("layer_norm_backward", "layer_norm", "layer_norm"),),
+        (Part("layer_norm_backward", "layer_norm", "layer_norm", rows=True),),
         ("layer_norm.md",),
         ("layer_norm",),
     ),
@@ -196,7 +197,7 @@ EXERCISES: tuple[Exercise, ...] = (
         14,
         "rms_norm",
         "RMS norm",
-        (Part("rms_norm_backward", "rms_norm", "rms_norm"),),
+        (Part("rms_norm_backward", "rms_norm", "rms_norm", rows=True),),
         ("rms_norm.md",),
         ("rms_norm",),
     ),
@@ -212,7 +213,7 @@ EXERCISES: tuple[Exercise, ...] = (
         16,
         "swiglu",
         "SwiGLU",
-        (Part("swiglu_backward", "swiglu", "swiglu"),),
+        (Part("swiglu_backward", "swiglu", "swiglu", rows=True),),
         ("swiglu.md",),
         ("swiglu",),
     ),

@@ -158,8 +158,10 @@ def judge_part(path: Path, part: Part, timeout: float = TIMEOUT, start: Start | 
         if returns_nothing(function, case):
             return PartVerdict(part, "unsolved", dict.fromkeys(layer.gradients, "None"))
         name = f"{path.name}:{part.function}"
-        report = check_part(part, function, name)
-    return from_report(part, report)
+        verdict = from_report(part, check_part(part, function, name))
+        if part.rows and verdict.status == "passed":
+            refuse_three_axes_only(verdict, lambda inputs: function.run(inputs, {}, "numpy"))
+    return verdict
 
 
 def check_part(part: Part, function: Any, name: str) -> LayerReport:
@@ -168,6 +170,36 @@ def check_part(part: Part, function: Any, name: str) -> LayerReport:
     return check_layer(
         part.layer, function, arrays="numpy", layout=layout, strict=part.strict, name=name, **part.options
     )
+
+
+def refuse_three_axes_only(verdict: PartVerdict, call: Callable[[Sequence[Any]], Any]) -> None:
+    """Calls a function that is right for (batch, tokens, features) with (tokens, features), which it must take too."""
+    part, options = verdict.part, verdict.part.layer.with_options(verdict.part.options)
+    case = first_case(part.layer, 0, options, ANY)
+    lead = case.inputs[0].shape[:-1]
+    inputs = [
+        x.reshape(-1, *x.shape[len(lead) :]) if isinstance(x, np.ndarray) and x.shape[: len(lead)] == lead else x
+        for x in case.inputs
+    ]
+    names = part.layer.gradients
+    right = part.layer.reference(*inputs, **options)
+    try:
+        found = call([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
+        given = [to_numpy(one) for one in (found if isinstance(found, tuple) else (found,))]
+        same = [g.shape == r.shape and np.allclose(g, r, rtol=SAME, atol=SAME) for g, r in zip(given, right, strict=True)]
+    except Exception as error:  # the learner's function, in whatever way
+        verdict.status, verdict.marks = "failed", dict.fromkeys(names, "not judged")
+        said = str(error) if isinstance(error, (RaisedError, DiedError)) else f"{type(error).__name__}: {error}"
+        verdict.problems.append(f"with {part.layer.arguments[0]} of shape {inputs[0].shape} it raises {said}")
+        verdict.mistakes.append(f"{part.function} fits only some of the shapes")
+        verdict.explained.append(LEADING_AXES)
+        return
+    wrong = [name for name, one in zip(names, same, strict=True) if not one]
+    if wrong:
+        verdict.status = "wrong"
+        verdict.marks |= dict.fromkeys(wrong, "wrong")
+        verdict.mistakes.append(f"{', '.join(wrong)} fits only some of the shapes")
+        verdict.explained.append(LEADING_AXES)
 
 
 def has_layouts(part: Part) -> bool:

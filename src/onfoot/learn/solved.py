@@ -9,7 +9,7 @@ from typing import Any
 from onfoot.learn.adapters import ADAPTERS, missing_functions
 from onfoot.learn.answer import first_sentence, note_lines, part_lines
 from onfoot.learn.course import Part, find_exercise
-from onfoot.learn.judge import PartVerdict, Verdict, check_part, from_report, overall
+from onfoot.learn.judge import PartVerdict, Verdict, check_part, from_report, overall, refuse_three_axes_only
 
 
 def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False) -> None:
@@ -55,6 +55,8 @@ def judge_here(module: Any, part: Part) -> PartVerdict:
     verdict = from_report(part, report)
     if all(mark == "None" for mark in verdict.marks.values()) or _returns_none(report):
         return PartVerdict(part, "unsolved", dict.fromkeys(part.layer.gradients, "None"))
+    if part.rows and verdict.status == "passed":
+        refuse_three_axes_only(verdict, lambda inputs: function(*inputs))
     return verdict
 
 
