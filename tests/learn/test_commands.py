@@ -15,6 +15,7 @@ from learners import edit, solved_folder
 from typer.testing import CliRunner
 
 from onfoot.check.chain import Chain
+from onfoot.check.equations import equation_of
 from onfoot.check.report import LayerReport
 from onfoot.cli import app
 from onfoot.learn import EXERCISES, assert_solved, get_exercise, judge, make_folder
@@ -99,6 +100,7 @@ def test_the_whole_report_and_the_verdict_for_programs(here: Path) -> None:
     (here / "e05_layer_norm.py").write_text(text.replace("dnormed = dy * weight", "dnormed = dy"), encoding="utf-8")
     report = run("check", "5", "--report")
     assert "layer_norm · e05_layer_norm.py:layer_norm_backward" in report.stdout and "Example" in report.stdout
+    assert "onfoot learn derivation 5" in report.stdout.partition("Example")[0] and "docs/" not in report.stdout
     (verdict,) = json.loads(run("check", "5", "--json").stdout)
     assert verdict["status"] == "wrong" and not verdict["passed"] and verdict["exercise"] == 5
     (part,) = verdict["parts"]
@@ -169,6 +171,37 @@ def test_an_answer_that_raises_without_an_axis_for_the_batch_is_not_solved(numbe
         assert_solved(exercise.name, *(names[function] for function in exercise.functions))
     said = " ".join(str(error.value).split())
     assert "it raises" in said and "_backward fits only some of the shapes. There may be several leading axes" in said
+
+
+def said_of(number: int, right: str, wrong: str) -> str:
+    """What is said of a wrong answer, in one line."""
+    names: dict[str, Any] = {}
+    exec(mistaken(number, right, wrong), names)
+    exercise = get_exercise(number)
+    with pytest.raises(AssertionError) as error:
+        assert_solved(exercise.name, *(names[function] for function in exercise.functions))
+    return " ".join(str(error.value).split())
+
+
+def test_an_answer_that_raises_in_some_cases_is_said_to_be_right_only_where_it_ran() -> None:
+    said = said_of(3, "np.where(counts, target, 0)] -= 1", "target] -= 1")
+    assert "cross_entropy_backward fails in some cases: it raises" in said
+    assert "dlogits is right in the cases where it ran." in said and "dlogits ✓ right where it ran" in said
+    assert "adapters.py" not in said
+
+
+def test_what_is_none_beside_a_function_that_raises_is_not_written_yet() -> None:
+    said = said_of(1, "return dx, dweight, dbias", "return dy * weight, None, None")
+    assert "dweight · not written yet (None)" in said and "does not return" not in said
+
+
+def test_a_sum_over_everything_is_named_by_what_it_gives() -> None:
+    assert "Mistake: dbias is summed to one number." in said_of(1, "np.sum(rows(dy), axis=0)", "np.sum(dy)")
+
+
+def test_the_equation_of_relu_is_its_own() -> None:
+    layer = get_exercise(2).parts[0].layer
+    assert equation_of(layer.name, "dx") == "G.2"
 
 
 BROKEN: dict[str, tuple[Callable[[str], str], str, str]] = {

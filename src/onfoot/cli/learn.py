@@ -224,13 +224,14 @@ def _show(folder: Path, verdict: Verdict, report: bool) -> None:
     from onfoot.cli import console
     from onfoot.learn.answer import answer_text
     from onfoot.learn.progress import TRAIN, Progress
-    from onfoot.learn.words import legend
+    from onfoot.learn.words import legend, report_text
 
     progress = Progress(folder)
     console.show_text(_coloured(answer_text(verdict, progress.hints(verdict.exercise))))
     for part in verdict.parts if report else ():
         if part.report is not None:
-            console.show_text(f"\n{legend(part.part.function)}\n\n{part.report}")
+            shown = report_text(str(part.report), verdict.exercise.derivation)
+            console.show_text(f"\n{legend(part.part.function)}\n\n{shown}")
     if verdict.passed:
         following = progress.current()
         after = f"Next: {following.stem}.md, then onfoot learn check {following.number}"

@@ -47,7 +47,11 @@ def first_sentence(verdict: Verdict) -> str:
             f"this prints the file as it was given: onfoot learn show {verdict.exercise.number}"
         )
     if part.status == "failed":
-        return f"{function} cannot be judged: {part.problems[0]}." if part.problems else f"{function} fails."
+        if not part.problems:
+            return f"{function} fails."
+        right = part.marked("right")
+        some = f" {sentence(right, 'right')[:-1]} in the cases where it ran." if right else ""
+        return f"{function} {'fails in some cases' if right else 'cannot be judged'}: {part.problems[0]}.{some}"
     if part.status == "wrong":
         wrong, right = part.marked("wrong"), part.marked("right")
         return sentence(wrong, "wrong") + (f" {sentence(right, 'right')}" if right else "")
@@ -67,7 +71,8 @@ def part_lines(part: PartVerdict, said: str = "", same_as: str = "") -> Iterator
     yield f"  {part.part.title}"
     width = max(map(len, part.marks)) + 2
     for name, mark in part.marks.items():
-        yield f"    {name:<{width}}{MARKS[mark]}"
+        ran = " where it ran" if part.status == "failed" and mark == "right" else ""
+        yield f"    {name:<{width}}{MARKS[mark]}{ran}"
     if part.status == "changed":
         return
     for problem in part.problems:

@@ -37,6 +37,7 @@ ABOUT_THE_CHECK = (  # warnings that say nothing about the function, or what is 
     "run in ", "not run", "float64 is only as accurate", "the diagnosis leaves out", "if it takes certain sizes",
     "its name is that of",
 )  # fmt: skip
+OUR_LINE = re.compile(r" \(adapters\.py, line \d+\)")
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -186,7 +187,9 @@ def refuse_three_axes_only(verdict: PartVerdict, call: Callable[[Sequence[Any]],
     try:
         found = call([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
         given = [to_numpy(one) for one in (found if isinstance(found, tuple) else (found,))]
-        same = [g.shape == r.shape and np.allclose(g, r, rtol=SAME, atol=SAME) for g, r in zip(given, right, strict=True)]
+        same = [
+            g.shape == r.shape and np.allclose(g, r, rtol=SAME, atol=SAME) for g, r in zip(given, right, strict=True)
+        ]
     except Exception as error:  # the learner's function, in whatever way
         verdict.status, verdict.marks = "failed", dict.fromkeys(names, "not judged")
         said = str(error) if isinstance(error, (RaisedError, DiedError)) else f"{type(error).__name__}: {error}"
@@ -246,13 +249,17 @@ def returns_nothing(function: IsolatedFunction, case: Case) -> bool:
 def from_report(part: Part, report: LayerReport) -> PartVerdict:
     """The verdict that a report of the checker means."""
     marks = {name: mark(report, name) for name in part.layer.gradients}
+    missing = unwritten(report)
+    marks |= dict.fromkeys(missing, "None")
     swapped = other_order(report)
     marks |= dict.fromkeys(swapped, "wrong")
     found = {p.kind: described(p.kind, p.message) for o in reversed(report.failed) for p in reversed(o.problems)}
+    if missing and len(found) > 1:
+        found.pop("count")  # its row says so
     problems = [
-        own_words(one, part.function) for one in reversed(found.values())
+        own_words(OUR_LINE.sub("", one), part.function) for one in reversed(found.values())
     ]  # the first of each kind: later cases differ only in their sizes
-    warnings = [re.sub(r" \(adapters\.py, line \d+\)", "", one) for one in report.warnings]  # a line of ours
+    warnings = [OUR_LINE.sub("", one) for one in report.warnings]
     notes = [own_words(one, part.function) for one in warnings if not one.startswith(ABOUT_THE_CHECK)]
     verdict = PartVerdict(part, "passed", marks, problems, notes=notes, report=report)
     if not report.passed:
@@ -318,6 +325,13 @@ def other_order(report: LayerReport) -> list[str]:
     if found is None:
         return []
     return [name for name, place in zip(report.layer.gradients, found[1].split(", "), strict=False) if name != place]
+
+
+def unwritten(report: LayerReport) -> list[str]:
+    """The gradients that are None, where the function also raises in other cases."""
+    messages = [p.message for o in report.failed for p in o.problems if p.kind == "count"]
+    found = [re.fullmatch(r"it does not return ([\w, ]+)", one) for one in messages]
+    return next((one[1].split(", ") for one in found if one is not None), [])
 
 
 def described(kind: str, message: str) -> str:

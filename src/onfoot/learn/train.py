@@ -277,7 +277,9 @@ def compare(
     if not wrong:
         cannot = [f"your {one.pair} is wrong, but cannot be trained: {one.words}" for one in solved.mistaken]
         if cannot:
-            raise ValueError(f"{'; '.join(cannot)}; mend its shapes first, or give the file of a wrong pair with --wrong")
+            raise ValueError(
+                f"{'; '.join(cannot)}; mend its shapes first, or give the file of a wrong pair with --wrong"
+            )
         raise ValueError(
             "nothing is wrong that can be trained: give the file of a wrong pair with --wrong FILE (a backward that "
             "returns None does not train)"
