@@ -91,6 +91,7 @@ def test_one_gradient_after_the_other(here: Path) -> None:
     assert right.exit_code == 0
     assert "Solved: linear_backward is right in every case." in right.stdout
     assert "Next: e02_activation.md, then onfoot learn check 2" in right.stdout
+    assert "onfoot explore --engine ." in right.stdout
     shown = run("map").stdout
     assert "1 of 19 exercises solved" in shown and "✓ e01_linear" in shown and "▸ e02_activation" in shown
 
@@ -311,6 +312,15 @@ def test_hints_come_one_after_the_other(here: Path) -> None:
     assert "onfoot learn hint 1 (3 of 3 seen)" in run("check").stdout
     assert "hint 2 of 3" in run("hint", "4", "--level", "2").stdout
     assert Progress(here).hints(get_exercise(4)) == 2
+
+
+def test_hints_can_be_read_beside_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "The next hint says more: onfoot learn hint 1 --level 2" in run("hint", "1").stdout
+    assert "Exercise 1 · hint 2 of 3" in run("hint", "1", "--level", "2").stdout
+    assert not list(tmp_path.iterdir())
+    said = said_of(1, "np.sum(rows(dy), axis=0)", "np.sum(dy)")
+    assert "A hint, in a terminal: onfoot learn hint 1" in said and "onfoot learn derivation 1" in said
 
 
 def test_the_given_file_can_be_seen_again(here: Path) -> None:

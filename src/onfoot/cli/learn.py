@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,11 +150,15 @@ def hint(
 ) -> None:
     """Show the next hint of an exercise. There are three; each says more."""
     from onfoot.cli import console
-    from onfoot.learn.folder import find_folder
+    from onfoot.learn.course import find_exercise
+    from onfoot.learn.folder import find_folder, folder_here
     from onfoot.learn.session import hint_text
 
-    where = find_folder(folder)
-    console.show_text(hint_text(where, _chosen(where, number), level))
+    if number is None or folder is not None:
+        where = find_folder(folder)
+        console.show_text(hint_text(where, _chosen(where, number), level))
+    else:  # beside notebooks there is no folder
+        console.show_text(hint_text(folder_here(), find_exercise(number), level))
 
 
 @app.command("map")
@@ -238,7 +243,8 @@ def _show(folder: Path, verdict: Verdict, report: bool) -> None:
         console.show_text(after if not progress.solved(following) else "Every exercise is solved.")
         if verdict.exercise.pairs or verdict.exercise.name == "gpt2":
             console.show_text(
-                f"A small GPT-2 trains with what is yours so far, and with onfoot's for the rest: {TRAIN}"
+                f"A small GPT-2 trains with what is yours so far, and with onfoot's for the rest: {TRAIN}\n"
+                f"Your gradients beside the right ones, on a page: onfoot explore --engine {shlex.quote(str(folder))}"
             )
 
 

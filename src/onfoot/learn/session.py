@@ -64,15 +64,20 @@ def blocked(exercise: Exercise, needed: Exercise) -> str:
     )
 
 
-def hint_text(folder: Path, exercise: Exercise, level: int | None = None) -> str:
-    """The next hint of an exercise, or the one of a given level; all levels have been seen after the third."""
-    progress = Progress(folder)
+def hint_text(folder: Path | None, exercise: Exercise, level: int | None = None) -> str:
+    """The next hint of an exercise, or the one of a given level; all levels have been seen after the third.
+
+    Without a folder, as beside notebooks, nothing is kept: the next hint is the first.
+    """
     if level is not None and not 1 <= level <= LEVELS:
         raise ValueError(f"level must be 1 to {LEVELS}, got {level}")
-    level = level or min(progress.hints(exercise) + 1, LEVELS)
-    progress.saw_hint(exercise, level)
+    progress = None if folder is None else Progress(folder)
+    level = level or min((progress.hints(exercise) if progress else 0) + 1, LEVELS)
+    if progress is not None:
+        progress.saw_hint(exercise, level)
+    one_more = "" if progress is not None else f" --level {level + 1}"
     after = (
-        f"The next hint says more: onfoot learn hint {exercise.number}"
+        f"The next hint says more: onfoot learn hint {exercise.number}{one_more}"
         if level < LEVELS
         else f"That was the last hint. The whole derivation: {exercise.derivation}"
     )

@@ -33,6 +33,8 @@ def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False
         return
     first = first_sentence(verdict)
     lines = [first, *(line for part in parts for line in ("", *part_lines(part, first)))]
+    lines += ["", f"A hint, in a terminal:  onfoot learn hint {exercise.number}"]
+    lines += [f"The whole derivation:   {exercise.derivation}"]
     raise AssertionError("\n".join(lines))
 
 
