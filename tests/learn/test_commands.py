@@ -270,6 +270,12 @@ def test_a_broken_file_is_answered_kindly(here: Path, kind: str) -> None:
     assert flat.count(" ".join(words[0].split())) == 1  # said once
 
 
+def test_a_file_with_null_bytes_is_not_python(here: Path) -> None:
+    (here / "e01_linear.py").write_bytes(b"x = 1\0")
+    verdict = judge(here, get_exercise(1))
+    assert verdict.status == "syntax" and "null bytes" in verdict.message and "None" not in verdict.message
+
+
 def test_an_endless_function_is_ended(here: Path) -> None:
     edit(here / "e01_linear.py", "    dx = None", "    while True: pass\n    dx = None")
     result = run("check", "1", "--timeout", "1")
@@ -336,6 +342,10 @@ BAD = {
     "hint 99": "there is no exercise 99",
     "check abc": "there is no exercise 'abc'; give a number from 1 to 19, or one of linear, activation,",
     "chek": "there is no command 'chek'; did you mean: onfoot learn check?",
+    "3": "there is no command '3'; did you mean: onfoot learn check 3?",
+    "grade . --exercises 5-3": '--exercises must be numbers such as 1,3,5-7, the smaller first, got "5-3"',
+    "grade . --total inf": "--total must be > 0 and at most 86400 seconds, got inf",
+    "grade . --timeout -1": "--timeout must be > 0 and at most 86400 seconds, got -1",
     "hints 3": "there is no command 'hints'; did you mean: onfoot learn hint?",
     "grade nowhere": "nowhere: no such file or folder",
     "hint 1 --level 4": "level must be 1 to 3, got 4",

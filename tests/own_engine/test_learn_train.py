@@ -130,6 +130,18 @@ def test_training_on_the_learners_whole_pass_has_the_bits_of_the_engine_numpy(tm
     assert grads["transformer.h.0.attn.c_attn.bias"][16:32] == pytest.approx(0, abs=1e-7)
 
 
+def test_a_run_on_the_solutions_whole_pass_has_the_bits_of_a_run_on_the_engine_numpy(
+    tmp_path: Path, text: learn.Text
+) -> None:
+    solved = learn.solved_in(SOLUTIONS, text)
+    assert solved.everything
+    mine, ours = text.model(solved.right, solved.files, solved.network), text.model({}, {})
+    assert isinstance(mine, OwnNetwork)
+    runs = [learn.run(model, text, tmp_path / str(i)) for i, model in enumerate((mine, ours))]
+    assert runs[0].losses == runs[1].losses and len(runs[0].losses) == 6
+    assert [name for name in ours.params if not np.array_equal(mine.params[name], ours.params[name])] == []
+
+
 def test_the_whole_pass_scales_with_the_divisor_and_reports_what_is_missing(tmp_path: Path, text: learn.Text) -> None:
     network = learn.solved_in(write_course(tmp_path / "scale"), text).network
     model, tokens = text.model({}, {}, network), np.arange(12).reshape(2, 6)
@@ -201,6 +213,7 @@ def test_the_command_finds_its_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     make_folder(tmp_path / "made")
     course = write_course(tmp_path / "onfoot-learn", network=False)
     (tmp_path / "made" / FILE).rename(course / FILE)  # by this file a folder of exercises is known
+    monkeypatch.setattr("socket.socket", None)  # no network is needed
     result = CliRunner().invoke(app, ["--steps", "2", "--quiet", "--out", "runs"])
     assert result.exit_code == 0, result.output
     assert "All 6 pairs are yours" in " ".join(result.output.split())

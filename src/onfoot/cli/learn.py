@@ -34,6 +34,11 @@ class _Learn(TyperGroup):
         known = (*self.commands, *ctx.help_option_names)
         if not args or args[0] in known:
             return super().parse_args(ctx, args or [MAKE])
+        if args[0].isdecimal() and not Path(args[0]).exists():
+            raise ValueError(
+                f"there is no command {args[0]!r}; did you mean: onfoot learn check {args[0]}? "
+                f"(A folder of that name is made by: onfoot learn make {args[0]})"
+            )
         near = difflib.get_close_matches(args[0], self.commands, 1, NEAR)
         if near and not Path(args[0]).exists():
             raise ValueError(

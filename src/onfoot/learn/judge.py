@@ -142,7 +142,8 @@ def unreadable(path: Path) -> tuple[str, str] | None:
         compile(path.read_bytes(), str(path), "exec")
     except SyntaxError as error:
         line = f"\n\n    {error.text.strip()}" if error.text else ""
-        return "syntax", f"{path.name} is not valid Python: {error.msg} (line {error.lineno}){line}"
+        where = f" (line {error.lineno})" if error.lineno else ""
+        return "syntax", f"{path.name} is not valid Python: {error.msg}{where}{line}"
     except ValueError as error:  # null bytes
         return "syntax", f"{path.name} is not valid Python: {error}"
     return None
