@@ -17,7 +17,7 @@ from waiting import until
 
 import onfoot
 from onfoot.cli import app
-from onfoot.cli.explore import _written
+from onfoot.cli.explore import _own_engine, _written
 from onfoot.explore.study import Study
 from onfoot.learn.course import COURSE, SOLUTIONS
 from onfoot.models.model import Model
@@ -154,3 +154,17 @@ def test_a_folder_of_exercises_shows_what_is_written_and_ours_for_the_rest(model
     assert isinstance(unwritten, OwnEngine)
     with pytest.raises(ValueError, match="no pair is written yet"):
         _written(unwritten, str(tmp_path), model)
+
+
+def test_a_pair_that_raises_and_a_file_that_is_broken_leave_the_others_to_be_shown(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copyfile(SOLUTIONS / "e01_linear.py", tmp_path / "e01_linear.py")
+    text = (SOLUTIONS / "e05_layer_norm.py").read_text(encoding="utf-8")
+    raises = text.replace("def layer_norm_backward(dy, saved):", "def layer_norm_backward(dy, saved):\n    1 / 0")
+    (tmp_path / "e05_layer_norm.py").write_text(raises, encoding="utf-8")
+    (tmp_path / "e08_multi_head.py").write_text("def f(:\n", encoding="utf-8")
+    engine = _own_engine(str(tmp_path))
+    assert engine is not None and _written(engine, str(tmp_path), model).theirs == {"linear"}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "e08_multi_head.py, line 1: invalid syntax" in said and "ZeroDivisionError" in said

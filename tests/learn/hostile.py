@@ -136,6 +136,7 @@ MISTAKES = [
     (3, "(drho - (drho * rho).sum(axis=-1, keepdims=True)) * rho", "drho * rho", ""),
     # right in the shapes of another layout: one sequence at a time, all tokens as rows, another order
     (1, "rows(x).T @ rows(dy)", "x.T @ dy", "fits only some of the shapes"),
+    (1, "np.sum(rows(dy), axis=0)", "dy.sum(axis=tuple(range(2)))", "fits only some of the shapes"),
     (1, ".reshape(*dy.shape[:-1], weight.shape[0])", "", "a reshape is missing"),
     (1, "return dx, dweight, dbias", "return dweight, dx, dbias", "returned in another order"),
     (2, "np.where(x <= 0, 0, dy)", "np.where(x <= 0, 0, dy).reshape(-1, x.shape[-1])", "a reshape is missing"),

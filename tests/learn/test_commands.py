@@ -15,13 +15,13 @@ from learners import edit, solved_folder
 from typer.testing import CliRunner
 
 from onfoot.check.chain import Chain
+from onfoot.check.equations import equation_of
 from onfoot.check.report import LayerReport
 from onfoot.cli import app
 from onfoot.learn import EXERCISES, assert_solved, get_exercise, judge, make_folder
 from onfoot.learn.answer import part_lines
 from onfoot.learn.course import SOLUTIONS, foundations
-from onfoot.learn.derivation import derivation_text
-from onfoot.learn.judge import PartVerdict, merge_places
+from onfoot.learn.judge import PartVerdict, Verdict, merge_places
 from onfoot.learn.progress import FILE, Progress
 from onfoot.learn.session import SECONDS, changed_files, check_exercise
 from onfoot.learn.words import own_words
@@ -91,6 +91,7 @@ def test_one_gradient_after_the_other(here: Path) -> None:
     assert right.exit_code == 0
     assert "Solved: linear_backward is right in every case." in right.stdout
     assert "Next: e02_activation.md, then onfoot learn check 2" in right.stdout
+    assert "onfoot explore --engine ." in right.stdout
     shown = run("map").stdout
     assert "1 of 19 exercises solved" in shown and "✓ e01_linear" in shown and "▸ e02_activation" in shown
 
@@ -100,6 +101,7 @@ def test_the_whole_report_and_the_verdict_for_programs(here: Path) -> None:
     (here / "e05_layer_norm.py").write_text(text.replace("dnormed = dy * weight", "dnormed = dy"), encoding="utf-8")
     report = run("check", "5", "--report")
     assert "layer_norm · e05_layer_norm.py:layer_norm_backward" in report.stdout and "Example" in report.stdout
+    assert "onfoot learn derivation 5" in report.stdout.partition("Example")[0] and "docs/" not in report.stdout
     (verdict,) = json.loads(run("check", "5", "--json").stdout)
     assert verdict["status"] == "wrong" and not verdict["passed"] and verdict["exercise"] == 5
     (part,) = verdict["parts"]
@@ -130,6 +132,77 @@ def test_a_product_for_two_axes_only_is_not_solved(here: Path) -> None:
     (here / "e01_linear.py").write_text(mistaken(1, "rows(x).T @ rows(dy)", "x.T @ dy"), encoding="utf-8")
     result = run("check", "1")
     assert result.exit_code == 1 and "dweight is wrong. dx and dbias are right." in result.stdout
+
+
+def test_a_numerical_difference_is_not_solved() -> None:
+    names: dict[str, Any] = {}
+    right = "dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * du)"
+    exec(mistaken(2, right, "dy * (gelu_tanh_forward(x + 1e-5)[0] - gelu_tanh_forward(x - 1e-5)[0]) / 2e-5"), names)
+    with pytest.raises(AssertionError) as error:
+        assert_solved("activation", names["relu_backward"], names["gelu_tanh_backward"])
+    said = " ".join(str(error.value).split())
+    assert said.startswith("dx is wrong.")
+    assert "Mistake: dx is only as accurate as float32. The inputs are float64" in said
+
+
+def test_an_added_constant_is_not_solved_and_a_changed_argument_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0) + 1e-6"), names)
+    with pytest.raises(AssertionError, match=r"dbias is wrong\. dx and dweight are right"):
+        assert_solved("linear", names["linear_backward"])
+    exec(mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0); x *= 2"), names)
+    assert_solved("linear", names["linear_backward"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("Solved") and "Note: linear_backward: it modifies its argument x in place:" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "right", "wrong"),
+    [
+        (1, "rows(x).T @ rows(dy)", "np.einsum('bti,btj->ij', x, dy)"),
+        (3, "dlogits.reshape(logits.shape)", "dlogits.reshape(logits.shape[0], -1, logits.shape[2])"),
+        (16, "return dgate, dup", "return dgate, dup[:, :, :]"),
+    ],
+)
+def test_an_answer_that_raises_without_an_axis_for_the_batch_is_not_solved(number: int, right: str, wrong: str) -> None:
+    names: dict[str, Any] = {}
+    exec(mistaken(number, right, wrong), names)
+    exercise = get_exercise(number)
+    with pytest.raises(AssertionError) as error:
+        assert_solved(exercise.name, *(names[function] for function in exercise.functions))
+    said = " ".join(str(error.value).split())
+    assert "it raises" in said and "_backward fits only some of the shapes. There may be several leading axes" in said
+
+
+def said_of(number: int, right: str, wrong: str) -> str:
+    """What is said of a wrong answer, in one line."""
+    names: dict[str, Any] = {}
+    exec(mistaken(number, right, wrong), names)
+    exercise = get_exercise(number)
+    with pytest.raises(AssertionError) as error:
+        assert_solved(exercise.name, *(names[function] for function in exercise.functions))
+    return " ".join(str(error.value).split())
+
+
+def test_an_answer_that_raises_in_some_cases_is_said_to_be_right_only_where_it_ran() -> None:
+    said = said_of(3, "np.where(counts, target, 0)] -= 1", "target] -= 1")
+    assert "cross_entropy_backward fails in some cases: it raises" in said
+    assert "dlogits is right in the cases where it ran." in said and "dlogits ✓ right where it ran" in said
+    assert "adapters.py" not in said
+
+
+def test_what_is_none_beside_a_function_that_raises_is_not_written_yet() -> None:
+    said = said_of(1, "return dx, dweight, dbias", "return dy * weight, None, None")
+    assert "dweight · not written yet (None)" in said and "does not return" not in said
+
+
+def test_a_sum_over_everything_is_named_by_what_it_gives() -> None:
+    assert "Mistake: dbias is summed to one number." in said_of(1, "np.sum(rows(dy), axis=0)", "np.sum(dy)")
+
+
+def test_the_equation_of_relu_is_its_own() -> None:
+    layer = get_exercise(2).parts[0].layer
+    assert equation_of(layer.name, "dx") == "G.2"
 
 
 BROKEN: dict[str, tuple[Callable[[str], str], str, str]] = {
@@ -197,6 +270,12 @@ def test_a_broken_file_is_answered_kindly(here: Path, kind: str) -> None:
     assert flat.count(" ".join(words[0].split())) == 1  # said once
 
 
+def test_a_file_with_null_bytes_is_not_python(here: Path) -> None:
+    (here / "e01_linear.py").write_bytes(b"x = 1\0")
+    verdict = judge(here, get_exercise(1))
+    assert verdict.status == "syntax" and "null bytes" in verdict.message and "None" not in verdict.message
+
+
 def test_an_endless_function_is_ended(here: Path) -> None:
     edit(here / "e01_linear.py", "    dx = None", "    while True: pass\n    dx = None")
     result = run("check", "1", "--timeout", "1")
@@ -241,6 +320,15 @@ def test_hints_come_one_after_the_other(here: Path) -> None:
     assert Progress(here).hints(get_exercise(4)) == 2
 
 
+def test_hints_can_be_read_beside_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "The next hint says more: onfoot learn hint 1 --level 2" in run("hint", "1").stdout
+    assert "Exercise 1 · hint 2 of 3" in run("hint", "1", "--level", "2").stdout
+    assert not list(tmp_path.iterdir())
+    said = said_of(1, "np.sum(rows(dy), axis=0)", "np.sum(dy)")
+    assert "A hint, in a terminal: onfoot learn hint 1" in said and "onfoot learn derivation 1" in said
+
+
 def test_the_given_file_can_be_seen_again(here: Path) -> None:
     given = (here / "e01_linear.py").read_text(encoding="utf-8")
     (here / "e01_linear.py").write_text("gone\n", encoding="utf-8")
@@ -254,6 +342,10 @@ BAD = {
     "hint 99": "there is no exercise 99",
     "check abc": "there is no exercise 'abc'; give a number from 1 to 19, or one of linear, activation,",
     "chek": "there is no command 'chek'; did you mean: onfoot learn check?",
+    "3": "there is no command '3'; did you mean: onfoot learn check 3?",
+    "grade . --exercises 5-3": '--exercises must be numbers such as 1,3,5-7, the smaller first, got "5-3"',
+    "grade . --total inf": "--total must be > 0 and at most 86400 seconds, got inf",
+    "grade . --timeout -1": "--timeout must be > 0 and at most 86400 seconds, got -1",
     "hints 3": "there is no command 'hints'; did you mean: onfoot learn hint?",
     "grade nowhere": "nowhere: no such file or folder",
     "hint 1 --level 4": "level must be 1 to 3, got 4",
@@ -287,13 +379,8 @@ def test_an_exercise_has_a_name_beside_its_number(here: Path) -> None:
     assert "Exercise 3 · hint 1 of 3" in run("hint", "cross_entropy").stdout
 
 
-def test_the_derivation_of_every_exercise_can_be_read() -> None:
-    for exercise in EXERCISES:
-        text = derivation_text(exercise)
-        assert text.startswith(f"The derivation of exercise {exercise.number}, from ") and len(text) > 500
+def test_the_derivation_is_printed() -> None:
     assert "(FC.3)" in run("derivation", "1").stdout
-    second = derivation_text(get_exercise(19))
-    assert "## Second order" in second and "## Index" not in second
 
 
 def test_the_chain_of_gradients_is_shown_in_the_words_of_the_exercise() -> None:
@@ -338,6 +425,36 @@ def test_a_saved_file_is_noticed_and_others_are_not(here: Path) -> None:
         for exercise in changed_files(here, pause):
             seen.append(exercise.number)
     assert seen == [3, 1]
+
+
+def test_a_file_that_is_saved_before_the_first_look_is_noticed(here: Path) -> None:
+    looks = iter(range(3))
+    changed = changed_files(here, lambda seconds: print(next(looks)))  # after three looks it ends in an error
+    (here / "e03_cross_entropy.py").write_text("x = 1\n", encoding="utf-8")  # during the first check
+    assert next(changed).number == 3
+
+
+def test_a_file_that_is_saved_during_its_check_has_no_verdict(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = here / "e01_linear.py"
+
+    def save_on_the_way(*arguments: Any, **named: Any) -> Verdict:
+        path.write_text(mistaken(1, "np.sum(rows(dy)", "np.mean(rows(dy)"), encoding="utf-8")
+        return Verdict(get_exercise(1), "passed")  # on the text before
+
+    monkeypatch.setattr("onfoot.learn.session.judge", save_on_the_way)
+    said = run("check", "1")
+    assert said.exit_code == 1 and "e01_linear.py was saved during the check" in said.stdout
+    progress = Progress(here)
+    assert progress.status(get_exercise(1)) is None and not progress.solved(get_exercise(1))
+
+
+def test_the_map_tells_a_changed_file_from_one_that_was_judged_wrong(here: Path) -> None:
+    progress, path = Progress(here), here / "e01_linear.py"
+    progress.record(Verdict(get_exercise(1), "passed"))
+    path.write_text("changed\n", encoding="utf-8")
+    assert "(changed since it was solved)" in run("map").stdout
+    progress.record(Verdict(get_exercise(1), "wrong"))
+    assert "(solved before; not right as it is now)" in run("map").stdout
 
 
 def test_watching_checks_at_once_and_after_each_save(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

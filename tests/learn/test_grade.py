@@ -155,6 +155,41 @@ def test_submissions_are_found_in_folders_archives_files_and_notebooks(tmp_path:
     assert students(folder / "ada" / "onfoot-learn") == {"onfoot-learn": {"e01_linear.py"}}
 
 
+def notebook_of(*sources: str) -> str:
+    cells = [{"cell_type": "code", "source": source, "metadata": {}, "outputs": []} for source in sources]
+    return json.dumps({"cells": cells, "nbformat": 4})
+
+
+SCRATCH = {
+    "an assignment of a shell's output": "x = !ls",
+    "an indented magic": "for i in range(2):\n    %timeit linear_backward",
+    "an indented import of onfoot": "if True:\n    import onfoot.learn",
+    "a question": "x = 7 % 2\nlinear_backward?",
+}
+
+
+@pytest.mark.parametrize("kind", SCRATCH)
+def test_a_notebook_with_what_only_notebooks_understand_is_handed_in(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "f.ipynb").write_text(notebook_of(solution(1), SCRATCH[kind]))
+    (submission,) = find_submissions([tmp_path / "f.ipynb"])
+    assert set(submission.files) == {"e01_linear.py"} and submission.notes == []
+    compile(submission.files["e01_linear.py"], "f", "exec")
+
+
+def test_a_notebook_that_is_not_python_or_of_no_one_exercise_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").write_text(notebook_of(solution(1), "def f(:"))
+    (tmp_path / "b.ipynb").write_text(notebook_of("x = 1"))
+    (tmp_path / "c.ipynb").write_text(notebook_of(solution(1), solution(2)))
+    a, b, c = find_submissions([tmp_path / name for name in ("a.ipynb", "b.ipynb", "c.ipynb")])
+    assert set(a.files) == {"e01_linear.py"} and a.notes == []  # its judge says where the error is
+    assert b.notes == [
+        "b.ipynb is of no exercise: neither its name nor its functions are those of one; name it as in e01_linear"
+    ]
+    assert c.notes == ["c.ipynb is of no exercise: it has the functions of exercises 1, 2; hand in one file each"]
+    (result,) = grade([tmp_path / "b.ipynb"], exercises=[1])
+    assert result.status == "missing" and result.notes == b.notes
+
+
 def test_what_is_not_a_submission_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such file"):
         find_submissions([tmp_path / "nowhere"])
@@ -228,3 +263,11 @@ def test_a_judge_that_cannot_start_does_not_stop_the_batch(tmp_path: Path, monke
     assert [(one.status, one.message) for one in found] == [("not graded", "OSError: no space left")] * 2
     monkeypatch.setattr(batch, "run_judge", lambda *_: {"status": "passed"})
     assert [one.status for one in grade([tmp_path / "in"], kept=tmp_path / "kept", resume=True)] == ["passed"] * 2
+
+
+def test_what_a_right_function_changes_is_a_note_for_the_teacher(tmp_path: Path) -> None:
+    changes = mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0); x *= 2")
+    write([Handed("changes x", 1, changes, "passed")], tmp_path / "in")
+    (result,) = grade([tmp_path / "in"], exercises=[1], limits=LIMITS)
+    assert result.status == "passed"
+    assert [note for note in result.notes if note.startswith("linear_backward: it modifies its argument x")]

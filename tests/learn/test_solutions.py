@@ -84,7 +84,7 @@ def test_page_hints_and_derivation_are_there(exercise: Exercise) -> None:
     assert "## A small example" in page or "## Checks" in page
     hints = [exercise.hint(level) for level in range(1, LEVELS + 1)]
     assert all(len(hint) > 60 for hint in hints) and len(set(hints)) == LEVELS
-    assert (DOCS / exercise.page.partition("#")[0]).is_file()
+    assert all((DOCS / page.partition("#")[0]).is_file() for page in exercise.pages)
 
 
 def code_lines(node: ast.FunctionDef) -> set[str]:

@@ -85,6 +85,16 @@ def test_unsolved_and_wrong_exercises_are_ours_and_named(tmp_path: Path, text: l
     assert solved.summary() == "4 of 6 pairs are yours; the rest is onfoot's."
 
 
+def test_a_file_that_cannot_be_imported_is_named_and_the_rest_is_trained(tmp_path: Path, text: learn.Text) -> None:
+    folder = write_course(tmp_path / "broken", network=False)
+    (folder / "e01_linear.py").write_text("def f(:\n", encoding="utf-8")
+    (folder / "e12_lora.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
+    solved = learn.solved_in(folder, text)
+    assert "  linear         onfoot's: e01_linear.py cannot be imported\n" in solved.table()
+    assert "e12_lora.py cannot be imported: ModuleNotFoundError: No module named 'nothing_of" in solved.table()
+    assert solved.summary() == "5 of 6 pairs are yours; the rest is onfoot's."
+
+
 def test_of_two_files_with_the_same_pair_the_last_right_one_counts(tmp_path: Path, text: learn.Text) -> None:
     """As with a head without a mask, followed by one with it: only the later is right in a causal model."""
     folder = write_course(tmp_path / "two")
@@ -120,6 +130,18 @@ def test_training_on_the_learners_whole_pass_has_the_bits_of_the_engine_numpy(tm
     assert grads["transformer.h.0.attn.c_attn.bias"][16:32] == pytest.approx(0, abs=1e-7)
 
 
+def test_a_run_on_the_solutions_whole_pass_has_the_bits_of_a_run_on_the_engine_numpy(
+    tmp_path: Path, text: learn.Text
+) -> None:
+    solved = learn.solved_in(SOLUTIONS, text)
+    assert solved.everything
+    mine, ours = text.model(solved.right, solved.files, solved.network), text.model({}, {})
+    assert isinstance(mine, OwnNetwork)
+    runs = [learn.run(model, text, tmp_path / str(i)) for i, model in enumerate((mine, ours))]
+    assert runs[0].losses == runs[1].losses and len(runs[0].losses) == 6
+    assert [name for name in ours.params if not np.array_equal(mine.params[name], ours.params[name])] == []
+
+
 def test_the_whole_pass_scales_with_the_divisor_and_reports_what_is_missing(tmp_path: Path, text: learn.Text) -> None:
     network = learn.solved_in(write_course(tmp_path / "scale"), text).network
     model, tokens = text.model({}, {}, network), np.arange(12).reshape(2, 6)
@@ -140,7 +162,7 @@ def test_the_whole_pass_scales_with_the_divisor_and_reports_what_is_missing(tmp_
 
 
 def test_a_difference_in_the_loss_is_found(tmp_path: Path, text: learn.Text) -> None:
-    modules = import_folder(write_course(tmp_path / "loss"))
+    modules, _ = import_folder(write_course(tmp_path / "loss"))
     network = next(m for path, m in modules.items() if path.stem == "e11_gpt2")
     tokens = np.arange(12).reshape(2, 6)
     targets = np.roll(tokens, -1, axis=1)
@@ -175,6 +197,12 @@ def test_a_wrong_file_can_be_compared_and_nothing_wrong_is_said(tmp_path: Path) 
     assert np.mean(wrong.losses[-10:]) > np.mean(right.losses[-10:]) + 0.2
 
 
+def test_a_wrong_pair_whose_shapes_cannot_be_trained_is_said_to_be_wrong(tmp_path: Path) -> None:
+    folder = write_course(tmp_path / "shape", network=False, linear=("dx = (drows", "dx = np.zeros(3) # (drows"))
+    with pytest.raises(ValueError, match=r"your linear is wrong, but cannot be trained: .*dx"):
+        learn.compare(folder, options(2), print)
+
+
 def test_the_command_finds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = typer.Typer()
     app.command()(command)
@@ -185,6 +213,7 @@ def test_the_command_finds_its_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     make_folder(tmp_path / "made")
     course = write_course(tmp_path / "onfoot-learn", network=False)
     (tmp_path / "made" / FILE).rename(course / FILE)  # by this file a folder of exercises is known
+    monkeypatch.setattr("socket.socket", None)  # no network is needed
     result = CliRunner().invoke(app, ["--steps", "2", "--quiet", "--out", "runs"])
     assert result.exit_code == 0, result.output
     assert "All 6 pairs are yours" in " ".join(result.output.split())

@@ -227,8 +227,9 @@ class _General:
             for axes in itertools.combinations(range(self.right.ndim), n):
                 for verb, function in (("summed", np.sum), ("averaged", np.mean)):
                     for keep in (False, True):
+                        over = f"over its own axis {', '.join(map(str, axes))} too{' (keepdims)' if keep else ''}"
                         yield (
-                            f"{{}} is {verb} over axis {', '.join(map(str, axes))}{' (keepdims)' if keep else ''}",
+                            f"{{}} is {verb} {'to one number' if n == self.right.ndim and not keep else over}",
                             f"return {self.name} with shape {self.right.shape}",
                             lambda grads, case, axes=axes, function=function, keep=keep: function(
                                 grads[g], axis=axes, keepdims=keep

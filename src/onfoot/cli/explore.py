@@ -145,7 +145,7 @@ def _say(text: str) -> None:
 
 
 def _written(own: OwnEngine, source: str, model: Model) -> OwnEngine:
-    """The engine without the pairs that are not written yet: onfoot's take their place, as in `onfoot learn train`."""
+    """The engine without the pairs that are not written yet or do not run: onfoot's take their place."""
     if model.quantized:
         return own
     import numpy as np
@@ -153,18 +153,22 @@ def _written(own: OwnEngine, source: str, model: Model) -> OwnEngine:
     from onfoot.models.compare_pairs import compare_pairs
     from onfoot.models.model import Model
     from onfoot.own_engine import OwnEngine
-    from onfoot.own_engine.load import find_functions
 
     tokens = np.arange(4)[None] % model.config.vocab_size
     compared = compare_pairs(Model(model.config, model.params, "float64", own), tokens)
     unwritten = sorted({one.pair for one in compared.results if one.unwritten})
-    if not unwritten:
+    failing = {one.pair: one.problem for one in reversed(compared.results) if one.problem and not one.unwritten}
+    if not unwritten and not failing:
         return own
-    found = find_functions(source)
-    kept = {name: f for name, f in found.functions.items() if name.rpartition("_")[0] not in unwritten}
+    kept = {name: f for name, f in own.functions.items() if name.rpartition("_")[0] not in (*unwritten, *failing)}
+    if not kept and failing:
+        raise ValueError(f"{source}: no pair runs; {next(iter(failing.values()))}")
     if not kept:
         raise ValueError(f"{source}: no pair is written yet ({', '.join(unwritten)}); write one first")
-    _say(f"not written yet, so that onfoot's are shown: {', '.join(unwritten)}")
+    if unwritten:
+        _say(f"not written yet, so that onfoot's are shown: {', '.join(unwritten)}")
+    for problem in failing.values():
+        _say(f"{problem}; onfoot's pair is shown in its place")
     return OwnEngine(kept, own.files, own.name)
 
 
@@ -174,10 +178,26 @@ def _own_engine(name: str | None) -> OwnEngine | None:
 
     if name is None:
         return None
+    if Path(name).is_dir():
+        return _of_folder(Path(name))
     engine = as_engine(name) if is_own(name) else None
     if not isinstance(engine, OwnEngine):
         raise ValueError(f"--engine takes a file of your own pairs here, as in my_ops.py, got {name!r}")
     return engine
+
+
+def _of_folder(folder: Path) -> OwnEngine:
+    """The engine of the files in a folder, without those that cannot be imported."""
+    from onfoot.own_engine import OwnEngine
+    from onfoot.own_engine.load import find_functions, import_folder
+
+    modules, broken = import_folder(folder)
+    if not modules:
+        raise ValueError(next(iter(broken.values()), f"{folder} has no Python files"))
+    for why in broken.values():
+        _say(f"{why}; onfoot's pairs are shown in its place")
+    found = find_functions(list(modules.values()))
+    return OwnEngine(found.functions, found.files, folder.name or str(folder))
 
 
 def _opening(model: Model, text: str | None, tokens: str | None, folder: Path | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,11 @@ class _Learn(TyperGroup):
         known = (*self.commands, *ctx.help_option_names)
         if not args or args[0] in known:
             return super().parse_args(ctx, args or [MAKE])
+        if args[0].isdecimal() and not Path(args[0]).exists():
+            raise ValueError(
+                f"there is no command {args[0]!r}; did you mean: onfoot learn check {args[0]}? "
+                f"(A folder of that name is made by: onfoot learn make {args[0]})"
+            )
         near = difflib.get_close_matches(args[0], self.commands, 1, NEAR)
         if near and not Path(args[0]).exists():
             raise ValueError(
@@ -149,11 +155,15 @@ def hint(
 ) -> None:
     """Show the next hint of an exercise. There are three; each says more."""
     from onfoot.cli import console
-    from onfoot.learn.folder import find_folder
+    from onfoot.learn.course import find_exercise
+    from onfoot.learn.folder import find_folder, folder_here
     from onfoot.learn.session import hint_text
 
-    where = find_folder(folder)
-    console.show_text(hint_text(where, _chosen(where, number), level))
+    if number is None or folder is not None:
+        where = find_folder(folder)
+        console.show_text(hint_text(where, _chosen(where, number), level))
+    else:  # beside notebooks there is no folder
+        console.show_text(hint_text(folder_here(), find_exercise(number), level))
 
 
 @app.command("map")
@@ -224,20 +234,22 @@ def _show(folder: Path, verdict: Verdict, report: bool) -> None:
     from onfoot.cli import console
     from onfoot.learn.answer import answer_text
     from onfoot.learn.progress import TRAIN, Progress
-    from onfoot.learn.words import legend
+    from onfoot.learn.words import legend, report_text
 
     progress = Progress(folder)
     console.show_text(_coloured(answer_text(verdict, progress.hints(verdict.exercise))))
     for part in verdict.parts if report else ():
         if part.report is not None:
-            console.show_text(f"\n{legend(part.part.function)}\n\n{part.report}")
+            shown = report_text(str(part.report), verdict.exercise.derivation)
+            console.show_text(f"\n{legend(part.part.function)}\n\n{shown}")
     if verdict.passed:
         following = progress.current()
         after = f"Next: {following.stem}.md, then onfoot learn check {following.number}"
         console.show_text(after if not progress.solved(following) else "Every exercise is solved.")
         if verdict.exercise.pairs or verdict.exercise.name == "gpt2":
             console.show_text(
-                f"A small GPT-2 trains with what is yours so far, and with onfoot's for the rest: {TRAIN}"
+                f"A small GPT-2 trains with what is yours so far, and with onfoot's for the rest: {TRAIN}\n"
+                f"Your gradients beside the right ones, on a page: onfoot explore --engine {shlex.quote(str(folder))}"
             )
 
 

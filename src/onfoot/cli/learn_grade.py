@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from onfoot.learn.grade import Result
     from onfoot.learn.grade_report import Gradebook
 
+LONGEST = 86_400  # seconds: a day
 SHOWN = 30  # lines of mistakes on the terminal
 
 
@@ -76,6 +77,9 @@ def grade(
 
     if resume and fresh:
         raise ValueError("--resume goes on, --fresh begins again; choose one")
+    for option, seconds in (("--timeout", timeout), ("--total", total)):
+        if not 0 < seconds <= LONGEST:
+            raise ValueError(f"{option} must be > 0 and at most {LONGEST} seconds, got {seconds:g}")
     limits = Limits(call_seconds=timeout, seconds=total, memory=memory * MIB)
     scheme = read_points(points, partial) if points is not None else Points(partial=partial)
     check_paths(submissions)
@@ -167,9 +171,14 @@ def _numbers(text: str | None) -> list[int] | None:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            numbers = range(int(first), int(last or first) + 1)
+            if not numbers:
+                raise ValueError
+            found += numbers
     except ValueError:
-        raise ValueError(f"--exercises must be numbers such as 1,3,5-7, got {json.dumps(text)}") from None
+        raise ValueError(
+            f"--exercises must be numbers such as 1,3,5-7, the smaller first, got {json.dumps(text)}"
+        ) from None
     return found
 
 

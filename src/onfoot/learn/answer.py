@@ -47,7 +47,11 @@ def first_sentence(verdict: Verdict) -> str:
             f"this prints the file as it was given: onfoot learn show {verdict.exercise.number}"
         )
     if part.status == "failed":
-        return f"{function} cannot be judged: {part.problems[0]}." if part.problems else f"{function} fails."
+        if not part.problems:
+            return f"{function} fails."
+        right = part.marked("right")
+        some = f" {sentence(right, 'right')[:-1]} in the cases where it ran." if right else ""
+        return f"{function} {'fails in some cases' if right else 'cannot be judged'}: {part.problems[0]}.{some}"
     if part.status == "wrong":
         wrong, right = part.marked("wrong"), part.marked("right")
         return sentence(wrong, "wrong") + (f" {sentence(right, 'right')}" if right else "")
@@ -67,7 +71,8 @@ def part_lines(part: PartVerdict, said: str = "", same_as: str = "") -> Iterator
     yield f"  {part.part.title}"
     width = max(map(len, part.marks)) + 2
     for name, mark in part.marks.items():
-        yield f"    {name:<{width}}{MARKS[mark]}"
+        ran = " where it ran" if part.status == "failed" and mark == "right" else ""
+        yield f"    {name:<{width}}{MARKS[mark]}{ran}"
     if part.status == "changed":
         return
     for problem in part.problems:
@@ -80,10 +85,17 @@ def part_lines(part: PartVerdict, said: str = "", same_as: str = "") -> Iterator
         yield from wrapped(f"Mistake: {name}. {explained}".strip(), "    ")
     if part.chain:
         yield from wrapped(f"Where the chain breaks: {part.chain}", "    ")
+    yield from note_lines(part)
     found = None if part.report is None else part.report.diagnosis
     unexplained = [] if found is None else found.unexplained
     if unexplained and part.status == "wrong":
         yield from wrapped(f"No known mistake explains {listed(unexplained)}: {where(part, unexplained[0])}.", "    ")
+
+
+def note_lines(part: PartVerdict) -> Iterator[str]:
+    """What is not wrong in a function, but should be known."""
+    for note in part.notes:
+        yield from wrapped(f"Note: {part.part.function}: {note}.", "    ")
 
 
 def where(part: PartVerdict, name: str) -> str:

@@ -25,6 +25,7 @@ class Part:
     layer_name: str  # of the checker, or of `learn.layers`
     options: Mapping[str, Any] = field(default_factory=dict)  # of the layer
     strict: bool = False  # whether the cases beyond the layer's contract count
+    rows: bool = False  # whether it must also take (tokens, features), without an axis for the batch
     called_with: str = ""  # arguments that tell two parts with the same function apart
 
     @property
@@ -46,7 +47,7 @@ class Exercise:
     name: str
     title: str
     parts: tuple[Part, ...]
-    page: str  # the page of docs/equations with the derivation
+    pages: tuple[str, ...]  # the pages of docs/equations with the derivation, or sections and equations of them
     pairs: tuple[str, ...] = ()  # the pairs of an engine that the solved file provides
     needs: tuple[int, ...] = ()  # the exercises whose files it imports
 
@@ -88,8 +89,8 @@ EXERCISES: tuple[Exercise, ...] = (
         1,
         "linear",
         "a product and a bias",
-        (Part("linear_backward", "linear", "linear"),),
-        "linear.md",
+        (Part("linear_backward", "linear", "linear", rows=True),),
+        ("linear.md",),
         ("linear",),
     ),
     Exercise(
@@ -97,7 +98,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "activation",
         "ReLU and GELU",
         (Part("relu_backward", "relu", "relu"), Part("gelu_tanh_backward", "gelu_tanh", "gelu")),
-        "activation.md",
+        ("activation.md",),
         ("relu", "gelu_tanh"),
     ),
     Exercise(
@@ -105,10 +106,10 @@ EXERCISES: tuple[Exercise, ...] = (
         "cross_entropy",
         "softmax and cross-entropy",
         (
-            Part("softmax_gradient", "softmax", "softmax"),
-            Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True),
+            Part("softmax_gradient", "softmax", "softmax", rows=True),
+            Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True, rows=True),
         ),
-        "cross_entropy.md",
+        ("README.md#the-softmax", "cross_entropy.md"),
         ("cross_entropy",),
     ),
     Exercise(
@@ -116,15 +117,15 @@ EXERCISES: tuple[Exercise, ...] = (
         "embedding",
         "the embedding, and tokens that repeat",
         (Part("embedding_backward", "embedding", "embedding"),),
-        "embedding.md",
+        ("embedding.md",),
         ("embedding",),
     ),
     Exercise(
         5,
         "layer_norm",
         "layer norm",
-        (Part("layer_norm_backward", "layer_norm", "layer_norm"),),
-        "layer_norm.md",
+        (Part("layer_norm_backward", "layer_norm", "layer_norm", rows=True),),
+        ("layer_norm.md",),
         ("layer_norm",),
     ),
     Exercise(
@@ -132,7 +133,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "one_head",
         "one attention head",
         (Part("one_head_backward", "one_head", "attention", {"causal": False}, strict=True),),
-        "attention.md",
+        ("attention.md",),
         needs=(3,),
     ),
     Exercise(
@@ -143,7 +144,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Part("attention_backward", "attention", "attention", strict=True),
             Part("attention_backward", "unmasked", "attention", {"causal": False}, called_with="causal=False"),
         ),
-        "attention.md",
+        ("attention.md",),
         ("attention",),
         needs=(3, 6),
     ),
@@ -152,7 +153,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "multi_head",
         "several heads",
         (Part("self_attention_backward", "self_attention", "self_attention"),),
-        "attention_head.md",
+        ("attention_head.md",),
         needs=(1, 7),
     ),
     Exercise(
@@ -160,7 +161,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "block",
         "a block with skip connections",
         (Part("block_backward", "block", "gpt2_block"),),
-        "network.md",
+        ("network.md",),
         needs=(1, 2, 5, 8),
     ),
     Exercise(
@@ -168,7 +169,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "tied",
         "the tied head",
         (Part("tied_backward", "tied", "tied_embedding"),),
-        "network.md",
+        ("network.md",),
         needs=(1, 4),
     ),
     Exercise(
@@ -176,7 +177,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "gpt2",
         "the whole GPT-2",
         (Part("gpt2_backward", "gpt2", "gpt2"),),
-        "network.md",
+        ("network.md",),
         needs=(1, 3, 4, 5, 9),
     ),
     Exercise(
@@ -184,7 +185,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "lora",
         "LoRA",
         (Part("lora_backward", "lora", "lora"), Part("lora_linear_backward", "lora_linear", "lora")),
-        "lora.md",
+        ("lora.md",),
         ("lora", "lora_linear"),
         needs=(1,),
     ),
@@ -193,15 +194,15 @@ EXERCISES: tuple[Exercise, ...] = (
         "kv_cache",
         "the KV cache",
         (Part("cached_attention", "kv_cache", "kv_cache"),),
-        "attention.md",
+        ("attention.md",),
         needs=(1, 7, 8),
     ),
     Exercise(
         14,
         "rms_norm",
         "RMS norm",
-        (Part("rms_norm_backward", "rms_norm", "rms_norm"),),
-        "rms_norm.md",
+        (Part("rms_norm_backward", "rms_norm", "rms_norm", rows=True),),
+        ("rms_norm.md",),
         ("rms_norm",),
     ),
     Exercise(
@@ -209,15 +210,15 @@ EXERCISES: tuple[Exercise, ...] = (
         "rope",
         "rotary positions",
         (Part("rope_backward", "rope", "rope"),),
-        "rope.md",
+        ("rope.md",),
         ("rope",),
     ),
     Exercise(
         16,
         "swiglu",
         "SwiGLU",
-        (Part("swiglu_backward", "swiglu", "swiglu"),),
-        "swiglu.md",
+        (Part("swiglu_backward", "swiglu", "swiglu", rows=True),),
+        ("swiglu.md",),
         ("swiglu",),
     ),
     Exercise(
@@ -225,7 +226,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "grouped_query",
         "grouped queries",
         (Part("grouped_query_backward", "grouped_query", "grouped_query"),),
-        "grouped_query.md",
+        ("grouped_query.md",),
         ("grouped_query",),
         needs=(7,),
     ),
@@ -234,7 +235,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "adamw",
         "AdamW",
         (Part("adamw_update", "adamw", "adamw"),),
-        "optimizer.md",
+        ("optimizer.md",),
     ),
     Exercise(
         19,
@@ -245,7 +246,14 @@ EXERCISES: tuple[Exercise, ...] = (
             Part("softmax_tangent", "softmax_tangent", "softmax_tangent"),
             Part("layer_norm_tangent", "layer_norm_tangent", "layer_norm_tangent"),
         ),
-        "README.md#second-order",
+        (
+            "README.md#second-order",
+            "linear.md#eq-fc-5",
+            "attention.md#eq-att-4",
+            "layer_norm.md#eq-ln-1",
+            "layer_norm.md#eq-ln-2",
+            "layer_norm.md#eq-ln-3",
+        ),
         needs=(1,),
     ),
 )

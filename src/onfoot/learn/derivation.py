@@ -1,20 +1,24 @@
-"""The whole derivation of an exercise: its page of docs/equations, which a wheel carries inside the package."""
+"""The whole derivation of an exercise: its pages of docs/equations, which a wheel carries inside the package."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from onfoot.learn.answer import wrapped
 from onfoot.learn.course import Exercise
+from onfoot.learn.plain_page import plain_page
 
 INSTALLED = Path(__file__).parent / "derivations"  # setup.py copies the pages there when a wheel is built
 REPOSITORY = Path(__file__).parents[3] / "docs" / "equations"
-WORDS = "In it Δ is your dy, ∂x is your dx, ∂w your dweight, xᵗ (x^t) is the transpose of x, and ∘ is NumPy's *."
+WORDS = (
+    "In it Δ is your dy, ∂x is your dx, ∂w your dweight, xᵗ is the transpose of x, ∘ is NumPy's *, A · B is the sum of "
+    "A ∘ B, A ⊖ B that of each row, ~b is b repeated for every row (or column), and ẋ is your x_dot."
+)
 
 
-def derivation_file(exercise: Exercise) -> Path:
-    """The page with the derivation; raises a ValueError if this installation has none."""
-    name = exercise.page.partition("#")[0]
+def derivation_file(name: str) -> Path:
+    """The page of that name; raises a ValueError if this installation has none."""
     for folder in (INSTALLED, REPOSITORY):
         if (folder / name).is_file():
             return folder / name
@@ -22,15 +26,21 @@ def derivation_file(exercise: Exercise) -> Path:
 
 
 def derivation_text(exercise: Exercise) -> str:
-    """The page, or the section of it that the exercise is about, with where it is and how to read it."""
-    path = derivation_file(exercise)
-    text = path.read_text(encoding="utf-8").strip()
-    section = exercise.page.partition("#")[2]
-    if section:
-        parts = re.split(r"(?m)^(?=## )", text)
-        text = next(part for part in parts if _anchor(part) == section).strip()
-    return f"The derivation of exercise {exercise.number}, from {path}\n{WORDS}\n\n{text}"
+    """The pages, or the parts of them that the exercise is about, as plain text with how to read it."""
+    parts = [_part(*page.partition("#")[::2]) for page in exercise.pages]
+    begin = f"The derivation of exercise {exercise.number}: {exercise.title}"
+    return "\n\n".join([begin, "\n".join(wrapped(WORDS)), *(plain_page(part) for part in parts)])
+
+
+def _part(name: str, anchor: str) -> str:
+    """A page; or its section with this anchor; or its equation with this anchor, label and formula."""
+    text = derivation_file(name).read_text(encoding="utf-8").strip()
+    if not anchor:
+        return text
+    pattern = r"(?m)^(?=<a id)|(?<=\$\$\n)\n" if anchor.startswith("eq-") else r"(?m)^(?=## )"
+    return next(part for part in re.split(pattern, text) if _anchor(part) == anchor).strip()
 
 
 def _anchor(part: str) -> str:
-    return part.partition("\n")[0].lstrip("# ").lower().replace(" ", "-")
+    found = re.match(r'<a id="([^"]+)"', part)
+    return found[1] if found else part.partition("\n")[0].lstrip("# ").lower().replace(" ", "-")

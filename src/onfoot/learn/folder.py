@@ -92,7 +92,14 @@ def find_folder(given: Path | None) -> Path:
         if not (given / FILE).is_file():
             raise ValueError(f"{given} has no exercises; make them with: onfoot learn {given}")
         return given
-    for folder in (Path("."), Path(DEFAULT)):
-        if (folder / FILE).is_file():
-            return folder
-    raise ValueError("there are no exercises here; make them with: onfoot learn, or give their folder with --folder")
+    here = folder_here()
+    if here is None:
+        raise ValueError(
+            "there are no exercises here; make them with: onfoot learn, or give their folder with --folder"
+        )
+    return here
+
+
+def folder_here() -> Path | None:
+    """The folder of exercises: the current one, or `onfoot-learn` in it; None if there is none."""
+    return next((folder for folder in (Path("."), Path(DEFAULT)) if (folder / FILE).is_file()), None)

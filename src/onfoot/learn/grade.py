@@ -208,6 +208,7 @@ def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[s
         result.notes.append(f"judged with the solutions of {', '.join(name.removesuffix('.py') for name in used)}")
     result.status, result.message = str(verdict["status"]), str(verdict.get("message", ""))
     result.parts, result.printed = verdict.get("parts", []), str(verdict.get("printed", ""))
+    result.notes += [f"{part['function']}: {note}" for part in result.parts for note in part.get("notes", ())]
     result.seconds = round(time.monotonic() - begun, 2)
     return result
 

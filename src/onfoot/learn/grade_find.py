@@ -18,6 +18,7 @@ LONGEST = 2**20  # bytes of a file that is read
 LONGEST_NAME = 100
 MOST = 200  # files of a submission
 STEM = re.compile(r"e(\d\d)_[a-z0-9_]+", re.IGNORECASE)
+ALL_FILES = {exercise.file for exercise in EXERCISES}
 KINDS = (".py", ".ipynb", ".zip")
 
 
@@ -171,6 +172,9 @@ def _add(submission: Submission, files: Iterator[tuple[str, int, bytes]]) -> Non
                 submission.notes.append(f"{name} is not a notebook: {error}")
                 continue
         chosen = course_name(name, text)
+        why = "" if chosen in ALL_FILES else _why_unknown(name, text)
+        if why:
+            submission.notes.append(f"{printable(name)[:LONGEST_NAME]} is of no exercise: {why}")
         if not chosen.removesuffix(".py").isidentifier() or len(chosen) > LONGEST_NAME:
             submission.notes.append(f"{printable(name)[:LONGEST_NAME]} was left out: it is not the name of a module")
             continue
@@ -187,22 +191,45 @@ def course_name(name: str, text: bytes) -> str:
     for exercise in EXERCISES:
         if exercise.stem in stem.lower():
             return exercise.file
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return f"{stem}.py"
-    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    fitting = [one for one in EXERCISES if {part.function for part in one.parts} <= defined]
+    fitting = _fitting(text)
     return fitting[0].file if len(fitting) == 1 else f"{stem}.py"
+
+
+def _fitting(text: bytes) -> list[Exercise]:
+    """The exercises whose functions a file defines; a file that is not valid Python is searched for `def`."""
+    tree = _parsed(text)
+    if tree is None:
+        defined = set(re.findall(r"(?m)^def (\w+)\(", text.decode(errors="replace")))
+    else:
+        defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return [one for one in EXERCISES if {part.function for part in one.parts} <= defined]
+
+
+def _parsed(text: bytes) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _why_unknown(name: str, text: bytes) -> str:
+    """Why a file is of no exercise, "" if it may be a module that an exercise imports."""
+    fitting = _fitting(text)
+    if len(fitting) > 1:
+        return (
+            f"it has the functions of exercises {', '.join(str(one.number) for one in fitting)}; hand in one file each"
+        )
+    if name.lower().endswith(".ipynb") or _parsed(text) is None:
+        return f"neither its name nor its functions are those of one; name it as in {EXERCISES[0].stem}"
+    return ""
 
 
 def foreign_imports(text: bytes) -> list[str]:
     """The modules that a file imports beside NumPy, Python's own and the exercises."""
     import sys
 
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = _parsed(text)
+    if tree is None:
         return []
     names: dict[str, None] = {}
     for node in ast.walk(tree):

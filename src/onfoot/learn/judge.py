@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.check.case_sizes import ANY, first_case
 from onfoot.check.isolated import TIMEOUT, DiedError, IsolatedFunction, RaisedError
-from onfoot.check.known import check_layer
+from onfoot.check.known import FLOAT32_FACTOR, check_layer
 from onfoot.check.layer import Case
 from onfoot.check.layouts import named_layout
 from onfoot.check.report import LayerReport
@@ -28,6 +28,16 @@ NOT_FINITE = (
     "even where the forward pass has −∞."
 )
 LEADING_AXES = "There may be several leading axes, (batch, tokens, features): make one row per token of them first."
+INEXACT = "{} only as accurate as float32"
+INEXACT_WHY = (
+    "The inputs are float64, and the error is that of float32 or larger. Write the derivative itself: a numerical "
+    "difference, an added constant such as 1e-6 or a step in float32 is not exact."
+)
+ABOUT_THE_CHECK = (  # warnings that say nothing about the function, or what is said already
+    "run in ", "not run", "float64 is only as accurate", "the diagnosis leaves out", "if it takes certain sizes",
+    "its name is that of",
+)  # fmt: skip
+OUR_LINE = re.compile(r" \(adapters\.py, line \d+\)")
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -42,6 +52,7 @@ class PartVerdict:
     mistakes: list[str] = field(default_factory=list)  # the known mistakes, by name
     explained: list[str] = field(default_factory=list)  # a sentence for each
     chain: str = ""  # where the chain of gradients of several layers breaks, if that is certain
+    notes: list[str] = field(default_factory=list)  # what is not wrong, but should be known: it changes an argument
     report: LayerReport | None = None
 
     def marked(self, mark: str) -> list[str]:
@@ -54,7 +65,7 @@ class Verdict:
     """What was found about an exercise; the parts are empty if its file could not be loaded."""
 
     exercise: Exercise
-    status: str  # passed | partial | unsolved | wrong | failed | changed | missing | syntax | import | blocked
+    status: str  # passed | partial | unsolved | wrong | failed | changed | missing | syntax | import | blocked | saved
     message: str = ""  # why there are no parts
     parts: list[PartVerdict] = field(default_factory=list)
 
@@ -80,6 +91,7 @@ class Verdict:
                     "mistakes": part.mistakes,
                     "explained": part.explained,
                     "chain": part.chain,
+                    "notes": part.notes,
                 }
                 for part in self.parts
             ],
@@ -131,7 +143,8 @@ def unreadable(path: Path) -> tuple[str, str] | None:
         compile(path.read_bytes(), str(path), "exec")
     except SyntaxError as error:
         line = f"\n\n    {error.text.strip()}" if error.text else ""
-        return "syntax", f"{path.name} is not valid Python: {error.msg} (line {error.lineno}){line}"
+        where = f" (line {error.lineno})" if error.lineno else ""
+        return "syntax", f"{path.name} is not valid Python: {error.msg}{where}{line}"
     except ValueError as error:  # null bytes
         return "syntax", f"{path.name} is not valid Python: {error}"
     return None
@@ -148,8 +161,10 @@ def judge_part(path: Path, part: Part, timeout: float = TIMEOUT, start: Start | 
         if returns_nothing(function, case):
             return PartVerdict(part, "unsolved", dict.fromkeys(layer.gradients, "None"))
         name = f"{path.name}:{part.function}"
-        report = check_part(part, function, name)
-    return from_report(part, report)
+        verdict = from_report(part, check_part(part, function, name))
+        if part.rows and verdict.status == "passed":
+            refuse_three_axes_only(verdict, lambda inputs: function.run(inputs, {}, "numpy"))
+    return verdict
 
 
 def check_part(part: Part, function: Any, name: str) -> LayerReport:
@@ -158,6 +173,38 @@ def check_part(part: Part, function: Any, name: str) -> LayerReport:
     return check_layer(
         part.layer, function, arrays="numpy", layout=layout, strict=part.strict, name=name, **part.options
     )
+
+
+def refuse_three_axes_only(verdict: PartVerdict, call: Callable[[Sequence[Any]], Any]) -> None:
+    """Calls a function that is right for (batch, tokens, features) with (tokens, features), which it must take too."""
+    part, options = verdict.part, verdict.part.layer.with_options(verdict.part.options)
+    case = first_case(part.layer, 0, options, ANY)
+    lead = case.inputs[0].shape[:-1]
+    inputs = [
+        x.reshape(-1, *x.shape[len(lead) :]) if isinstance(x, np.ndarray) and x.shape[: len(lead)] == lead else x
+        for x in case.inputs
+    ]
+    names = part.layer.gradients
+    right = part.layer.reference(*inputs, **options)
+    try:
+        found = call([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
+        given = [to_numpy(one) for one in (found if isinstance(found, tuple) else (found,))]
+        same = [
+            g.shape == r.shape and np.allclose(g, r, rtol=SAME, atol=SAME) for g, r in zip(given, right, strict=True)
+        ]
+    except Exception as error:  # the learner's function, in whatever way
+        verdict.status, verdict.marks = "failed", dict.fromkeys(names, "not judged")
+        said = str(error) if isinstance(error, (RaisedError, DiedError)) else f"{type(error).__name__}: {error}"
+        verdict.problems.append(f"with {part.layer.arguments[0]} of shape {inputs[0].shape} it raises {said}")
+        verdict.mistakes.append(f"{part.function} fits only some of the shapes")
+        verdict.explained.append(LEADING_AXES)
+        return
+    wrong = [name for name, one in zip(names, same, strict=True) if not one]
+    if wrong:
+        verdict.status = "wrong"
+        verdict.marks |= dict.fromkeys(wrong, "wrong")
+        verdict.mistakes.append(f"{', '.join(wrong)} fits only some of the shapes")
+        verdict.explained.append(LEADING_AXES)
 
 
 def has_layouts(part: Part) -> bool:
@@ -204,13 +251,19 @@ def returns_nothing(function: IsolatedFunction, case: Case) -> bool:
 def from_report(part: Part, report: LayerReport) -> PartVerdict:
     """The verdict that a report of the checker means."""
     marks = {name: mark(report, name) for name in part.layer.gradients}
+    missing = unwritten(report)
+    marks |= dict.fromkeys(missing, "None")
     swapped = other_order(report)
     marks |= dict.fromkeys(swapped, "wrong")
     found = {p.kind: described(p.kind, p.message) for o in reversed(report.failed) for p in reversed(o.problems)}
+    if missing and len(found) > 1:
+        found.pop("count")  # its row says so
     problems = [
-        own_words(one, part.function) for one in reversed(found.values())
+        own_words(OUR_LINE.sub("", one), part.function) for one in reversed(found.values())
     ]  # the first of each kind: later cases differ only in their sizes
-    verdict = PartVerdict(part, "passed", marks, problems, report=report)
+    warnings = [OUR_LINE.sub("", one) for one in report.warnings]
+    notes = [own_words(one, part.function) for one in warnings if not one.startswith(ABOUT_THE_CHECK)]
+    verdict = PartVerdict(part, "passed", marks, problems, notes=notes, report=report)
     if not report.passed:
         verdict.status = "wrong" if report.wrong or "wrong" in marks.values() else "failed"
         for finding in report.diagnosis.findings if report.diagnosis is not None else ():
@@ -230,11 +283,24 @@ def from_report(part: Part, report: LayerReport) -> PartVerdict:
             verdict.explained.append(NOT_FINITE)
     elif report.not_given:
         verdict.status = "partial"
+    refuse_inexact(verdict, report)
     if swapped:
         verdict.status = "wrong"
         verdict.mistakes.insert(0, "the gradients are returned in another order")
         verdict.explained.insert(0, f"Return {', '.join(report.layer.gradients)}, in this order.")
     return verdict
+
+
+def refuse_inexact(verdict: PartVerdict, report: LayerReport) -> None:
+    """Marks as wrong what is as accurate as float32 only, which the checker accepts: the course gives float64."""
+    relaxed = [m for o in report.outcomes if o.single_precision and report.counts(o) for m in o.measured]
+    exact = FLOAT32_FACTOR  # by which the checker has relaxed the tolerance
+    names = [name for name in verdict.marks if any(m.gradient == name and m.error > m.allowed / exact for m in relaxed)]
+    if names:
+        verdict.status = "wrong"
+        verdict.marks |= dict.fromkeys(names, "wrong")
+        verdict.mistakes.append(INEXACT.format(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"))
+        verdict.explained.append(INEXACT_WHY)
 
 
 def merge_places(verdict: PartVerdict) -> None:
@@ -261,6 +327,13 @@ def other_order(report: LayerReport) -> list[str]:
     if found is None:
         return []
     return [name for name, place in zip(report.layer.gradients, found[1].split(", "), strict=False) if name != place]
+
+
+def unwritten(report: LayerReport) -> list[str]:
+    """The gradients that are None, where the function also raises in other cases."""
+    messages = [p.message for o in report.failed for p in o.problems if p.kind == "count"]
+    found = [re.fullmatch(r"it does not return ([\w, ]+)", one) for one in messages]
+    return next((one[1].split(", ") for one in found if one is not None), [])
 
 
 def described(kind: str, message: str) -> str:

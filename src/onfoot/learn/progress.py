@@ -15,6 +15,7 @@ from onfoot.learn.judge import Verdict
 FILE = "progress.json"
 FORMAT = 1
 TRAIN = "onfoot learn train"
+NOTES = {"passed": "", None: "  (changed since it was solved)"}  # status of a solved exercise -> note on the map
 
 
 def digest(path: Path) -> str:
@@ -51,7 +52,12 @@ class Progress:
         return self.exercises.setdefault(exercise.name, {})
 
     def record(self, verdict: Verdict) -> None:
-        """Keeps a verdict. An exercise once solved stays solved; a later mistake is kept beside it."""
+        """Keeps a verdict, unless its file was saved on the way.
+
+        An exercise once solved stays solved; a later mistake is kept beside it.
+        """
+        if verdict.status == "saved":
+            return
         kept = self.of(verdict.exercise)
         kept["checks"] = kept.get("checks", 0) + 1
         kept["status"] = verdict.status
@@ -114,7 +120,8 @@ def _sign(progress: Progress, exercise: Exercise) -> str:
 def _note(progress: Progress, exercise: Exercise) -> str:
     kept = progress.exercises.get(exercise.name, {})
     if progress.solved(exercise):
-        return "" if progress.right_now(exercise) else "  (changed since it was solved)"
+        status = progress.status(exercise)
+        return NOTES.get(status, "  (solved before; not right as it is now)")
     if kept.get("right"):
         return f"  ({kept['right']} of {kept['gradients']} right)"
     return ""

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from onfoot.learn.adapters import ADAPTERS, missing_functions
-from onfoot.learn.answer import first_sentence, part_lines
+from onfoot.learn.answer import first_sentence, note_lines, part_lines
 from onfoot.learn.course import Part, find_exercise
-from onfoot.learn.judge import PartVerdict, Verdict, check_part, from_report, overall
+from onfoot.learn.judge import PartVerdict, Verdict, check_part, from_report, overall, refuse_three_axes_only
 
 
 def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False) -> None:
@@ -28,10 +28,13 @@ def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False
     verdict = Verdict(exercise, overall([part.status for part in parts]), parts=parts)
     if verdict.passed:
         if not quiet:
-            print(first_sentence(verdict))
+            notes = [line for part in parts for line in note_lines(part)]
+            print("\n".join([first_sentence(verdict), *notes]))
         return
     first = first_sentence(verdict)
     lines = [first, *(line for part in parts for line in ("", *part_lines(part, first)))]
+    lines += ["", f"A hint, in a terminal:  onfoot learn hint {exercise.number}"]
+    lines += [f"The whole derivation:   {exercise.derivation}"]
     raise AssertionError("\n".join(lines))
 
 
@@ -54,6 +57,8 @@ def judge_here(module: Any, part: Part) -> PartVerdict:
     verdict = from_report(part, report)
     if all(mark == "None" for mark in verdict.marks.values()) or _returns_none(report):
         return PartVerdict(part, "unsolved", dict.fromkeys(part.layer.gradients, "None"))
+    if part.rows and verdict.status == "passed":
+        refuse_three_axes_only(verdict, lambda inputs: function(*inputs))
     return verdict
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from onfoot.data.windows import Windows, split
 from onfoot.formats.tokenizer import Tokenizer
+from onfoot.learn.course import EXERCISES
 from onfoot.learn.curves import draw_curves, sketch
 from onfoot.models.compare_pairs import TOLERANCE, Compared, compare_pairs
 from onfoot.models.model import Model, create
@@ -61,10 +62,16 @@ class Solved:
     wrong: Functions  # those that do not, but can be trained
     network: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # gpt2_forward and gpt2_backward, if right
     files: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)  # file -> why it cannot be imported
 
     @property
     def all_pairs(self) -> bool:
         return all(one.verdict == YOURS for one in self.statuses if one.pair != NETWORK)
+
+    @property
+    def mistaken(self) -> list[Status]:
+        """The pairs that are wrong."""
+        return [one for one in self.statuses if one.verdict == WRONG and one.pair != NETWORK]
 
     @property
     def everything(self) -> bool:
@@ -74,6 +81,7 @@ class Solved:
         """Each pair of the network, and whose it is."""
         width = max(len(one.pair) for one in self.statuses)
         lines = [f"  {one.pair:<{width}}  {_whose(one)}" for one in self.statuses]
+        lines += [f"{file} cannot be imported: {why}" for file, why in self.broken.items()]
         return "\n".join(["The gradients of this model:", *lines])
 
     def summary(self) -> str:
@@ -136,7 +144,17 @@ class Text:
 
 def solved_in(folder: Path, text: Text) -> Solved:
     """Judges the pairs of a folder of exercises on the first batch of a run."""
-    return judged(import_folder(folder), text)
+    modules, broken = import_folder(folder)
+    solved = judged(modules, text)
+    solved.broken = {path.name: why.removeprefix(f"cannot import {path}: ") for path, why in broken.items()}
+    of_pair = {pair: one.file for one in EXERCISES for pair in (*one.pairs, one.name) if one.file in solved.broken}
+    solved.statuses = [
+        replace(one, words=f"{of_pair[one.pair]} cannot be imported")
+        if one.verdict == OURS and one.pair in of_pair
+        else one
+        for one in solved.statuses
+    ]
+    return solved
 
 
 def judged(modules: Mapping[Path, ModuleType], text: Text) -> Solved:
@@ -257,6 +275,11 @@ def compare(
     solved = solved_in(folder, text)
     wrong = find_functions(wrong_file).functions if wrong_file is not None else solved.wrong
     if not wrong:
+        cannot = [f"your {one.pair} is wrong, but cannot be trained: {one.words}" for one in solved.mistaken]
+        if cannot:
+            raise ValueError(
+                f"{'; '.join(cannot)}; mend its shapes first, or give the file of a wrong pair with --wrong"
+            )
         raise ValueError(
             "nothing is wrong that can be trained: give the file of a wrong pair with --wrong FILE (a backward that "
             "returns None does not train)"

@@ -146,3 +146,8 @@ def legend(function: str) -> str:
     """What the words of the checker's whole report mean in an exercise."""
     upstream = UPSTREAM.get(function, "dy")
     return f"In the report dout is your {upstream}, B is the number of sequences and n that of tokens in one."
+
+
+def report_text(report: str, derivation: str) -> str:
+    """The checker's whole report; where it names a page of the repository, the command that prints the derivation."""
+    return re.sub(r"docs/equations/\S+", derivation, report)

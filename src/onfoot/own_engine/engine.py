@@ -23,6 +23,7 @@ class OwnEngine(Engine):
         self, functions: Mapping[str, Callable[..., Any]], files: Mapping[str, str] | None = None, name: str = "own"
     ) -> None:
         self.theirs = frozenset(name.rpartition("_")[0] for name in functions)
+        self.functions = dict(functions)  # as they were given
         self.files = dict(files or {})  # path -> SHA-256
         self.pairs: dict[str, Pair] = {
             pair: checked_pair(pair, functions[f"{pair}_forward"], functions[f"{pair}_backward"])

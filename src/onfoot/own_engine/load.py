@@ -94,7 +94,9 @@ def _of_one(source: Any) -> Found:
 
 def _of_folder(folder: Path) -> Found:
     """The pairs of all files in a folder, in the order of their names."""
-    modules = import_folder(folder)
+    modules, broken = import_folder(folder)
+    for why in broken.values():
+        raise ValueError(why)
     if not modules:
         raise ValueError(f"{folder} has no Python files")
     functions: dict[str, Callable[..., Any]] = {}
@@ -103,10 +105,17 @@ def _of_folder(folder: Path) -> Found:
     return Found(functions, hashes(list(modules.values())), folder.name or str(folder))
 
 
-def import_folder(folder: Path) -> dict[Path, ModuleType]:
-    """Every Python file directly in a folder, imported; they may import each other."""
+def import_folder(folder: Path) -> tuple[dict[Path, ModuleType], dict[Path, str]]:
+    """The Python files directly in a folder, imported, and why the others cannot be. They may import each other."""
+    modules, broken = dict[Path, ModuleType](), dict[Path, str]()
     with _beside(folder.resolve()):
-        return {path: import_file(path) for path in sorted(folder.glob("*.py"))}
+        for path in sorted(folder.glob("*.py")):
+            try:
+                modules[path] = import_file(path)
+            except ValueError as error:
+                sys.modules.pop(path.stem, None)
+                broken[path] = " ".join(str(error).split())
+    return modules, broken
 
 
 def import_file(path: Path) -> ModuleType:
