@@ -223,8 +223,8 @@ def add_logits(m: StudyContext) -> list[Step]:
     m.add("ℓ", "ℓ", np.where(counts, lse - picked, 0), (TOKEN,), gaps)
     formula = Formula("y_gt = the token after each, as one-hot rows")
     shown: dict[str, Any] = {"formula": formula, "columns": vocabulary.rows}
-    all_targets = lambda: one_hot(targets, config.vocab_size)  # noqa: E731
-    m.add("y_gt", "y_gt", vocabulary.one_hot(targets), VOCAB, all_of_it=all_targets, **shown)
+    shown["all_of_it"] = lambda: one_hot(targets, config.vocab_size)
+    m.add("y_gt", "y_gt", vocabulary.one_hot(targets), VOCAB, **shown)
     m.add("n", "n", np.array(m.divisor), (), formula=Formula("n = the number of targets"))
     m.add("counts", "has target", counts.astype(float), (TOKEN,))
     _add_last_delta(m)
