@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from typer.testing import CliRunner
-from waiting import until
+from waiting import mark_seen, until
 
 from onfoot.cli import app
 from onfoot.explore.default_model import TEXT
@@ -219,6 +219,7 @@ def test_a_stop_goes_to_its_place_and_marks_what_it_talks_about(visitor: Any) ->
 
 def test_the_prediction_in_view_is_the_one_that_the_stop_talks_about(visitor: Any) -> None:
     """At the seventh what the token is blamed for; at the eighth the error of the tour, before and after the step."""
+    visitor.set_viewport_size({"width": 1280, "height": 720})
     visitor.get_by_role("button", name="Take the tour, one minute").click()
     for stop in range(1, 9):
         arrive(visitor, stop)
@@ -226,6 +227,7 @@ def test_the_prediction_in_view_is_the_one_that_the_stop_talks_about(visitor: An
         numbers = numbers_on(visitor)
         assert token == str(numbers["cause position"] if stop == 7 else 3), stop
         assert visitor.locator(".after-step").count() == (stop == 8)
+        mark_seen(visitor)
         if stop < 8:
             visitor.locator("[data-tour=next]").click()
     shown = visitor.locator(".predicted-target").inner_text()

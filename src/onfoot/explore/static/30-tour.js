@@ -123,9 +123,12 @@ function showTourSpot(stop) {
   keepSpotInView();
 }
 
-/** Scrolls to what the stop talks about, again when the page grows (a check arrives), until the reader moves. */
+/** Scrolls to what the stop talks about, or its top if it is tall, again when the page grows (a check arrives), until the reader moves. */
 function keepSpotInView() {
-  if (tour.spot && tour.spot.isConnected) tour.spot.scrollIntoView({ block: "nearest" });
+  if (!tour.spot || !tour.spot.isConnected) return;
+  const { scrollMarginTop, scrollMarginBottom } = getComputedStyle(tour.spot); // the bar of tabs, and the tour
+  const room = innerHeight - parseFloat(scrollMarginTop) - parseFloat(scrollMarginBottom);
+  tour.spot.scrollIntoView({ block: tour.spot.offsetHeight > room ? "start" : "nearest" });
 }
 
 for (const name of ["wheel", "touchmove", "pointerdown", "keydown"]) document.addEventListener(name, () => (tour.spot = null), { capture: true, passive: true });
