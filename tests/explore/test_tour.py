@@ -252,6 +252,9 @@ def test_what_a_stop_talks_about_stays_in_view_when_checks_arrive_and_after_the_
         arrive(visitor, stop)
         if stop < 3:
             visitor.locator("[data-tour=next]").click()
+    assert visitor.locator('.now-backward[data-step="11"]').count() == 1  # where the error signal of this stop is
+    visitor.locator(".motion .on").click()
+    assert visitor.locator('.now-backward[data-step="1.10"]').count() == 1  # it climbs at once
     while visitor.locator('.now-backward[data-step="0.5"]').count() == 0:
         visitor.locator(".motion .on").click()
     for stop in (4, 5):

@@ -92,6 +92,7 @@ async function goToStop(stop) {
   if (isMap) select(stop.step);
   else await setView(stop.view, { push: false });
   if (stop.view === "map") await state.detailReady;
+  if (stop.show === "play" && stop.step) climbFrom(stop.step);
   const largest = stop.show.startsWith("parameter") && document.querySelector(".parameter .figure.is-gradient");
   if (!largest) return;
   await largest.ready;
