@@ -42,11 +42,12 @@ def test_a_slow_first_answer_does_not_replace_a_faster_second(page: Any, model: 
         else:
             route.continue_()
 
-    page.route("**/api/study", hold)
+    page.route(re.compile(r"/api/study\?"), hold)
     ask(page, "a name")
     until(page, "document.body.classList.contains('is-busy')")
     ask(page, "the value")
     until(page, "document.getElementById('loss').dataset.value === x", loss_of(model, "the value"))
+    assert len(held) == 1
     for route, answer in held:
         route.fulfill(response=answer)
     page.wait_for_timeout(300)

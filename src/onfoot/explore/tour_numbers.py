@@ -139,7 +139,8 @@ class TourNumbers:
         return next(one for one in self.tokens[self.worst]["best"] if one["id"] != self.target)
 
     def context(self) -> Number:
-        text = "".join(token["text"] for token in self.tokens[: self.worst + 1])
+        between = "" if self.doc["model"]["has_tokenizer"] else " "  # ids
+        text = between.join(token["text"] for token in self.tokens[: self.worst + 1])
         return quoted(text if len(text) <= MAX_CONTEXT else "… " + text[-MAX_CONTEXT:]), text
 
     # --- the token that is blamed most: where the error signal is largest at the embedding ---
@@ -172,11 +173,15 @@ class TourNumbers:
         return int(self.causes.argmax())
 
     def blamed_for(self) -> Number:
-        """The prediction with the largest share in the blamed token's error signal, in words."""
+        """The prediction with the largest share in the blamed token's error signal, and how it reaches it, in words."""
         try:
-            return f"mostly from the prediction after token {self.cause}, {self.token(self.cause)[0]}", self.cause
+            cause = self.cause
         except MissingNumberError:
-            return "from its own prediction and those at later tokens", None
+            return "for its own prediction and those after later tokens, whose attention looked back", None
+        if cause == self.blamed:
+            return "mostly for its own prediction", cause
+        after = f"token {cause}, {self.token(cause)[0]}"
+        return f"mostly for the prediction after {after}, whose attention looked back", cause
 
     # --- one step of training ---
 

@@ -14,7 +14,7 @@ const TOUR_SPOTS = {
   "parameter terms": () => ".detail .parameter .figure.is-gradient .explanation",
   play: () => ".motion-buttons",
   heads: () => ".head-cards",
-  "take a step": () => "#next-step",
+  "take a step": () => "#next-step:not(:disabled)",
   tabs: () => ".tabs",
 };
 
@@ -153,6 +153,7 @@ function drawTourPanel(stops) {
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.tour : "";
   const go = (name, text, to, more) => h("button", { type: "button", data: { tour: name }, onclick: () => (to === null ? closeTour() : openTour(to)), ...more }, text);
   const next = go("next", last ? "Finish" : "Next", last ? null : tour.at + 1, { class: "primary" });
+  const tries = stop.show === "take a step" && !store.served ? [] : stop.try; // an exported page has one step
   tour.panel.dataset.stop = String(tour.at + 1);
   delete tour.panel.dataset.ready;
   tour.panel.replaceChildren(
@@ -162,7 +163,7 @@ function drawTourPanel(stops) {
       h("p", { class: "tour-where" }, `Tour, ${tour.at + 1} of ${stops.length} `, stop.step && h("b", {}, stepPlace(state.steps.get(stop.step))), h("a", { href: `#tour=${tour.at + 1}`, class: "tour-link" }, "link to this stop")),
       h("h2", {}, stop.title),
       stop.text.map((parts) => h("p", { class: "tour-text" }, parts.map(tourPart))),
-      stop.try.map((parts) => h("p", { class: "tour-try" }, h("b", {}, "Try it "), parts.map(tourPart))),
+      tries.map((parts) => h("p", { class: "tour-try" }, h("b", {}, "Try it "), parts.map(tourPart))),
       stop.more.length > 0 && h("details", { class: "tour-more" }, h("summary", {}, "More"), stop.more.map((parts) => h("p", {}, parts.map(tourPart)))),
     ),
     h(
