@@ -18,7 +18,7 @@ from waiting import until
 import onfoot
 from conftest import Watched, serving
 from llama_oracle import scrambled_llama
-from onfoot.explore import training
+from onfoot.explore import tour, training
 from onfoot.explore.default_model import TEXT
 from onfoot.explore.jobs import StoppedError, progress
 from onfoot.explore.loading import load_model
@@ -180,6 +180,21 @@ def test_long_work_says_how_far_it_is_and_the_button_stops_it(opened: Any, endle
     until(opened, "document.getElementById('work').hidden")
     opened.get_by_role("tab", name="Map").click()
     opened.wait_for_selector(".row")
+
+
+def test_a_tour_that_takes_long_keeps_no_array_waiting_and_can_be_cancelled(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Endless()
+    monkeypatch.setattr(tour, "filled", lambda study, stops: work(study))
+    opened.locator("#take-tour").click()
+    assert work.begun.wait(60)
+    opened.locator('.row[data-step="11"]').click()
+    opened.wait_for_selector('.figure[data-tensor="Δ_11"] .term')
+    until(opened, "!document.getElementById('work').hidden")
+    opened.get_by_role("button", name="Cancel").click()
+    assert work.ended.wait(30)
+    assert opened.locator("#tour").count() == 0 and opened.locator("#message").is_hidden()
 
 
 def test_another_view_stops_it(opened: Any, endless: Endless) -> None:

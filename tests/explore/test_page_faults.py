@@ -260,7 +260,7 @@ def test_bars_are_visible_with_forced_colours(watched: Any, port: int) -> None:
 
 def test_long_numbers_stay_in_their_columns(watched: Any, exported: Path) -> None:
     page = watched.open(exported.as_uri())
-    for width in (360, 768, 1400):
+    for width in (360, 768, 1400, 1920):
         page.set_viewport_size({"width": width, "height": 900})
         for view in ("training", "step", "attention"):
             page.locator(f"#tab-{view}").click()

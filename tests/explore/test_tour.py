@@ -15,6 +15,7 @@ from waiting import mark_seen, until
 
 from onfoot.cli import app
 from onfoot.explore.default_model import TEXT
+from onfoot.explore.jobs import Job, StoppedError, current
 from onfoot.explore.study import Study
 from onfoot.explore.tour import BUILT_IN, SPOTS, filled, parse, read
 from onfoot.explore.tour_numbers import OF_ARRAYS, PLAIN, TourNumbers
@@ -100,6 +101,17 @@ def test_the_blamed_token_is_blamed_for_its_own_prediction_or_because_attention_
     numbers = TourNumbers(study)
     numbers.__dict__.update(blamed=1, causes=np.eye(3)[cause])
     assert numbers.blamed_for() == (words, cause)
+
+
+def test_filling_the_tour_can_be_stopped(study: Study) -> None:
+    job = Job()
+    job.stop()
+    before = current.set(job)
+    try:
+        with pytest.raises(StoppedError):
+            _ = TourNumbers(study).causes
+    finally:
+        current.reset(before)
 
 
 def test_every_number_that_a_tour_may_name_exists_in_this_run(study: Study) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.explore import one_step, texts
+from onfoot.explore.jobs import tracked
 from onfoot.explore.study_context import OVER_TOKENS
 from onfoot.explore.training import share
 from onfoot.ops.cross_entropy import IGNORE
@@ -161,7 +162,7 @@ class TourNumbers:
             raise MissingNumberError("one backward pass per target")
         total = study.tensors.value("Δ_1")[self.blamed]
         shares = np.zeros(len(self.tokens))
-        for t in np.flatnonzero(study.targets[0] != IGNORE):
+        for t in tracked(np.flatnonzero(study.targets[0] != IGNORE).tolist(), "targets of the tour"):
             only = np.full_like(study.targets, IGNORE)
             only[0, t] = study.targets[0, t]
             trace = study.model.trace(study.tokens, only, divisor=study.divisor)

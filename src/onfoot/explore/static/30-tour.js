@@ -53,7 +53,7 @@ function whenDrawn(f) {
 async function tourStops() {
   const { key } = state.doc;
   if (tour.key !== key) {
-    tour.stops = (await store.part("tour")).stops;
+    tour.stops = (await store.work("tour")).stops;
     tour.key = key;
   }
   return tour.stops;
@@ -66,7 +66,7 @@ async function openTour(at) {
   try {
     stops = await tourStops();
   } catch (error) {
-    showMessage(error.message);
+    if (!(error instanceof StoppedError)) showMessage(error.message);
     return;
   }
   if (turn !== tour.moving || !stops.length) return;
