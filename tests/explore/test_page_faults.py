@@ -243,8 +243,8 @@ ROW_LABELS = """
 def test_the_label_of_the_selected_row_covers_no_other_on_a_phone(watched: Any, port: int) -> None:
     watched.page.set_viewport_size({"width": 360, "height": 740})
     watched.page.add_init_script(ROW_LABELS)
-    page = watched.open(f"http://127.0.0.1:{port}/#step=12&cell=3,5")
-    until(page, SHOWN)
+    page = watched.open(f"http://127.0.0.1:{port}/#view=attention&token=3")
+    until(page, "document.querySelectorAll('.head-card canvas').length > 1")
     gaps = page.evaluate("""() => [...rowLabels.values()].filter(all => all.length > 1).map(
         all => Math.min(...all.slice(1).map((y, i) => y - all[i])))""")
     assert gaps and min(gaps) > 9  # letters of 11 pixels
@@ -291,9 +291,9 @@ def test_long_numbers_stay_in_their_columns(watched: Any, exported: Path) -> Non
             values = page.locator("main").locator(".num, .value, dd, .token")  # a table that is too wide scrolls
             out = values.evaluate_all("""all => all.filter(x => !x.closest('.table-scroll')).filter(x => {
                 const home = x.closest('.figure, .pairs, .attribution li, .arithmetic').getBoundingClientRect();
-                const { display, overflowX } = getComputedStyle(x);
+                const { display, overflowX, fontSize } = getComputedStyle(x);
                 const spills = display !== 'inline' && overflowX === 'visible' && x.scrollWidth > x.clientWidth + 1;
-                const isBroken = x.matches('.pair.tight .value') && x.offsetHeight > 2 * parseFloat(getComputedStyle(x).fontSize);
+                const isBroken = x.matches('.pair.tight .value') && x.offsetHeight > 2 * parseFloat(fontSize);
                 return spills || isBroken || x.getBoundingClientRect().right > home.right + 1.5;
             }).map(x => x.outerHTML.slice(0, 120))""")
             assert out == [], (view, width)
