@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from playwright.sync_api import sync_playwright
+from test_own_engine import MISTAKE, engine_of
 from waiting import settled, until
 
 from conftest import CHROMIUM_FLAGS, chromium, serving
@@ -52,6 +54,7 @@ PICTURES: dict[str, tuple[str, int, int, str, Callable[[Any], None] | None]] = {
     "explore-live": ("view=live", 1280, 900, "light", play_live),
     "explore-whatif": ("view=whatif", 1280, 900, "light", None),
     "explore-mistakes": ("view=mistakes", 1600, 900, "dark", None),
+    "explore-own": ("view=own", 1280, 900, "light", None),
     "explore-symbols": ("view=map", 1280, 900, "light", open_symbols),
     "explore-phone": ("view=map&step=embedding&cell=11,21", 360, 1300, "light", None),
 }
@@ -61,11 +64,13 @@ def main(names: list[str]) -> None:
     unknown = set(names) - {*PICTURES, "recording"}
     if unknown:
         raise SystemExit(f"unknown picture {sorted(unknown)[0]}; known are {', '.join([*PICTURES, 'recording'])}")
-    with serving(default_model()) as port, sync_playwright() as playwright:
+    model, folder = default_model(), tempfile.TemporaryDirectory()
+    engine = engine_of(Path(folder.name), MISTAKE)  # for "Yours"
+    with folder, serving(model) as port, serving(model, engine) as own, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(CHROMIUM_FLAGS))
         for name in names or PICTURES:
             if name != "recording":
-                take(browser, f"http://127.0.0.1:{port}/", name)
+                take(browser, f"http://127.0.0.1:{own if name == 'explore-own' else port}/", name)
         if not names or "recording" in names:
             record(browser, f"http://127.0.0.1:{port}/")
         browser.close()
@@ -123,8 +128,7 @@ def record(browser: Any, address: str) -> None:
     keep(2200)
     go_on(3)
     keep(1200)
-    rows(tab, "forward", "1.9")
-    for _ in range(22):  # down to the loss, and up through the last block
+    for _ in range(20):  # the error signal climbs through both blocks, to the input
         tab.locator(".motion .on").click()
         keep(220)
     for stop, milliseconds in ((4, 2000), (5, 1800), (7, 2000), (8, 2000)):

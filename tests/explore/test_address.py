@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -102,6 +103,24 @@ def test_back_scrolls_to_where_it_was(page: Any) -> None:
     page.go_back()
     at_step(page, "1.8")
     until(page, "Math.abs(scrollY - 300) < 2 && Math.abs(document.querySelector('.map').scrollTop - x) < 2", where[1])
+
+
+def test_the_sentence_about_a_small_error_says_so_and_ids_are_apart(page: Any) -> None:
+    def of_a_trained_model_without_a_tokenizer(route: Any) -> None:
+        answer = route.fetch().json()
+        answer["document"]["model"]["has_tokenizer"] = False
+        for token in answer["document"]["tokens"]:
+            token["probability"] = 0.9996
+        route.fulfill(json=answer)
+
+    page.route(re.compile(r"/api/study\?"), of_a_trained_model_without_a_tokenizer)
+    page.locator("#text").fill("the v")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('.chip').length === 5")
+    words = page.locator("#error-line").inner_text()
+    assert words.startswith("After “t h") and words.endswith(
+        " 100.0 %, its largest error: it is followed back through the network."
+    )
 
 
 def test_the_page_opens_at_the_loss_of_the_token_that_went_wrong(page: Any, model: Model, tokens: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from onfoot.explore import loading, texts
 from onfoot.explore.loading import load_model
 from onfoot.explore.overview import COLUMNS, ROWS, overview, window_of
 from onfoot.explore.study import Study
+from onfoot.explore.tour_numbers import TourNumbers
 from onfoot.explore.walk import small_model
 from onfoot.explore.wide import SAMPLES, widen
 from onfoot.formats.gguf_export import export_model
@@ -104,6 +105,29 @@ def test_a_large_vocabulary_is_shown_by_its_most_probable_tokens_and_sums_run_ov
         assert np.abs(study.tensors.sum_of_terms(id) - study.tensors.value(id)).max() < 1e-12, id
     for step in ("input", "tok", "12", "11"):
         assert all(one["passed"] for one in (*study.differences(step).values(), *study.autograds(step).values())), step
+
+    norms_are_of_the_whole_vocabulary(study)
+
+
+def norms_are_of_the_whole_vocabulary(study: Study) -> None:
+    """On the map and in tours, where only some columns or rows are shown."""
+    model, trace = study.model, study.context.trace
+    table = next(iter(model.params))
+    signal = trace["Δ_1", 0][0] @ np.asarray(model.params[table]).T  # (T, V), through the token table
+    whole = {"a_12": trace["a_12"][0], "y_pred": trace["y_pred"][0], "Δ_12": trace["Δ_12"][0], "Δ_0": signal}
+    norms = study.document["motion"]["norms"]
+    assert {id: norms[id] for id in whole} == pytest.approx({id: np.linalg.norm(x) for id, x in whole.items()})
+    numbers = TourNumbers(study)
+    grads = model.loss_and_grads(study.tokens)[1]
+    assert numbers.number("norm ∂w_tok")[1] == pytest.approx(np.linalg.norm(grads[table]), rel=1e-12)
+    for id, x in whole.items():
+        assert numbers.number(f"norm {id}")[1] == pytest.approx(np.linalg.norm(x), rel=1e-12), id
+        assert numbers.number(f"row norm {id}")[1] == pytest.approx(np.linalg.norm(x[numbers.worst]), rel=1e-12), id
+        assert numbers.number(f"at target {id}")[1] == pytest.approx(x[numbers.worst, numbers.target], rel=1e-12), id
+        assert numbers.number(f"largest {id}")[1] == x.flat[np.abs(x).argmax()], id
+    assert numbers.number("at target y_gt")[1] == 1 and numbers.number("norm e")[1] > 0
+    row, column = numbers.cell("12", "worst") or []
+    assert (row, study.tensors["Δ_12"].columns[column]) == (numbers.worst, numbers.target)  # type: ignore[index]
 
 
 def decoded(text: str) -> np.ndarray:

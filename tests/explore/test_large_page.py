@@ -18,7 +18,7 @@ from waiting import until
 import onfoot
 from conftest import Watched, serving
 from llama_oracle import scrambled_llama
-from onfoot.explore import training
+from onfoot.explore import tour, training
 from onfoot.explore.default_model import TEXT
 from onfoot.explore.jobs import StoppedError, progress
 from onfoot.explore.loading import load_model
@@ -113,6 +113,27 @@ def test_every_view_has_the_numbers_of_the_library(opened: Any, large: Model) ->
     assert "RMS norm" in page.locator(".mistake-list").text_content()
 
 
+def test_the_run_passes_closed_blocks_as_rows_with_their_norms_and_skips(opened: Any, large: Model) -> None:
+    trace = large.trace(read_text(large, TEXT))
+    rows, on = opened.locator(".now-forward, .now-backward"), opened.get_by_role("button", name="One row on")
+    for _ in range(3):  # input, token embedding, input embedding
+        on.click()
+    for block in range(4):
+        on.click()
+        assert rows.get_attribute("data-block") == str(block)
+        words = opened.locator(".motion-status").inner_text().replace("\n", "")
+        assert f"Block {block + 1}: ‖𝑎10‖ = " in words
+        norm = float(opened.locator(".motion-status [data-value]").first.get_attribute("data-value"))
+        assert norm == pytest.approx(float(np.linalg.norm(trace["a_10", block])), rel=1e-9)
+    assert opened.locator(".path.forward.arrived").count() == 4 and opened.locator(".path.backward").count() == 4
+    for _ in range(8):  # to the loss, and up to the last block but one
+        on.click()
+    assert rows.get_attribute("class").split().count("now-backward") == 1 and rows.get_attribute("data-block") == "2"
+    shown = float(opened.locator('.block-head[data-block="3"] .flow-backward').get_attribute("data-value"))
+    assert shown == pytest.approx(float(np.linalg.norm(trace["Δ_10", 3])), rel=1e-9)
+    assert opened.locator(".block-head[aria-expanded=true]").count() == 0  # the run opens none
+
+
 class Endless:
     """Work that ends only if it is stopped."""
 
@@ -159,6 +180,21 @@ def test_long_work_says_how_far_it_is_and_the_button_stops_it(opened: Any, endle
     until(opened, "document.getElementById('work').hidden")
     opened.get_by_role("tab", name="Map").click()
     opened.wait_for_selector(".row")
+
+
+def test_a_tour_that_takes_long_keeps_no_array_waiting_and_can_be_cancelled(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Endless()
+    monkeypatch.setattr(tour, "filled", lambda study, stops: work(study))
+    opened.locator("#take-tour").click()
+    assert work.begun.wait(60)
+    opened.locator('.row[data-step="11"]').click()
+    opened.wait_for_selector('.figure[data-tensor="Δ_11"] .term')
+    until(opened, "!document.getElementById('work').hidden")
+    opened.get_by_role("button", name="Cancel").click()
+    assert work.ended.wait(30)
+    assert opened.locator("#tour").count() == 0 and opened.locator("#message").is_hidden()
 
 
 def test_another_view_stops_it(opened: Any, endless: Endless) -> None:

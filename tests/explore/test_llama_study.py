@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import onfoot
 from llama_oracle import in_float64, in_transformers, scrambled_llama
 from onfoot import engine
+from onfoot.explore.formulas_llama import all_formulas
 from onfoot.explore.study import Study
 from onfoot.models.model import Model
 from onfoot.ops.rms_norm import rms_norm_backward
@@ -195,3 +197,10 @@ def test_the_other_views_work() -> None:
     assert study.optimizer(1e-7, 1)["actual"] == pytest.approx(study.optimizer(1e-7, 1)["predicted"], rel=2e-3)
     assert len(study.lora["layers"]) == 7
     assert sum(len(group["mistakes"]) for group in study.mistakes()["groups"]) > 80
+
+
+@pytest.mark.parametrize("config", [SMALL, onfoot.GPT2Config()])
+def test_no_word_of_a_formula_is_set_as_a_symbol(config: onfoot.Config) -> None:
+    """As the article “a”, which would be explained as the activation."""
+    for symbol, formula in all_formulas(config).items():
+        assert not re.search(r"\b[aA] (?!softmax|log)[a-z]{3,}", formula.text), symbol

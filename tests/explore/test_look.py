@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import VIEWS, open_view, settled, until
+from waiting import VIEWS, mark_seen, open_view, settled, until
 
 from onfoot.explore.page import style
 
@@ -167,6 +167,7 @@ def test_on_a_phone_every_stop_of_the_tour_shows_its_sentence_and_its_buttons(wa
     page = watched.open(f"http://127.0.0.1:{port}/#tour=1")
     for stop in range(1, 9):
         page.wait_for_selector(f'.tour[data-ready="{stop}"]')
+        mark_seen(page)
         panel, words = (page.locator(one).bounding_box() for one in (".tour", ".tour-words"))
         assert panel["y"] + panel["height"] <= 740 and panel["height"] <= 0.45 * 740, stop
         for part in page.locator(".tour h2, .tour-text, .tour-try, .tour-more summary").all():

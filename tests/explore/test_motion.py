@@ -88,6 +88,14 @@ def test_norms_and_the_parts_of_sums_are_the_librarys(study: Study, model: Model
 # --- on the page ---
 
 
+def assert_paths_are_inside_the_map(page: Any) -> None:
+    outside = page.locator(".path").evaluate_all("""all => all.map(x => x.getBoundingClientRect()).filter(x => {
+        const map = document.querySelector('.map').getBoundingClientRect();
+        return x.left < map.left || x.right > map.left + document.querySelector('.map').clientWidth;
+    }).length""")
+    assert outside == 0
+
+
 def test_reduced_motion_has_no_play_button_and_goes_row_by_row(
     calm: Any, study: Study, model: Model, tokens: np.ndarray
 ) -> None:
@@ -133,6 +141,12 @@ def test_the_skips_are_paths_on_which_the_signal_runs_and_is_added(calm: Any) ->
     assert calm.locator(".path.forward[data-from=tok] .split, .path.backward[data-from=tok] .plus").count() == 0
     calm.get_by_role("button", name="One row back").click()
     assert at_row(calm) == ("backward", "1.6")
+    calm.locator('.row[data-step="1.0.k"]').evaluate("row => row.click()")  # opens a head, which has paths of its own
+    until(calm, "document.querySelectorAll('.path').length >= 24")
+    for width in (1280, 360):
+        calm.set_viewport_size({"width": width, "height": 900})
+        until(calm, "innerWidth === x && document.querySelector('svg.paths').clientWidth <= x", width)
+        assert_paths_are_inside_the_map(calm)
 
 
 def test_play_runs_until_it_is_paused(page: Any) -> None:

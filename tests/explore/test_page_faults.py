@@ -42,11 +42,12 @@ def test_a_slow_first_answer_does_not_replace_a_faster_second(page: Any, model: 
         else:
             route.continue_()
 
-    page.route("**/api/study", hold)
+    page.route(re.compile(r"/api/study\?"), hold)
     ask(page, "a name")
     until(page, "document.body.classList.contains('is-busy')")
     ask(page, "the value")
     until(page, "document.getElementById('loss').dataset.value === x", loss_of(model, "the value"))
+    assert len(held) == 1
     for route, answer in held:
         route.fulfill(response=answer)
     page.wait_for_timeout(300)
@@ -227,6 +228,28 @@ def test_nothing_overlaps_at_768_and_formulas_scroll_inside_on_a_phone(watched: 
             assert clipped == 0, (width, step)
 
 
+ROW_LABELS = """
+    const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
+    window.rowLabels = new Map(); // canvas -> the heights of the labels of its rows
+    Object.assign(CanvasRenderingContext2D.prototype, {
+        clearRect(...box) { rowLabels.set(this.canvas, []); clearRect.apply(this, box); },
+        fillText(text, x, y, ...more) {
+            if (this.textAlign === 'right' && rowLabels.has(this.canvas)) rowLabels.get(this.canvas).push(y);
+            fillText.call(this, text, x, y, ...more);
+        },
+    });"""
+
+
+def test_the_label_of_the_selected_row_covers_no_other_on_a_phone(watched: Any, port: int) -> None:
+    watched.page.set_viewport_size({"width": 360, "height": 740})
+    watched.page.add_init_script(ROW_LABELS)
+    page = watched.open(f"http://127.0.0.1:{port}/#view=attention&token=3")
+    until(page, "document.querySelectorAll('.head-card canvas').length > 1")
+    gaps = page.evaluate("""() => [...rowLabels.values()].filter(all => all.length > 1).map(
+        all => Math.min(...all.slice(1).map((y, i) => y - all[i])))""")
+    assert gaps and min(gaps) > 9  # letters of 11 pixels
+
+
 def test_attention_is_not_smaller_on_a_larger_screen(watched: Any, exported: Path) -> None:
     page = watched.open(exported.as_uri())
     sizes = []
@@ -259,7 +282,7 @@ def test_bars_are_visible_with_forced_colours(watched: Any, port: int) -> None:
 
 def test_long_numbers_stay_in_their_columns(watched: Any, exported: Path) -> None:
     page = watched.open(exported.as_uri())
-    for width in (360, 768, 1400):
+    for width in (360, 768, 1400, 1920):
         page.set_viewport_size({"width": width, "height": 900})
         for view in ("training", "step", "attention"):
             page.locator(f"#tab-{view}").click()
@@ -268,8 +291,9 @@ def test_long_numbers_stay_in_their_columns(watched: Any, exported: Path) -> Non
             values = page.locator("main").locator(".num, .value, dd, .token")  # a table that is too wide scrolls
             out = values.evaluate_all("""all => all.filter(x => !x.closest('.table-scroll')).filter(x => {
                 const home = x.closest('.figure, .pairs, .attribution li, .arithmetic').getBoundingClientRect();
-                const { display, overflowX } = getComputedStyle(x);
+                const { display, overflowX, fontSize } = getComputedStyle(x);
                 const spills = display !== 'inline' && overflowX === 'visible' && x.scrollWidth > x.clientWidth + 1;
-                return spills || x.getBoundingClientRect().right > home.right + 1.5;
+                const isBroken = x.matches('.pair.tight .value') && x.offsetHeight > 2 * parseFloat(fontSize);
+                return spills || isBroken || x.getBoundingClientRect().right > home.right + 1.5;
             }).map(x => x.outerHTML.slice(0, 120))""")
             assert out == [], (view, width)

@@ -203,13 +203,21 @@ CHOSEN = (
 )
 
 
-def test_bars_lines_selection_and_focus_are_seen_with_forced_colours_in_every_view(watched: Any, port: int) -> None:
+INVISIBLE = """ground => [...document.querySelectorAll('body *')].filter(x => x.checkVisibility()
+    && [...x.childNodes].some(one => one.nodeType === 3 && one.data.trim())).filter(x => {
+    const { forcedColorAdjust, backgroundColor, color } = getComputedStyle(x);
+    return color === (forcedColorAdjust === 'none' ? backgroundColor : ground); // which is painted behind forced text
+}).map(x => x.outerHTML.slice(0, 80))"""
+
+
+def test_text_bars_lines_and_selection_are_seen_with_forced_colours_in_every_view(watched: Any, port: int) -> None:
     watched.page.emulate_media(forced_colors="active", reduced_motion="reduce")
     page = watched.open(f"http://127.0.0.1:{port}/")
     ground = "getComputedStyle(document.body).backgroundColor"
     drawn = set()
     for view in VIEWS:
         open_view(page, view)
+        assert page.evaluate(INVISIBLE, page.evaluate(ground)) == [], view
         bars = page.locator(BARS).evaluate_all(
             f"""all => all.filter(x => x.getBoundingClientRect().width > 1 && x.getBoundingClientRect().height > 1)
             .map(x => [x.parentElement.className + ' ' + x.className, getComputedStyle(x).backgroundColor])

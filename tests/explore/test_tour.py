@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from typer.testing import CliRunner
-from waiting import until
+from waiting import mark_seen, until
 
 from onfoot.cli import app
 from onfoot.explore.default_model import TEXT
+from onfoot.explore.jobs import Job, StoppedError, current
 from onfoot.explore.study import Study
 from onfoot.explore.tour import BUILT_IN, SPOTS, filled, parse, read
 from onfoot.explore.tour_numbers import OF_ARRAYS, PLAIN, TourNumbers
@@ -78,6 +79,39 @@ def test_the_tour_can_be_read_in_a_minute(study: Study) -> None:
 def test_the_worst_token_is_not_the_first_which_has_no_context(losses: list[float | None], worst: int) -> None:
     study: Any = SimpleNamespace(document={"tokens": [{"loss": loss} for loss in losses]})
     assert TourNumbers(study).worst == worst
+
+
+def test_tokens_of_a_model_without_a_tokenizer_are_apart() -> None:
+    tokens = [{"text": text, "loss": 1.0} for text in ("1", "23")]
+    study: Any = SimpleNamespace(document={"tokens": tokens, "model": {"has_tokenizer": False}})
+    assert TourNumbers(study).context() == ("“1 23”", "1 23")
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (1, "mostly for its own prediction"),
+        (2, "mostly for the prediction after token 2, “c”, whose attention looked back"),
+    ],
+)
+def test_the_blamed_token_is_blamed_for_its_own_prediction_or_because_attention_looked_back(
+    cause: int, words: str
+) -> None:
+    study: Any = SimpleNamespace(document={"tokens": [{"text": text} for text in "abc"]})
+    numbers = TourNumbers(study)
+    numbers.__dict__.update(blamed=1, causes=np.eye(3)[cause])
+    assert numbers.blamed_for() == (words, cause)
+
+
+def test_filling_the_tour_can_be_stopped(study: Study) -> None:
+    job = Job()
+    job.stop()
+    before = current.set(job)
+    try:
+        with pytest.raises(StoppedError):
+            _ = TourNumbers(study).causes
+    finally:
+        current.reset(before)
 
 
 def test_every_number_that_a_tour_may_name_exists_in_this_run(study: Study) -> None:
@@ -166,12 +200,14 @@ def test_the_numbers_of_the_tour_are_the_librarys(visitor: Any, model: Model, to
 
     assert first["loss"] == trace.loss and first["targets"] == 21
     assert first["target"] == targets[worst] and first["probability"] == pytest.approx(given[worst], rel=1e-12)
+    assert scores["targets"] == 21  # by which the difference is divided
     assert first["token loss"] == pytest.approx(-np.log(given[worst]), rel=1e-12)
     assert first["best"] == int(np.argmax(predicted[worst])) != targets[worst]
     assert scores["at target Δ_12"] == pytest.approx((given[worst] - 1) / 21, rel=1e-12)
     assert climb["norm Δ_12"] == pytest.approx(np.linalg.norm(trace["Δ_12"]), rel=1e-12)
     assert climb["made by Δ_11"] == ["12"]  # FC logits, the only reader of a_11
     through = trace["Δ_5", 1] - trace["Δ_10", 1]
+    assert climb["norm Δ_11"] == pytest.approx(np.linalg.norm(trace["Δ_11"]), rel=1e-12)
     assert skip["skip norm last.Δ_5"] == pytest.approx(np.linalg.norm(trace["Δ_10", 1]), rel=1e-12)
     assert skip["branch norm last.Δ_5"] == pytest.approx(np.linalg.norm(through), rel=1e-12)
 
@@ -194,6 +230,10 @@ def test_the_numbers_of_the_tour_are_the_librarys(visitor: Any, model: Model, to
     only = np.full_like(tokens, IGNORE)
     only[0, blame.argmax()] = targets[blame.argmax()]
     own = model.trace(tokens, only, divisor=21)["Δ_1", 0][0][blame.argmax()]
+    read_out = trace["Δ_12"][0].T @ trace["a_11"][0]
+    assert blamed["norm ∂w_tok, as logits"] == pytest.approx(np.linalg.norm(read_out), rel=1e-9)
+    looked_up = grads["transformer.wte.weight"] - read_out
+    assert blamed["norm ∂w_tok, as embedding"] == pytest.approx(np.linalg.norm(looked_up), rel=1e-9)
     later = 1 - own @ trace["Δ_1", 0][0][blame.argmax()] / blame.max() ** 2
     assert blamed["blamed later share"] == pytest.approx(later)
 
@@ -219,6 +259,7 @@ def test_a_stop_goes_to_its_place_and_marks_what_it_talks_about(visitor: Any) ->
 
 def test_the_prediction_in_view_is_the_one_that_the_stop_talks_about(visitor: Any) -> None:
     """At the seventh what the token is blamed for; at the eighth the error of the tour, before and after the step."""
+    visitor.set_viewport_size({"width": 1280, "height": 720})
     visitor.get_by_role("button", name="Take the tour, one minute").click()
     for stop in range(1, 9):
         arrive(visitor, stop)
@@ -226,6 +267,7 @@ def test_the_prediction_in_view_is_the_one_that_the_stop_talks_about(visitor: An
         numbers = numbers_on(visitor)
         assert token == str(numbers["cause position"] if stop == 7 else 3), stop
         assert visitor.locator(".after-step").count() == (stop == 8)
+        mark_seen(visitor)
         if stop < 8:
             visitor.locator("[data-tour=next]").click()
     shown = visitor.locator(".predicted-target").inner_text()
@@ -250,6 +292,9 @@ def test_what_a_stop_talks_about_stays_in_view_when_checks_arrive_and_after_the_
         arrive(visitor, stop)
         if stop < 3:
             visitor.locator("[data-tour=next]").click()
+    assert visitor.locator('.now-backward[data-step="11"]').count() == 1  # where the error signal of this stop is
+    visitor.locator(".motion .on").click()
+    assert visitor.locator('.now-backward[data-step="1.10"]').count() == 1  # it climbs at once
     while visitor.locator('.now-backward[data-step="0.5"]').count() == 0:
         visitor.locator(".motion .on").click()
     for stop in (4, 5):
@@ -313,6 +358,9 @@ def test_the_exported_page_has_the_tour(watched: Any, exported: Path, study: Stu
     assert numbers_on(page)["norm last.Δ_5"] == pytest.approx(expected, rel=1e-12)
     page.locator("[data-tour=back]").click()
     arrive(page, 3)
+    page.evaluate("location.hash = '#tour=8'")
+    arrive(page, 8)
+    assert page.locator(".tour-try, .tour-spot").count() == 0  # another step cannot be taken there
 
 
 def test_the_documentation_lists_every_number_and_its_example_is_a_tour(study: Study) -> None:

@@ -26,3 +26,15 @@ def settled(page: Any) -> None:
 def open_view(page: Any, view: str) -> None:
     page.locator(f"#tab-{view}").click()
     settled(page)
+
+
+MARK_IS_SEEN = """(([mark, bar, tour]) =>
+    mark.top >= 0 && (mark.bottom <= bar.top || mark.top >= bar.bottom)  // the bar of tabs stays at the top
+    && (mark.bottom <= tour.top || (mark.height > tour.top - bar.bottom - 24 && mark.top < bar.bottom + 20))
+)(['.tour-spot', '.view-bar', '.tour'].map(one => document.querySelector(one).getBoundingClientRect()))"""
+
+
+def mark_seen(page: Any) -> None:
+    """Waits until what a stop of the tour marks is under no bar; of what is too tall, the top."""
+    settled(page)
+    until(page, MARK_IS_SEEN, seconds=10)

@@ -62,10 +62,22 @@ class Vocabulary:
     def columns(self, id: str, symbol: str, value: np.ndarray, **more: Any) -> str:
         """Adds an array (T, V) with the shown columns."""
         about: dict[str, Any] = {"note": self.note, **more}
+        about.setdefault("all_of_it", lambda: value)
         made = self.m.add(id, symbol, value[:, self.where], VOCAB, columns=self.rows, **about)
         if self.rows is not None and id in ("Δ_12",):
             self.m.add(f"{id}{self.all}", symbol, value, VOCAB, formula=Formula(""))
         return made
+
+    def cut(self, pair: tuple[str, str], name: str) -> None:
+        """Says of a parameter and its gradient which tokens' rows they have, and how to compute all rows."""
+        m = self.m
+        for id, make in zip(pair, (lambda: m.weight(name), lambda: m.grads[name]), strict=True):
+            tensor = m.tensors[id]
+            tensor.all_of_it = make
+            if len(tensor.axes) == 2:
+                tensor.rows = self.rows
+            else:
+                tensor.columns = self.rows
 
     def one_hot(self, ids: np.ndarray) -> np.ndarray:
         """One-hot rows (T, shown); a row of zeros for an ignored id."""
@@ -86,12 +98,13 @@ def add_embedding(m: StudyContext) -> list[Step]:
     trace, config, ids = m.trace, m.config, m.tokens[0]
     name, where = token_table(config), vocabulary.where
     m.add("a_0", "a_0", ids, (TOKEN,))
-    m.add("ohe", "ohe(a_0)", vocabulary.one_hot(ids), VOCAB, formula=Formula(""), columns=vocabulary.rows)
+    shown: dict[str, Any] = {"formula": Formula(""), "columns": vocabulary.rows}
+    m.add("ohe", "ohe(a_0)", vocabulary.one_hot(ids), VOCAB, all_of_it=lambda: one_hot(ids, config.vocab_size), **shown)
     looked_up = dot("ohe(a_0) w_tok", "vocabulary", ("ohe", "rj"), ("w_tok", "jc"))
     m.add("a_tok", "a_tok", trace.a["tok"][0], terms=(looked_up,))
     shape = (m.n_tokens, vocabulary.n)
 
-    def d0() -> np.ndarray:
+    def d0(where: Any) -> np.ndarray:
         if 0 in trace.delta:
             return trace.delta[0][0][:, where]
         return trace.blocks[0].delta[1][0] @ m.weight(name, where).T  # eq EMB.1
@@ -99,7 +112,7 @@ def add_embedding(m: StudyContext) -> list[Step]:
     m.add(
         "Δ_0",
         "Δ_0",
-        d0,
+        lambda: d0(where),
         VOCAB,
         (dot("Δ_1 w_tokᵗ", "features", ("Δ_1", "rj"), ("w_tok", "cj")),),
         measure=lambda probe: probe.activation(
@@ -108,6 +121,7 @@ def add_embedding(m: StudyContext) -> list[Step]:
         differentiate=lambda autograd: autograd.activation("a_tok") @ m.weight(name, where).T,
         known_shape=shape,
         columns=vocabulary.rows,
+        all_of_it=lambda: d0(slice(None)),
         note=vocabulary.note,
     )
     tokens, parts = _token_table(m)
@@ -140,8 +154,7 @@ def _token_table(m: StudyContext) -> tuple[tuple[str, str], list[str]]:
     read_out = dot("(a_11ᵗ Δ_12)ᵗ", OVER_TOKENS, ("Δ_12", "jr"), ("a_11", "jc"))
     tied = m.config.tie_word_embeddings
     pair = m.parameter("", "w_tok", name, axes, (looked_up, read_out) if tied else (looked_up,), where)
-    for id in pair:
-        m.tensors[id].rows = rows
+    vocabulary.cut(pair, name)
     m.tensors[pair[1]].note = vocabulary.note
     add_all(m, "w_tok", name)
     parts = []
@@ -155,6 +168,7 @@ def _token_table(m: StudyContext) -> tuple[tuple[str, str], list[str]]:
             formula = Formula(f"{symbol} = {term.label}", (equation,))
             shape = (vocabulary.n, m.config.n_embd)
             parts.append(m.add(symbol, symbol, make, axes, (term,), formula, known_shape=shape, rows=rows))
+        m.tensors[parts[1]].all_of_it = lambda: d12.T @ a11
     return pair, parts
 
 
@@ -194,7 +208,9 @@ def add_logits(m: StudyContext) -> list[Step]:
     lse, picked = log_sum_exp(scores), scores[np.arange(len(targets)), np.where(targets == IGNORE, 0, targets)]
     counts = targets != IGNORE
     exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    vocabulary.columns("e", "exp(a_12 − max)", exponentials)
+    vocabulary.columns(
+        "e", "exp(a_12 − max)", exponentials, all_of_it=lambda: np.exp(scores - scores.max(-1, keepdims=True))
+    )
     m.add("Σe", "Σ exp(a_12 − max)", exponentials.sum(axis=-1), (TOKEN,))
     share = product("exp(a_12 − max) / Σ", ("e", "rc"), Factor("Σe", "r", -1))
     vocabulary.columns("y_pred", "y_pred", trace.a["pred"][0], terms=(share,))
@@ -206,7 +222,9 @@ def add_logits(m: StudyContext) -> list[Step]:
     )
     m.add("ℓ", "ℓ", np.where(counts, lse - picked, 0), (TOKEN,), gaps)
     formula = Formula("y_gt = the token after each, as one-hot rows")
-    m.add("y_gt", "y_gt", vocabulary.one_hot(targets), VOCAB, formula=formula, columns=vocabulary.rows)
+    shown: dict[str, Any] = {"formula": formula, "columns": vocabulary.rows}
+    shown["all_of_it"] = lambda: one_hot(targets, config.vocab_size)
+    m.add("y_gt", "y_gt", vocabulary.one_hot(targets), VOCAB, **shown)
     m.add("n", "n", np.array(m.divisor), (), formula=Formula("n = the number of targets"))
     m.add("counts", "has target", counts.astype(float), (TOKEN,))
     _add_last_delta(m)
@@ -215,15 +233,12 @@ def add_logits(m: StudyContext) -> list[Step]:
         # the file holds wᵗ: (vocabulary, width)
         of_weight, name = dot("a_11ᵗ Δ_12", OVER_TOKENS, ("Δ_12", "jr"), ("a_11", "jc")), f"{HEAD}.weight"
         parameters.append(m.parameter("", "w_11", name, (VOCABULARY, FEATURE), (of_weight,), vocabulary.where))
+        vocabulary.cut(parameters[-1], name)
         add_all(m, "w_11", name)
     if has_bias:
         of_bias = dot("Σ_tokens Δ_12", OVER_TOKENS, ("Δ_12", "jc"))
         parameters.append(m.parameter("", "b_11", f"{HEAD}.bias", (VOCABULARY,), (of_bias,), vocabulary.where))
-    for id in (id for pair in parameters for id in pair):
-        if len(m.tensors[id].axes) == 2:
-            m.tensors[id].rows = vocabulary.rows
-        else:
-            m.tensors[id].columns = vocabulary.rows
+        vocabulary.cut(parameters[-1], f"{HEAD}.bias")
     title = "RMS norm final" if m.family == "llama" else "LayerNorm final"
     return [
         Step("11", title, "a_11", "Δ_11", norm, inside),

@@ -26,9 +26,13 @@ class ExportPlan(NamedTuple):
     def __str__(self) -> str:
         if not self.left_out:
             return f"about {self.n_bytes / 1e6:.0f} MB"
+        n = len(self.left_out)
+        arrays, are, overviews, their = ("array", "is", "an overview", "its")
+        if n != 1:
+            arrays, are, overviews, their = ("arrays", "are", "overviews", "their")
         return (
-            f"about {self.n_bytes / 1e6:.0f} MB; {len(self.left_out):,} arrays of {self.smallest:,} cells or more "
-            f"are left out, with overviews in their place; onfoot explore without --export shows all"
+            f"about {self.n_bytes / 1e6:.0f} MB; {n:,} {arrays} of {self.smallest:,} cells or more {are} left out, "
+            f"with {overviews} in {their} place; onfoot explore without --export shows all"
         )
 
 

@@ -36,7 +36,7 @@ def llama_formulas(config: LlamaConfig) -> dict[str, Formula]:
         **{x: (f"{x}_{before} ∘ cos φ + ({x}_{before} J) ∘ sin φ", "ROPE.4") for x in "qk"},
         "ρ_raw": ("q kᵗ", "10 GQA.1"),
         "ρ_scaled": ("ρ_raw / √d_ρ", "12"),
-        "ρ_causal": ("ρ_scaled, −∞ where the mask hides a token", "13"),
+        "ρ_causal": ("ρ_scaled, −∞ where the mask hides tokens", "13"),
         "ρ": ("softmax ρ_causal", "15"),
         "a_3^h": ("ρ v", "16 GQA.1"),
         "a_3": ("the heads, side by side", ""),

@@ -6,7 +6,7 @@ from collections import ChainMap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from onfoot.explore.tensors import finite_norm
 
 if TYPE_CHECKING:
     from onfoot.explore.step import Step
@@ -18,15 +18,10 @@ def motion(steps: list[Step], tensors: Tensors) -> dict[str, Any]:
     shown = [tensors[id] for step in steps for id in (step.forward, step.backward) if id is not None]
     arrays = [one for one in shown if one.id != "a_0" and not getattr(one, "transient", False)]  # ids have no size
     return {
-        "norms": {tensor.id: finite_norm(tensor.value) for tensor in arrays},
+        "norms": {tensor.id: tensor.norm for tensor in arrays},
         "edges": edges(steps, tensors),
         "sums": {tensor.id: parts for tensor in arrays if (parts := sum_parts(tensor, tensors))},
     }
-
-
-def finite_norm(value: np.ndarray) -> float:
-    """The Frobenius norm without the −∞ of a mask."""
-    return float(np.linalg.norm(value[np.isfinite(value)]))
 
 
 def edges(steps: list[Step], tensors: Tensors) -> list[tuple[str, str]]:

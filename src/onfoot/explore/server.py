@@ -222,7 +222,7 @@ def application(explorer: Explorer, port: int, token: str = "") -> ASGIApp:
         part_route("own", lambda study, query: study.own, explorer.view_lock),
         part_route("mistakes", lambda study, query: study.mistakes(), explorer.view_lock),
         part_route("mistake", lambda study, query: study.mistake(query["key"]), explorer.diagnosis_lock),
-        part_route("tour", lambda study, query: tour.filled(study, explorer.opening.get("tour")), explorer.study_lock),
+        part_route("tour", lambda study, query: tour.filled(study, explorer.opening.get("tour")), explorer.view_lock),
         part_route("live", live_answer, explorer.live_lock),
         part_route("whatif", what_if_answer, explorer.proof_lock),
         part_route("exercise", exercise_answer, explorer.proof_lock),

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 TOKEN, FEATURE, VOCABULARY, POSITION = "token", "feature", "vocabulary", "position"  # kinds of axes
 
 
+def finite_norm(value: np.ndarray) -> float:
+    """The Frobenius norm without the −∞ of a mask."""
+    return float(np.linalg.norm(value[np.isfinite(value)]))
+
+
 @dataclass
 class Tensor:
     """One array of up to two axes, computed on first use."""
@@ -32,6 +37,7 @@ class Tensor:
     note: str = ""
     rows: np.ndarray | None = None  # the indices of its rows and columns, if it has only some of them
     columns: np.ndarray | None = None
+    all_of_it: Callable[[], np.ndarray] | None = None  # the array with all its rows and columns, if it has only some
     row_labels: list[str] | None = None  # if the rows are neither tokens nor features
     parameter: str | None = None  # the name of the parameter that it is, or is the gradient of
     measure: Callable[[Probe], Check] | None = None  # the check by finite differences; gradients only
@@ -50,6 +56,16 @@ class Tensor:
         if not self.transient:
             self._value = value
         return value
+
+    @property
+    def whole(self) -> np.ndarray:
+        """The array with all its rows and columns, also if only some are shown; computed at each use."""
+        return self.value if self.all_of_it is None else np.asarray(self.all_of_it(), dtype=np.float64)
+
+    @property
+    def norm(self) -> float:
+        """The Frobenius norm of the whole array, without the −∞ of a mask."""
+        return finite_norm(self.whole)
 
     @property
     def shape(self) -> tuple[int, ...]:

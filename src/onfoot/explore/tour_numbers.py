@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onfoot.explore import one_step, texts
+from onfoot.explore.jobs import tracked
 from onfoot.explore.study_context import OVER_TOKENS
 from onfoot.explore.training import share
 from onfoot.ops.cross_entropy import IGNORE
@@ -99,8 +100,8 @@ class TourNumbers:
         if wanted == "masked":
             return [self.worst, min(self.worst + 1, value.shape[1] - 1)]
         if row is not None:
-            is_scores = tensor.axes[-1] == "vocabulary" and tensor.columns is None
-            return [row, self.target if is_scores else int(value[row].argmax())]
+            of_target = _column(tensor, self.target) if tensor.axes[-1] == "vocabulary" else None
+            return [row, int(value[row].argmax()) if of_target is None else of_target]
         if wanted == "largest":
             return [int(i) for i in np.unravel_index(int(value.argmax()), value.shape)]
         r, c = (int(x) for x in wanted.split(","))
@@ -139,7 +140,8 @@ class TourNumbers:
         return next(one for one in self.tokens[self.worst]["best"] if one["id"] != self.target)
 
     def context(self) -> Number:
-        text = "".join(token["text"] for token in self.tokens[: self.worst + 1])
+        between = "" if self.doc["model"]["has_tokenizer"] else " "  # ids
+        text = between.join(token["text"] for token in self.tokens[: self.worst + 1])
         return quoted(text if len(text) <= MAX_CONTEXT else "… " + text[-MAX_CONTEXT:]), text
 
     # --- the token that is blamed most: where the error signal is largest at the embedding ---
@@ -160,7 +162,7 @@ class TourNumbers:
             raise MissingNumberError("one backward pass per target")
         total = study.tensors.value("Δ_1")[self.blamed]
         shares = np.zeros(len(self.tokens))
-        for t in np.flatnonzero(study.targets[0] != IGNORE):
+        for t in tracked(np.flatnonzero(study.targets[0] != IGNORE).tolist(), "targets of the tour"):
             only = np.full_like(study.targets, IGNORE)
             only[0, t] = study.targets[0, t]
             trace = study.model.trace(study.tokens, only, divisor=study.divisor)
@@ -172,11 +174,15 @@ class TourNumbers:
         return int(self.causes.argmax())
 
     def blamed_for(self) -> Number:
-        """The prediction with the largest share in the blamed token's error signal, in words."""
+        """The prediction with the largest share in the blamed token's error signal, and how it reaches it, in words."""
         try:
-            return f"mostly from the prediction after token {self.cause}, {self.token(self.cause)[0]}", self.cause
+            cause = self.cause
         except MissingNumberError:
-            return "from its own prediction and those at later tokens", None
+            return "for its own prediction and those after later tokens, whose attention looked back", None
+        if cause == self.blamed:
+            return "mostly for its own prediction", cause
+        after = f"token {cause}, {self.token(cause)[0]}"
+        return f"mostly for the prediction after {after}, whose attention looked back", cause
 
     # --- one step of training ---
 
@@ -196,14 +202,18 @@ class TourNumbers:
         return probabilities
 
 
-def _largest(tensor: Tensor) -> tuple[int, ...]:
+def _column(tensor: Tensor, id: int) -> int | None:
+    """The column of a token of the vocabulary, if it is shown."""
+    if tensor.columns is None:
+        return id
+    at = np.flatnonzero(tensor.columns == id)
+    return int(at[0]) if len(at) else None
+
+
+def _largest(value: np.ndarray) -> tuple[int, ...]:
     """The index of the largest number of an array."""
-    finite = np.nan_to_num(np.abs(tensor.value), posinf=0.0)
+    finite = np.nan_to_num(np.abs(value), posinf=0.0)
     return tuple(int(i) for i in np.unravel_index(int(finite.argmax()), finite.shape))
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(np.linalg.norm(tensor.value[np.isfinite(tensor.value)]))
 
 
 def _skip_part(n: TourNumbers, tensor: Tensor) -> np.ndarray:
@@ -224,7 +234,7 @@ def _per_token(n: TourNumbers, tensor: Tensor) -> np.ndarray:
     term = next((term for term in tensor.terms if term.over == OVER_TOKENS), None)
     if term is None:
         raise MissingNumberError(f"a sum over tokens in {tensor.id}")
-    index = dict(zip("rc"[2 - tensor.value.ndim :], _largest(tensor), strict=True))
+    index = dict(zip("rc"[2 - tensor.value.ndim :], _largest(tensor.value), strict=True))
     lines = []
     for factor in term.factors:
         value = n.study.tensors.value(factor.tensor)
@@ -236,13 +246,13 @@ def _per_token(n: TourNumbers, tensor: Tensor) -> np.ndarray:
 def _most(n: TourNumbers, tensor: Tensor) -> tuple[int, float]:
     """The token that adds most to the largest number of a parameter's gradient, and how much."""
     parts = _per_token(n, tensor)
-    sign = np.sign(tensor.value[_largest(tensor)])
+    sign = np.sign(tensor.value[_largest(tensor.value)])
     t = int((sign * parts).argmax())
     return t, float(parts[t])
 
 
 def _where(tensor: Tensor) -> Number:
-    index = _largest(tensor)
+    index = _largest(tensor.whole)
     names = ("row", "column") if len(index) == 2 else ("position",)
     return ", ".join(f"{name} {i}" for name, i in zip(names, index, strict=True)), list(index)
 
@@ -271,9 +281,9 @@ def _count(x: int) -> Number:
 
 def _at_worst(n: TourNumbers, tensor: Tensor, column: int) -> Number:
     """The number of the worst token's row at a column of the vocabulary."""
-    if tensor.axes[-1] != "vocabulary" or tensor.columns is not None:
+    if tensor.axes[-1] != "vocabulary":
         raise MissingNumberError(f"columns of the vocabulary in {tensor.id}")
-    return _number(float(tensor.value[n.worst, column]))
+    return _number(float(tensor.whole[n.worst, column]))
 
 
 def _made_by(n: TourNumbers, tensor: Tensor) -> Number:
@@ -328,14 +338,14 @@ PLAIN: dict[str, Callable[[TourNumbers], Number]] = {
 OF_ARRAYS: dict[str, Callable[[TourNumbers, Tensor], Number]] = {
     "formula": lambda n, tensor: _formula(tensor),
     "made by": _made_by,
-    "norm": lambda n, tensor: _number(_norm(tensor)),
-    "row norm": lambda n, tensor: _number(float(np.linalg.norm(tensor.value[n.worst]))),
+    "norm": lambda n, tensor: _number(tensor.norm),
+    "row norm": lambda n, tensor: _number(float(np.linalg.norm(tensor.whole[n.worst]))),
     "at target": lambda n, tensor: _at_worst(n, tensor, n.target),
     "at best": lambda n, tensor: _at_worst(n, tensor, n.best["id"]),
     "skip norm": lambda n, tensor: _number(float(np.linalg.norm(_skip_part(n, tensor)))),
     "skip share": lambda n, tensor: _share(share(_skip_part(n, tensor), tensor.value)),
     "branch norm": _branch,
-    "largest": lambda n, tensor: _number(float(tensor.value[_largest(tensor)])),
+    "largest": lambda n, tensor: _number(float((whole := tensor.whole)[_largest(whole)])),
     "where": lambda n, tensor: _where(tensor),
     "most token": lambda n, tensor: n.token(_most(n, tensor)[0]),
     "most position": lambda n, tensor: _count(_most(n, tensor)[0]),

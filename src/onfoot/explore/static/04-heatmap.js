@@ -144,7 +144,8 @@ class HeatMap {
       const every = Math.ceil(11 / this.h);
       for (let r = r0; r < r1; r++) {
         const y = TOP + (r + 0.5) * this.h - top;
-        if (y < TOP + 3 || (r % every && r !== this.selected.r)) continue;
+        const crowded = r !== this.selected.r && Math.abs(r - this.selected.r) < every; // the label of the selected row has the place
+        if (y < TOP + 3 || crowded || (r % every && r !== this.selected.r)) continue;
         context.fillStyle = cssVariable(r === this.selected.r ? "ink" : "muted");
         context.fillText(this.rowLabel(r), this.gutter - 5, y, this.gutter - 6);
       }

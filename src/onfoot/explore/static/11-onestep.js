@@ -13,6 +13,7 @@ async function drawOneStep() {
     "article",
     { class: "view one-step" },
     h("h2", {}, "One step"),
+    h("p", { class: "lead" }, "One step of training on this text: AdamW moves every weight against its gradient. Here is what that does to the loss, and how each weight’s new value is computed."),
     controls(part),
     lossLine(part),
     updateSection(part),
@@ -90,7 +91,7 @@ function lossLine(part) {
     ["loss-after", losses[steps], `loss after step ${steps}`],
     ["actual", part.actual, "actual change"],
     ["predicted", part.predicted, ["predicted change (first order), ", formula("Σ ∂w ∘ (new w − w)")]],
-    ["gradient-norm", part.gradient_norm, "global gradient norm"],
+    ["gradient-norm", part.gradient_norm, "norm of all gradients together"],
   ];
   return h(
     "section",

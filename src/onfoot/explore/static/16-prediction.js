@@ -18,16 +18,16 @@ function worstToken() {
 
 /** The sentence that says which error the page follows. */
 function errorLine() {
-  const { tokens, vocabulary } = state.doc;
+  const { tokens, vocabulary, model } = state.doc;
   const t = worstToken();
   const { target, probability } = tokens[t];
   if (target === null) return null;
-  const read = tokens.slice(0, t + 1).map((token) => token.text).join("");
+  const read = tokens.slice(0, t + 1).map((token) => token.text).join(model.has_tokenizer ? "" : " ");
   const shown = [...read].length > MAX_CONTEXT ? `… ${[...read].slice(-MAX_CONTEXT).join("")}` : read;
   return h(
     "p",
     { class: "error-line", id: "error-line", data: { token: t } },
-    "After ", h("b", {}, quoted(shown)), " the model gave ", h("b", {}, quoted(short(vocabulary[target], 16))), " ", h("b", {}, chance(probability)), ": this error is followed back through the network.",
+    "After ", h("b", {}, quoted(shown)), " the model gave ", h("b", {}, quoted(short(vocabulary[target], 16))), " ", h("b", {}, chance(probability)), probability < 0.5 ? ": this error is followed back through the network." : ", its largest error: it is followed back through the network.",
   );
 }
 

@@ -111,7 +111,7 @@ async function goTo(stepId, id, r, c) {
 
 async function setView(view, { push = true, at = null } = {}) {
   const turn = (state.turn = (state.turn || 0) + 1);
-  stopWork(); // of the view that is left
+  for (const kind of [...works.keys()]) if (kind !== "tour") stopWork(kind); // of the view that is left
   Object.assign(state, { view, at });
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const chosen = tab.dataset.view === view;

@@ -14,7 +14,7 @@ const TOUR_SPOTS = {
   "parameter terms": () => ".detail .parameter .figure.is-gradient .explanation",
   play: () => ".motion-buttons",
   heads: () => ".head-cards",
-  "take a step": () => "#next-step",
+  "take a step": () => "#next-step:not(:disabled)",
   tabs: () => ".tabs",
 };
 
@@ -53,7 +53,7 @@ function whenDrawn(f) {
 async function tourStops() {
   const { key } = state.doc;
   if (tour.key !== key) {
-    tour.stops = (await store.part("tour")).stops;
+    tour.stops = (await store.work("tour")).stops;
     tour.key = key;
   }
   return tour.stops;
@@ -66,7 +66,7 @@ async function openTour(at) {
   try {
     stops = await tourStops();
   } catch (error) {
-    showMessage(error.message);
+    if (!(error instanceof StoppedError)) showMessage(error.message);
     return;
   }
   if (turn !== tour.moving || !stops.length) return;
@@ -92,6 +92,7 @@ async function goToStop(stop) {
   if (isMap) select(stop.step);
   else await setView(stop.view, { push: false });
   if (stop.view === "map") await state.detailReady;
+  if (stop.show === "play" && stop.step) climbFrom(stop.step);
   const largest = stop.show.startsWith("parameter") && document.querySelector(".parameter .figure.is-gradient");
   if (!largest) return;
   await largest.ready;
@@ -123,9 +124,12 @@ function showTourSpot(stop) {
   keepSpotInView();
 }
 
-/** Scrolls to what the stop talks about, again when the page grows (a check arrives), until the reader moves. */
+/** Scrolls to what the stop talks about, or its top if it is tall, again when the page grows (a check arrives), until the reader moves. */
 function keepSpotInView() {
-  if (tour.spot && tour.spot.isConnected) tour.spot.scrollIntoView({ block: "nearest" });
+  if (!tour.spot || !tour.spot.isConnected) return;
+  const { scrollMarginTop, scrollMarginBottom } = getComputedStyle(tour.spot); // the bar of tabs, and the tour
+  const room = innerHeight - parseFloat(scrollMarginTop) - parseFloat(scrollMarginBottom);
+  tour.spot.scrollIntoView({ block: tour.spot.offsetHeight > room ? "start" : "nearest" });
 }
 
 for (const name of ["wheel", "touchmove", "pointerdown", "keydown"]) document.addEventListener(name, () => (tour.spot = null), { capture: true, passive: true });
@@ -149,6 +153,7 @@ function drawTourPanel(stops) {
   const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.tour : "";
   const go = (name, text, to, more) => h("button", { type: "button", data: { tour: name }, onclick: () => (to === null ? closeTour() : openTour(to)), ...more }, text);
   const next = go("next", last ? "Finish" : "Next", last ? null : tour.at + 1, { class: "primary" });
+  const tries = stop.show === "take a step" && !store.served ? [] : stop.try; // an exported page has one step
   tour.panel.dataset.stop = String(tour.at + 1);
   delete tour.panel.dataset.ready;
   tour.panel.replaceChildren(
@@ -158,7 +163,7 @@ function drawTourPanel(stops) {
       h("p", { class: "tour-where" }, `Tour, ${tour.at + 1} of ${stops.length} `, stop.step && h("b", {}, stepPlace(state.steps.get(stop.step))), h("a", { href: `#tour=${tour.at + 1}`, class: "tour-link" }, "link to this stop")),
       h("h2", {}, stop.title),
       stop.text.map((parts) => h("p", { class: "tour-text" }, parts.map(tourPart))),
-      stop.try.map((parts) => h("p", { class: "tour-try" }, h("b", {}, "Try it "), parts.map(tourPart))),
+      tries.map((parts) => h("p", { class: "tour-try" }, h("b", {}, "Try it "), parts.map(tourPart))),
       stop.more.length > 0 && h("details", { class: "tour-more" }, h("summary", {}, "More"), stop.more.map((parts) => h("p", {}, parts.map(tourPart)))),
     ),
     h(

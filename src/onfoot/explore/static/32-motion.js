@@ -4,17 +4,33 @@
 const MILLISECONDS_PER_ROW = 520;
 const SVG = "http://www.w3.org/2000/svg";
 const LANE = 6; // pixels between two paths
+const NEAREST_LANE = 11; // pixels from the rows to the first path
 const flow = { at: null, speed: 1, timer: 0, bar: null, drawing: 0, following: false }; // at: { way: "forward" | "backward", id }
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** The order of the run: all visible rows down, then those with an error signal up. */
+/** The last step of a block, which stands for the block where it is closed. */
+const lastOfBlock = (b) => state.doc.steps.findLast((step) => step.block === b && step.head === null).id;
+
+/** The step in whose row a step is shown: its own, or that of its closed block. */
+function rowIdOf(id) {
+  const { block } = state.steps.get(id);
+  return block === null || state.openBlocks.has(block) ? id : lastOfBlock(block);
+}
+
+/** The rows that the run passes, by the id of their step: those that are visible, and the heads of closed blocks. */
+function flowRows() {
+  const rows = [...state.mapElement.querySelectorAll(".row:not([hidden]), .block-head[aria-expanded=false]")];
+  return new Map(rows.map((row) => [row.dataset.step || lastOfBlock(Number(row.dataset.block)), row]));
+}
+
+/** The order of the run: all rows down, then those with an error signal up. */
 function flowOrder() {
-  const down = shownSteps();
+  const down = [...flowRows().keys()];
   const up = [...down].reverse().filter((id) => state.steps.get(id).backward);
   return [...down.map((id) => ({ way: "forward", id })), ...up.map((id) => ({ way: "backward", id }))];
 }
 
-const flowIndex = (order) => (flow.at ? order.findIndex((one) => one.way === flow.at.way && one.id === flow.at.id) : -1);
+const flowIndex = (order) => (flow.at ? order.findIndex((one) => one.way === flow.at.way && one.id === rowIdOf(flow.at.id)) : -1);
 
 /** The steps that read the activation of a step: their backward pass makes its error signal. */
 function readersOf(id) {
@@ -61,6 +77,13 @@ function playFlow() {
   };
   beat();
   return undefined;
+}
+
+/** Puts the run where the error signal of a step has arrived, so that the next row is the one above. */
+function climbFrom(id) {
+  if (!state.steps.get(id).backward) return;
+  flow.at = { way: "backward", id };
+  if (flow.bar && flow.map === state.mapElement) showFlow();
 }
 
 function pauseFlow() {
@@ -116,8 +139,9 @@ function showFlow() {
   const at = flowIndex(order);
   const reached = new Set(order.slice(0, at + 1).map((one) => `${one.way} ${one.id}`));
   map.classList.toggle("in-motion", at >= 0);
-  for (const row of map.querySelectorAll(".row")) {
-    const { step } = row.dataset;
+  const rows = new Map([...flowRows()].map(([step, row]) => [row, step]));
+  for (const row of map.querySelectorAll(".row, .block-head")) {
+    const step = rows.get(row);
     row.classList.toggle("lit-forward", reached.has(`forward ${step}`));
     row.classList.toggle("lit-backward", reached.has(`backward ${step}`));
     row.classList.toggle("now-forward", at >= 0 && flow.at.way === "forward" && flow.at.id === step);
@@ -126,13 +150,13 @@ function showFlow() {
   drawPaths(order, at);
   flow.bar.querySelector(".motion-status").replaceChildren(...flowWords());
   nameFlowButtons();
-  if (at >= 0) keepInView(map, map.querySelector(`[data-step="${flow.at.id}"]`));
+  if (at >= 0) keepInView(map, flowRows().get(rowIdOf(flow.at.id)));
 }
 
 /** What happens in the current row, with its norms. */
 function flowWords() {
   if (!flow.at) return ["Forward, the activations run down; backward, the error signal climbs."];
-  const step = state.steps.get(flow.at.id);
+  const step = state.steps.get(rowIdOf(flow.at.id));
   const id = flow.at.way === "forward" ? step.forward : step.backward;
   const { norms, sums } = state.doc.motion;
   const { symbol } = store.meta(id);
@@ -142,7 +166,7 @@ function flowWords() {
   const makers = flow.at.way === "backward" ? readersOf(step.id).map((reader) => stepTitle(reader, step)).join(" and ") : "";
   return [
     h("b", { class: flow.at.way }, flow.at.way === "forward" ? "forward ↓ " : "backward ↑ "),
-    `${step.name}${step.block === null ? "" : `, block ${step.block + 1}`}: `,
+    step.block !== null && !state.openBlocks.has(step.block) ? `Block ${step.block + 1}: ` : `${step.name}${step.block === null ? "" : `, block ${step.block + 1}`}: `,
     ...total.flat(),
     ...(added.length ? [flow.at.way === "forward" ? ", the sum of " : ", added from ", ...added.flat()] : []),
     makers && !added.length ? `, made by the backward pass of ${makers}` : "",
@@ -158,12 +182,18 @@ function keepInView(map, row) {
   else if (top + row.offsetHeight > map.scrollTop + seen - 30) map.scrollTop = top + row.offsetHeight - seen + 80;
 }
 
-/** The connections that pass other rows, with a lane for each: short ones nearest to the rows. */
-function longEdges(shown) {
-  const index = new Map(shown.map((id, i) => [id, i]));
-  const found = state.doc.motion.edges
+/** The connections between rows; those of a closed block are its own. */
+function shownEdges(rows) {
+  const pairs = state.doc.motion.edges.map((edge) => edge.map(rowIdOf)).filter(([from, to]) => from !== to && rows.has(from) && rows.has(to));
+  return [...new Map(pairs.map((pair) => [pair.join(), pair])).values()];
+}
+
+/** The connections that pass other rows, and the skips through closed blocks, with a lane for each: short ones nearest to the rows. */
+function longEdges(rows, edges) {
+  const index = new Map([...rows.keys()].map((id, i) => [id, i]));
+  const found = edges
     .map(([from, to]) => ({ from, to, a: index.get(from), b: index.get(to) }))
-    .filter(({ a, b }) => a !== undefined && b !== undefined && b - a > 1)
+    .filter(({ to, a, b }) => b - a > 1 || rows.get(to).dataset.block)
     .sort((one, two) => one.b - one.a - (two.b - two.a) || one.a - two.a);
   for (const edge of found) {
     const beside = found.filter((other) => other.lane !== undefined && other.a < edge.b && edge.a < other.b);
@@ -185,14 +215,16 @@ function drawPaths(order = flowOrder(), at = flowIndex(order)) {
   if (!map) return;
   let drawing = map.querySelector("svg.paths");
   if (!drawing) map.append((drawing = svgElement("svg", { class: "paths", "aria-hidden": "true" })));
-  const shown = shownSteps();
   const down = order.filter((one) => one.way === "forward").length;
-  const rows = new Map(shown.map((id) => [id, document.getElementById(`row-${id}`)]));
+  const rows = flowRows();
   const position = new Map(order.map((one, i) => [`${one.way} ${one.id}`, i]));
-  const key = shown.map((id) => `${id} ${rows.get(id).offsetTop} ${rows.get(id).offsetWidth}`).join();
+  const edges = shownEdges(rows);
+  const long = longEdges(rows, edges);
+  map.style.setProperty("--paths", `${NEAREST_LANE + LANE * Math.max(0, ...long.map((edge) => edge.lane)) + 3}px`);
+  const key = [...rows].map(([id, row]) => `${id} ${row.offsetTop} ${row.offsetLeft} ${row.offsetWidth}`).join();
   if (drawing.dataset.key !== key) {
     drawing.dataset.key = key;
-    drawing.replaceChildren(...longEdges(shown).flatMap((edge) => [pathOf(edge, rows, "forward"), pathOf(edge, rows, "backward")]));
+    drawing.replaceChildren(...long.flatMap((edge) => [pathOf(edge, rows, edges, "forward"), pathOf(edge, rows, edges, "backward")]));
     const bottom = Math.max(...[...rows.values()].map((row) => row.offsetTop + row.offsetHeight));
     drawing.setAttribute("height", String(bottom));
     drawing.setAttribute("width", String(map.clientWidth));
@@ -208,21 +240,21 @@ function drawPaths(order = flowOrder(), at = flowIndex(order)) {
 }
 
 /** One connection: a line, the signal on it, a dot where it splits off and a + where it is added. */
-function pathOf({ from, to, lane }, rows, way) {
+function pathOf({ from, to, lane }, rows, edges, way) {
   const isDown = way === "forward";
   const middle = (id) => rows.get(id).offsetTop + Math.min(rows.get(id).offsetHeight / 2, 26);
   const side = (id) => (isDown ? rows.get(id).offsetLeft : rows.get(id).offsetLeft + rows.get(id).offsetWidth);
   const out = isDown ? -1 : 1;
   const edgeOf = isDown ? Math.min(side(from), side(to)) : Math.max(side(from), side(to));
-  const x = edgeOf + out * (11 + lane * LANE);
+  const x = edgeOf + out * (NEAREST_LANE + lane * LANE);
   const [start, end] = isDown ? [from, to] : [to, from];
   const [y0, y1] = [middle(start) + (isDown ? 5 : -5), middle(end) + (isDown ? -5 : 5)];
   const bend = isDown ? 5 : -5;
   const line = `M ${side(start)} ${y0} H ${x - out * 5} Q ${x} ${y0} ${x} ${y0 + bend} V ${y1 - bend} Q ${x} ${y1} ${x - out * 5} ${y1} H ${side(end)}`;
   const group = svgElement("g", { class: `path ${way}` });
   Object.assign(group.dataset, { way, from, to });
-  const { edges } = state.doc.motion;
-  const several = (id, end) => edges.filter((edge) => edge[end] === id && edge.every((one) => rows.has(one))).length > 1;
+  const isBlock = Boolean(rows.get(to).dataset.block); // its skip and its branch are one connection here
+  const several = (id, end) => isBlock || edges.filter((edge) => edge[end] === id).length > 1;
   const [splits, adds] = isDown ? [several(from, 0), several(to, 1)] : [several(to, 1), several(from, 0)];
   group.append(svgElement("path", { class: "track", d: line }), svgElement("path", { class: "signal", d: line, pathLength: "1", "stroke-dasharray": "1" }));
   if (splits) group.append(svgElement("circle", { class: "split", cx: side(start), cy: y0, r: 3 }));
@@ -231,16 +263,15 @@ function pathOf({ from, to, lane }, rows, way) {
 }
 
 /** Writes into a row its norms, and which steps' backward pass made its error signal. */
-function decorateRow(row) {
-  if (!row.firstChild || row.querySelector(".made-by")) return;
-  const step = state.steps.get(row.dataset.step);
+function decorateRow(row, id) {
+  if (!row.firstChild || row.querySelector(".flow")) return;
+  const step = state.steps.get(id);
   const { norms } = state.doc.motion;
   const norm = (way, id) => id && id in norms && h("span", { class: `flow-${way}`, data: { value: String(norms[id]) } }, "‖", math(store.meta(id).symbol), "‖ ", h("b", {}, brief(norms[id], 3)));
   const makers = step.backward ? readersOf(step.id).map((reader) => stepTitle(reader, step)) : [];
-  row.append(
-    h("div", { class: "made-by", title: makers.length ? `The error signal of this row was made by the backward pass of ${makers.join(" and ")}.` : "" }, makers.length > 0 && `↑ made by ${makers.join(" + ")}`),
-    h("div", { class: "flow" }, norm("forward", step.forward) || h("span"), norm("backward", step.backward) || h("span")),
-  );
+  const says = `The error signal of this row was made by the backward pass of ${makers.join(" and ")}.`;
+  if (row.dataset.step) row.append(h("div", { class: "made-by", title: makers.length ? says : "" }, makers.length > 0 && `↑ made by ${makers.join(" + ")}`));
+  row.append(h("div", { class: "flow" }, norm("forward", step.forward) || h("span"), norm("backward", step.backward) || h("span")));
 }
 
 /** Says in the open step which steps' backward pass made its gradients. */
@@ -277,11 +308,12 @@ function decorateMap() {
   flow.bar = flowBar();
   panel.prepend(flow.bar);
   const refresh = () => {
-    for (const row of map.querySelectorAll(".row:not([hidden])")) decorateRow(row);
+    if (map !== state.mapElement) return; // another view was opened
+    for (const [id, row] of flowRows()) decorateRow(row, id);
     cancelAnimationFrame(flow.drawing);
     flow.drawing = requestAnimationFrame(() => map.isConnected && showFlow());
   };
-  new MutationObserver(refresh).observe(map, { subtree: true, attributes: true, attributeFilter: ["hidden"] });
+  new MutationObserver(refresh).observe(map, { subtree: true, attributes: true, attributeFilter: ["hidden", "aria-expanded"] });
   new ResizeObserver(refresh).observe(map);
   refresh();
   scrollMap(); // the rows are taller now
