@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
+from onfoot.check.budget import allowed, distance, layer_magnitudes, norm
 from onfoot.check.call import Answer, Problem
 from onfoot.check.candidate import Evidence
 from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, read_sizes, sizes_for
@@ -29,6 +29,7 @@ from onfoot.check.narrow import NARROW, narrow_budgets
 from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
 from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case
 from onfoot.check.report import LayerReport, Measured, Outcome
+from onfoot.check.single import FACTOR, coarse, computes_in_float32, has_float32_numbers, is_as_accurate, relax
 from onfoot.threads import one_blas_thread
 
 DTYPES = ("float64", "float32")
@@ -37,8 +38,8 @@ MIN_FINITE = 2  # cases; fewer say too little if the others have nan
 TRIAL = "the first call"  # in which it is found out how the function is called
 DEATHS_ALLOWED = 3  # a function whose process died in so many cases is not called again
 SLOW = 1.0  # seconds; a large case that takes longer is run in the first dtype only
+LOW_ACCURACY = "a step computes in float32 or loses digits, or a constant is written with few digits"
 ROUGH = 0.1  # a relative tolerance above it (large scores in float32) is itself known to a digit at best
-FLOAT32_FACTOR = UNIT["float32"] / UNIT["float64"]
 
 
 def check_layer(
@@ -79,7 +80,7 @@ def check_layer(
             _diagnose_in_float64(report, checker, cases)
         else:
             _diagnose(report, checker.magnitudes)
-        _relax(report)
+            _diagnose_in_float32(report, checker, cases)
         _forgive_in_place(report)
         _add_equations(report)
         if not report.passed:
@@ -288,27 +289,6 @@ def measure(name: str, got: Array, right: Array, budget: float) -> Measured:
     return Measured(name, error / scale, budget / scale, absolute, where)
 
 
-def _like_float32(report: LayerReport) -> bool:
-    """Whether the float64 results are only as accurate as float32, in every case."""
-    exact = [o for o in report.outcomes if o.dtype == "float64" and report.counts(o)]
-    measured = [m for o in exact for m in o.measured]
-    problems = [p for o in exact for p in o.problems if p.kind != "mutates"]
-    if any(p.size > FLOAT32_FACTOR for p in problems) or all(m.ok for m in measured):
-        return False
-    return all(m.error <= FLOAT32_FACTOR * m.allowed for m in measured)
-
-
-def _relax(report: LayerReport) -> None:
-    """Applies the float32 tolerance to results that are that accurate and fit no known mistake."""
-    if _like_float32(report) and not (report.diagnosis and report.diagnosis.findings):
-        for o in report.outcomes:
-            if o.dtype == "float64":
-                o.single_precision = True
-                o.measured = [replace(m, allowed=FLOAT32_FACTOR * m.allowed) for m in o.measured]
-                o.problems = [p for p in o.problems if p.size > FLOAT32_FACTOR]
-        report.diagnosis = None
-
-
 def _differences(
     names: Sequence[str], first: Sequence[Array], again: Answer, budgets: Sequence[float], right: Sequence[Array]
 ) -> list[Problem]:
@@ -381,7 +361,7 @@ def _of_calls(report: LayerReport) -> Diagnosis | None:
     if not names or not set(report.wrong) <= set(names):
         return None  # another mistake as well
     added = all(p.added for p in problems)
-    if not added and _like_float32(report):
+    if not added and coarse(report) and all(p.size <= FACTOR for p in problems):
         return None  # parallel sums in float32
     if added:
         name = "the gradients of earlier calls are added: a second call returns the first result plus its own"
@@ -411,6 +391,30 @@ def _diagnose_in_float64(report: LayerReport, checker: _LayerChecker, cases: Seq
     checker.warnings = before
 
 
+def _diagnose_in_float32(report: LayerReport, checker: _LayerChecker, cases: Sequence[Case]) -> None:
+    """Judges and diagnoses a function that computes in float32 in that precision, if float64 does not name it all."""
+    found = report.diagnosis
+    if (found and found.complete) or not report.wrong or not computes_in_float32(report):
+        return
+    names = coarse(report)
+    if found is not None:
+        found.unexplained = [name for name in found.unexplained if name not in names]
+    if is_as_accurate(report) and not (found and found.findings):
+        report.diagnosis = None
+        return relax(report)
+    relax(report)
+    if found is not None and found.complete:
+        return
+    before, checker.warnings = checker.warnings, []
+    outcomes = [o for o in report.outcomes if o.dtype == "float32"] or checker.outcomes(cases, ["float32"])
+    checker.warnings = before
+    single = replace(report, outcomes=outcomes)
+    _diagnose(single, checker.magnitudes)
+    if single.diagnosis is not None and single.diagnosis.findings:
+        report.diagnosis = single.diagnosis
+        report.warnings.append("named in float32: the gradients of float64 inputs have the digits of float32")
+
+
 def _diagnosis(
     report: LayerReport, outcomes: Sequence[Outcome], magnitudes: Mapping[str, list[float]], brief: bool = False
 ) -> Diagnosis | None:
@@ -423,7 +427,7 @@ def _diagnosis(
     cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
     evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype)
     only_large = all(o.case.large for o in outcomes)
-    pairs = report.layer.probed and not (only_large or brief or _like_float32(report))
+    pairs = report.layer.probed and not (only_large or brief or computes_in_float32(report))
     return diagnose(evidence, wrong, pairs=pairs)
 
 
@@ -452,9 +456,12 @@ def _add_equations(report: LayerReport) -> None:
 
 def _warn(report: LayerReport) -> None:
     """Adds warnings that do not make the check fail."""
-    if any(o.single_precision for o in report.outcomes):
+    judged = list(dict.fromkeys(name for o in report.outcomes for name in o.single_precision))
+    if judged:
+        which = "float64 is" if not report.wrong else f"float64 of {', '.join(judged)} is"
         report.warnings.append(
-            "float64 is only as accurate as float32 and was judged as such: a step computes in float32 or loses digits"
+            f"{which} only as accurate as float32 and was judged as such: "
+            + ("a step computes in float32" if has_float32_numbers(report) else LOW_ACCURACY)
         )
     lost = [o for o in report.outcomes if report.counts(o) and not o.ok]
     for dtype in dict.fromkeys(o.dtype for o in lost) if report.passed else ():
