@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from onfoot.check.locate import pattern
 from onfoot.check.mistakes import mistakes_of, replaced_pieces
 from onfoot.check.narrow import NARROW, narrow_budgets
 from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
-from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case
+from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case, without
 from onfoot.check.report import LayerReport, Measured, Outcome
 from onfoot.check.single import FACTOR, coarse, computes_in_float32, has_float32_numbers, is_as_accurate, relax
 from onfoot.threads import one_blas_thread
@@ -37,6 +37,7 @@ ALL_DTYPES = (*DTYPES, *NARROW)  # the most accurate first
 MIN_FINITE = 2  # cases; fewer say too little if the others have nan
 TRIAL = "the first call"  # in which it is found out how the function is called
 DEATHS_ALLOWED = 3  # a function whose process died in so many cases is not called again
+MLP = 4  # times the width, as GPT-2 and most others have it
 SLOW = 1.0  # seconds; a large case that takes longer is run in the first dtype only
 LOW_ACCURACY = "a step computes in float32 or loses digits, or a constant is written with few digits"
 ROUGH = 0.1  # a relative tolerance above it (large scores in float32) is itself known to a digit at best
@@ -99,6 +100,7 @@ class _LayerChecker:
     def __init__(self, layer: Layer, options: Mapping[str, Any], sizes: Sizes = ANY) -> None:
         self.layer, self.options, self.sizes = layer, options, sizes
         self.dead: dict[str, Answer] = {}  # case -> the answer that ended the function's process
+        self.absent: tuple[str, ...] = ()  # biases that it does not have, which are 0
         self.trial: Case | None = None  # the case in which it died before the others, in which it has other shapes
         self.warnings: list[str] = []
         self.magnitudes: dict[str, list[float]] = {}
@@ -110,13 +112,16 @@ class _LayerChecker:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the wrong kind of arrays may cause warnings
             trial, chooser = self._choose(forms, arrays, layout, dtype, seed)
-            own = trial.plan.form.own_sizes
-            if not trial.runs and own and not self.sizes.allowed and set(own) <= set(self.layer.sizes):
-                before, self.sizes = self.sizes, read_sizes(own)
-                again, chooser = self._choose(forms, arrays, layout, dtype, seed)
-                self.sizes = self.sizes if again.runs else before
-                trial = again if again.runs else trial
-        self.plan, self.layer = trial.plan, trial.layer
+            for sizes in self._own_sizes(trial) if not trial.runs and not trial.answer.died else ():
+                before, self.sizes = self.sizes, sizes
+                again, chosen = self._choose(forms, arrays, layout, dtype, seed)
+                if again.runs:
+                    trial, chooser = again, chosen
+                    break
+                self.sizes = before
+        self.plan, self.layer, self.absent = trial.plan, trial.layer, trial.absent
+        if self.absent:
+            self.warnings.append(f"without {', '.join(self.absent)}, which it does not have: taken as 0")
         if trial.answer.died:
             self.dead[chooser.case.name] = self._with_shapes(trial.answer, chooser.case.inputs)
             self.trial = chooser.case
@@ -124,6 +129,17 @@ class _LayerChecker:
             self.warnings.append(
                 f"everything would be right in another layout: give layout={chooser.hint!r} if it is meant"
             )
+
+    def _own_sizes(self, trial: Trial) -> Iterator[Sizes]:
+        """The sizes in which an object may run that does not run in others: its own width, an MLP of 4 times that."""
+        own = trial.plan.form.own_sizes
+        found = []
+        if own and not self.sizes.allowed and set(own) <= set(self.layer.sizes):
+            found = [read_sizes({size: n}) for size, numbers in own.items() for n in numbers]
+            yield from found
+        found.insert(0, self.sizes)
+        if "fc_weight" in self.layer.arguments:
+            yield from (replace(sizes, mlp=MLP) for sizes in found)
 
     def _choose(
         self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str, dtype: str, seed: int
@@ -140,15 +156,18 @@ class _LayerChecker:
         order = self.plan.order
         names = self.layer.gradients
         said = [self.plan.sentence, f"returned in the order {', '.join(names[i] for i in order)}" if order else ""]
-        allowed = self.plan.form.own_sizes if self.plan.form.own_sizes and self.sizes.allowed else None
+        allowed = self.sizes.allowed if self.plan.form.own_sizes else None
         said += [f"{size} {', '.join(map(str, numbers))}, its own" for size, numbers in (allowed or {}).items()]
+        said += [f"an MLP {self.sizes.mlp} times as wide as its input" if self.sizes.mlp else ""]
         return "; ".join(one for one in said if one)
 
     def cases(self, seed: int) -> list[Case]:
         found = all_cases(self.layer, seed, self.options, self.sizes)
-        return self._without_upstream(found)
+        return self._as_taken(found)
 
-    def _without_upstream(self, found: list[Case]) -> list[Case]:
+    def _as_taken(self, found: list[Case]) -> list[Case]:
+        """The cases without what the function does not take: the upstream gradient is 1 then, a bias 0."""
+        found = [without(case, self.layer, self.absent) for case in found]
         if not self.plan.form.takes_upstream:
             found = [replace(case, inputs=(*case.inputs[:-1], 1.0)) for case in found]
         return found
@@ -250,7 +269,7 @@ class _LayerChecker:
         """A small numeric example of a wrong gradient: two tokens if those are wrong, else the worst entry."""
         if not report.wrong or self.stopped:
             return None
-        for case in self._without_upstream(two_tokens(self.layer, self.options, self.sizes)):
+        for case in self._as_taken(two_tokens(self.layer, self.options, self.sizes)):
             right = self.layer.reference(*case.inputs, **self.options)
             answer = self.call(case, right)
             found = smallest_difference(self.layer, case, answer, right, report.wrong)
@@ -265,7 +284,7 @@ class _LayerChecker:
         found = small_case(self.layer, self.options, self.sizes)
         if found is None:
             return None
-        (case,) = self._without_upstream([found])
+        (case,) = self._as_taken([found])
         answer = self.call(case, self.layer.reference(*case.inputs, **self.options))
         if answer.gradients is None:
             return None

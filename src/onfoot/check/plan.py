@@ -88,6 +88,7 @@ class Trial:
     likeness: float = 0.0  # mean cosine between returned and right gradients, in the order of axes that is closest
     misshapen: int = 0  # gradients that are right, or a multiple of it, but for their shape
     dtype: str = "float64"
+    absent: tuple[str, ...] = ()  # biases that the object does not have
 
     @property
     def runs(self) -> bool:
@@ -214,7 +215,19 @@ class Chooser:
             if order is not None:
                 plan = replace(plan, order=order)
                 answer = self._call(plan, layer)
-        trial = Trial(plan, layer, answer, dtype=self.dtype)
+        absent = absent_biases(plan.form.takes, layer)
+        if absent and not answer.died:
+            return Chooser(self.layer, self.options, without(self.case, layer, absent), self.dtype)._judged(
+                plan, layer, absent
+            )
+        return self._measured(Trial(plan, layer, answer, dtype=self.dtype))
+
+    def _judged(self, plan: Plan, layer: Layer, absent: tuple[str, ...]) -> Trial:
+        """The trial of an object without some of the biases, which are 0 then."""
+        return self._measured(Trial(plan, layer, self._call(plan, layer), dtype=self.dtype, absent=absent))
+
+    def _measured(self, trial: Trial) -> Trial:
+        layer, answer = trial.layer, trial.answer
         right = [self.right[self.layer.gradients.index(name)] for name in layer.gradients]
         likeness = []
         for got, r in zip(answer.gradients or [], right, strict=False):
@@ -249,6 +262,20 @@ class Chooser:
         first = plan.layout.calls(self.given.inputs)[0]
         shapes = dict(zip(layer.arguments, map(np.shape, first), strict=False))
         return [shapes.get(argument_of(layer, name), ()) for name in layer.gradients]
+
+
+def absent_biases(takes: Sequence[str] | None, layer: Layer) -> tuple[str, ...]:
+    """The biases that an object neither takes nor has a gradient of: it is right if they are 0."""
+    if takes is None:
+        return ()
+    biases = [name for name in layer.arguments if name.startswith("b_") or name.endswith("bias")]
+    return tuple(name for name in biases if name not in takes and f"d{name}" not in layer.gradients)
+
+
+def without(case: Case, layer: Layer, absent: Sequence[str]) -> Case:
+    """The case with zeros for these inputs."""
+    named = zip(layer.arguments, case.inputs, strict=False)
+    return replace(case, inputs=tuple(0 * x if name in absent else x for name, x in named))
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:

@@ -141,7 +141,8 @@ def answer(
         faulthandler.cancel_dump_traceback_later()
     with contextlib.suppress(Exception):  # the function may have closed or replaced it
         sys.stdout.flush()
-    send(answers, {**out, "sentence": form.sentence if form is not None else ""}, found)
+    of_form = {} if form is None else {"sentence": form.sentence, "takes": form.takes}
+    send(answers, {**out, **of_form}, found)
 
 
 def tensor(x: np.ndarray) -> Any:
