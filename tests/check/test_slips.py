@@ -228,3 +228,34 @@ def test_another_eps_is_named_before_a_squared_one(eps: float) -> None:
 
     report = check("rms_norm", backward)
     assert report.verdict == f"wrong: dx, dweight; right with another eps, eps = {eps:g}"
+
+
+def gelu_with(root: float, cubic: float = 0.044715):
+    def backward(x, dout):
+        tanh = np.tanh(root * (x + cubic * x**3))
+        return dout * ((1 + tanh) / 2 + x / 2 * (1 - tanh * tanh) * root * (1 + 3 * cubic * x * x))
+
+    return backward
+
+
+def test_a_constant_that_is_right_to_9_digits_is_a_note() -> None:
+    report = check("gelu", gelu_with(0.7978845608))  # as in transformers' FastGELUActivation
+    assert report.passed and report.diagnosis is None
+    assert report.warnings == ["another constant in place of √(2/π), constant = 0.7978845608: right to 11 digits"]
+    right = gelu_with(0.7978845608)
+    assert not check("gelu", lambda x, dout: right(x, dout) * (1 + 1e-4 * (x.shape[1] > 100))).passed
+
+
+@pytest.mark.parametrize("root", [0.7978845, 0.797885])
+def test_a_constant_with_fewer_digits_is_named_with_all_of_them(root: float) -> None:
+    report = check("gelu", gelu_with(root))
+    assert report.verdict == f"wrong: dx; another constant in place of √(2/π), constant = {root}"
+
+
+def test_what_is_as_accurate_as_float32_need_not_compute_in_it() -> None:
+    def backward(x, dout):  # the constants of llama.c
+        tanh = np.tanh(0.0356774 * x**3 + 0.797885 * x)
+        return dout * (0.5 * tanh + (0.0535161 * x**3 + 0.398942 * x) * (1 - tanh * tanh) + 0.5)
+
+    report = check("gelu", backward)
+    assert report.passed and "or a constant is written with few digits" in report.warnings[0]

@@ -280,7 +280,8 @@ def layer_dict(report: LayerReport) -> dict[str, Any]:
 
 def finding_dict(finding: Finding) -> dict[str, Any]:
     formula = EQUATIONS.get(finding.equation, "")
-    return {**vars(finding), "formula": formula, "page": page_of(finding.equation) if finding.equation else ""}
+    shown = {name: value for name, value in vars(finding).items() if name != "off"}
+    return {**shown, "formula": formula, "page": page_of(finding.equation) if finding.equation else ""}
 
 
 def outcome_dict(report: LayerReport, outcome: Outcome) -> dict[str, Any]:
