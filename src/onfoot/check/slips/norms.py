@@ -30,6 +30,17 @@ def _norms(layer: Layer) -> Iterator[Mistake]:
         piece,
         cost=1.19,
     )
+    squares, what = ("variance", "(x − mean)²") if layer.name == "layer_norm" else ("mean_square", "x²")
+    yield named(
+        layer,
+        f"the sum of {what} in place of its mean, in both passes: an L2 norm",
+        "divide the sum by the number of features, in the forward and in the backward pass",
+        lambda p, case: {
+            squares: lambda x: (x * x).sum(axis=-1, keepdims=True),
+            piece: lambda normed, g: (normed * g).sum(axis=-1, keepdims=True),
+        },
+        *(squares, piece),
+    )
     if layer.name == "layer_norm":
         yield named(
             layer,
