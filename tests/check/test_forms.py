@@ -177,6 +177,22 @@ def test_a_norm_over_the_wrong_axis_does_not_pass_as_a_function_of_rows() -> Non
     assert checked("numpy_code", "norm_over_the_wrong_axis", "layer_norm").wrong == ["dx", "dweight"]
 
 
+def test_ids_in_one_list_are_rows_and_not_sequences() -> None:
+    """Both run; sequence by sequence, the ids that are lost between sequences would seem right."""
+
+    def backward(ids, weight, dout):
+        assert ids.ndim == 1
+        dweight = np.zeros_like(weight)
+        for i, row in zip(ids, dout, strict=True):
+            dweight[i] = row
+        return dweight
+
+    for seed in range(3):
+        report = check_layer(LAYERS["embedding"], backward, dtypes="float64", seed=seed)
+        assert report.recognised == "rows (batch · tokens, features)"
+        assert report.verdict == "wrong: dweight; repeated ids lost"
+
+
 def test_gradients_of_one_shape_are_not_reordered() -> None:
     assert "dk is returned in place of dq" in checked("numpy_code", "swapped", "attention").verdict
 

@@ -146,10 +146,15 @@ class _LayerChecker:
     def _choose(
         self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str, dtype: str, seed: int
     ) -> tuple[Trial, Chooser]:
-        case = first_case(self.layer, seed + 1, self.options, self.sizes)
-        if not forms[0].takes_upstream:
-            case = replace(case, inputs=(*case.inputs[:-1], 1.0))
-        chooser = Chooser(self.layer, self.options, case, dtype)
+        def taken(case: Case) -> Case:
+            return case if forms[0].takes_upstream else replace(case, inputs=(*case.inputs[:-1], 1.0))
+
+        def more() -> list[Case]:
+            found = all_cases(self.layer, seed + 1, self.options, self.sizes)
+            return [taken(one) for one in found if not one.large and not one.beyond]
+
+        case = taken(first_case(self.layer, seed + 1, self.options, self.sizes))
+        chooser = Chooser(self.layer, self.options, case, dtype, more)
         return chooser.choose(forms, arrays, layout), chooser
 
     @property
@@ -198,13 +203,13 @@ class _LayerChecker:
     def outcomes(self, cases: Sequence[Case], dtypes: Sequence[str]) -> list[Outcome]:
         """The outcomes of all cases; stops where the function has hung or keeps dying."""
         found: list[Outcome] = []
-        left: dict[str, None] = {}
+        left: dict[str, dict[str, None]] = {}
         slow: dict[str, float] = {}
         narrow: dict[str, dict[str, None]] = {}
         for dtype in dtypes:
             for case in cases:
                 if self.stopped and case.name not in self.dead:
-                    left[case.name] = None
+                    left.setdefault(dtype, {})[case.name] = None
                 elif dtype != dtypes[0] and (case.name in slow or case.name in self.dead):
                     continue
                 else:
@@ -216,8 +221,11 @@ class _LayerChecker:
                     found.append(outcome)
                     if case.large and time.perf_counter() - start > SLOW:
                         slow[case.name] = time.perf_counter() - start
-        if left:
-            self.warnings.append(f"not run, because the function hung or died before: {_quoted(left)}")
+        for dtype, names in left.items():
+            where = "" if dtype == dtypes[0] else f" in {dtype}"
+            if where and dtypes[0] in left:
+                continue  # the same, and more
+            self.warnings.append(f"not run{where}, because the function hung or died before: {_quoted(names)}")
         for dtype, names in narrow.items():
             self.warnings.append(f"not judged in {dtype}, in which the formula itself is off by half: {_quoted(names)}")
         if slow and len(dtypes) > 1:
@@ -481,7 +489,8 @@ def _forgive_in_place(report: LayerReport) -> None:
     for o in report.outcomes:
         messages |= dict.fromkeys(p.message for p in o.problems if p.kind == "mutates")
         o.problems = [p for p in o.problems if p.kind != "mutates"]
-    report.warnings += [f"{message}: whoever uses it afterwards gets other values" for message in messages]
+    told = [m for m in messages if not any(other.startswith(f"{m} (") for other in messages)]  # with the line, once
+    report.warnings += [f"{message}: whoever uses it afterwards gets other values" for message in told]
 
 
 def _add_equations(report: LayerReport) -> None:

@@ -10,7 +10,7 @@ this one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,10 +124,18 @@ class Trial:
 class Chooser:
     """Tries plans on one case."""
 
-    def __init__(self, layer: Layer, options: Mapping[str, Any], case: Case, dtype: str) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        options: Mapping[str, Any],
+        case: Case,
+        dtype: str,
+        more: Callable[[], Sequence[Case]] = tuple,
+    ) -> None:
         self.layer, self.options, self.case, self.dtype = layer, options, case, dtype
         self.right = layer.reference(*case.inputs, **options)
         self.given = rounded_case(case, dtype)
+        self.more = more  # further cases, where one does not decide
         self.late = False  # whether packages that are not imported yet are tried
         self.hint = ""  # the layout in which everything would be right
 
@@ -158,7 +166,7 @@ class Chooser:
                     break
         except (KeyError, ValueError):  # a layer whose axes cannot be found
             others = []
-        usable = [trial for trial in others if trial.shaped]
+        usable = self._without_sequences([trial for trial in others if trial.shaped])
         if not usable:
             return best
         other = max(usable, key=lambda trial: (trial.n_right, round(trial.likeness, 2)))  # of equal ones, the first
@@ -167,6 +175,23 @@ class Chooser:
         if other.all_right:
             self.hint = other.plan.layout.option
         return best
+
+    def _without_sequences(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials, without those sequence by sequence where rows run too and have as many right gradients.
+
+        Such a function knows nothing of sequences: what it loses among the rows of one, it loses among all. In one
+        case it may be right by chance.
+        """
+        rows = {trial.plan.layout.transposed: trial.n_right for trial in trials if trial.plan.layout.name == "rows"}
+
+        def rivalled(trial: Trial) -> bool:
+            layout = trial.plan.layout
+            if layout.name != "sequence" or layout.transposed not in rows:
+                return False
+            others = (Chooser(self.layer, self.options, case, self.dtype).trial(trial.plan) for case in self.more())
+            return any(one.n_right <= rows[layout.transposed] for one in itertools.chain([trial], others))
+
+        return [trial for trial in trials if not rivalled(trial)]
 
     def _better(self, other: Trial, natural: Trial) -> bool:
         if not natural.runs:
