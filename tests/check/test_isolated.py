@@ -265,8 +265,8 @@ def test_whatever_a_function_does_there_is_a_report(here: Path, function: str) -
 
 
 def test_a_hang_in_float32_is_told_apart_from_what_passed_in_float64(here: Path) -> None:
-    (here / "narrow.py").write_text("from kernels import gradients\n\ndef f(x, *more):\n    while x.dtype == 'float32':\n"
-                                    "        pass\n    return gradients(x, *more)\n")  # fmt: skip
+    code = "from kernels import gradients\n\ndef f(x, *more):\n    while x.dtype == 'float32':\n        pass\n"
+    (here / "narrow.py").write_text(f"{code}    return gradients(x, *more)\n")
     small = ["--layer", "linear", "--tokens", "3", "--width", "4", "--timeout", "1"]
     text = " ".join(run("narrow.py:f", *small).stdout.split())
     assert "timeout: it did not return within 1 seconds (narrow.py, line " in text

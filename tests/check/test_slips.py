@@ -259,3 +259,53 @@ def test_what_is_as_accurate_as_float32_need_not_compute_in_it() -> None:
 
     report = check("gelu", backward)
     assert report.passed and "or a constant is written with few digits" in report.warnings[0]
+
+
+def layer_norm_with(term, mean, outside=False, output=False):
+    """The sums of dx are divided by the number of features, less `term` and `mean`."""
+
+    def backward(x, weight, bias, dout):
+        d, var = x.shape[-1], x.var(-1, keepdims=True)
+        r = 1 / np.sqrt(var + 1e-5)
+        h, g = (x - x.mean(-1, keepdims=True)) * r, dout * weight
+        sums = (g * h).sum(-1, keepdims=True) / (d - term), g.sum(-1, keepdims=True) / (d - mean)
+        dx = (g - h * sums[0] - sums[1]) / (np.sqrt(var) + 1e-5) if outside else r * (g - h * sums[0] - sums[1])
+        return dx, (dout * (h * weight + bias if output else h)).sum((0, 1)), dout.sum((0, 1))
+
+    return backward
+
+
+def rms_norm_with(square, output=False):
+    def backward(x, weight, dout):
+        r = 1 / np.sqrt(square(x) + 1e-6)
+        h, g = x * r, dout * weight
+        dx = r * (g - h * (g * h).mean(-1, keepdims=True))
+        return dx, (dout * (h * weight if output else h)).sum((0, 1))
+
+    return backward
+
+
+SLIPS = {
+    "mean(g ∘ ā) is divided by d − 1 in place of d, in dx": ("layer_norm", layer_norm_with(term=1, mean=0)),
+    "mean(g) is divided by d − 1 in place of d, in dx": ("layer_norm", layer_norm_with(term=0, mean=1)),
+    "eps outside the root, in the last factor of dx alone": ("layer_norm", layer_norm_with(0, 0, outside=True)),
+    "dweight from the output in place of the normalised features": ("layer_norm", layer_norm_with(0, 0, output=True)),
+    "the variance in place of the mean of squares": ("rms_norm", rms_norm_with(lambda x: x.var(-1, keepdims=True))),
+    "silu' as σ + x σ (1 − x)": ("silu", lambda x, g: g * sigmoid(x) * (1 + x * (1 - x))),
+    "the derivative of a leaky ReLU": ("relu", lambda x, g: np.where(x > 0, g, 0.03 * g)),
+}
+
+
+def sigmoid(x):
+    return (1 + np.tanh(x / 2)) / 2
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_of_one_sum_or_one_slope_is_named(name: str) -> None:
+    layer, backward = SLIPS[name]
+    assert names(check(layer, backward, dtypes=["float64"])) == [name]
+
+
+def test_the_weights_gradient_of_rms_norm_from_the_output_is_named() -> None:
+    backward = rms_norm_with(lambda x: (x * x).mean(-1, keepdims=True), output=True)
+    assert names(check("rms_norm", backward)) == ["dweight from the output in place of the normalised features"]

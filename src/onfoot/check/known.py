@@ -342,8 +342,8 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"“{name}”" for name in names)
 
 
-def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> None:
-    """Looks for known mistakes, in the most accurate requested dtype."""
+def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]], every: bool = False) -> None:
+    """Looks for known mistakes, in the most accurate requested dtype; by `every` means also if that is float32's."""
     dtype = report.outcomes[0].dtype
     outcomes = [o for o in report.outcomes if o.dtype == dtype and o.answer.gradients is not None]
     counted = [o for o in outcomes if report.counts(o)]
@@ -358,12 +358,13 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
     report.diagnosis = _of_calls(report)
     if report.diagnosis is not None:
         return
-    report.diagnosis = _diagnosis(report, seen, magnitudes, brief=some or not report.failed)
+    brief = (computes_in_float32(report) and not every) or not report.failed
+    report.diagnosis = _diagnosis(report, seen, magnitudes, brief=some or brief)
     if report.diagnosis is None or report.diagnosis.complete or not some or not report.failed:
         return
-    without = _diagnosis(report, finite, magnitudes)  # nan in one case must not silence the others
+    without = _diagnosis(report, finite, magnitudes, brief)  # nan in one case must not silence the others
     if without is None or len(without.unexplained) >= len(report.diagnosis.unexplained):
-        report.diagnosis = _diagnosis(report, seen, magnitudes)
+        report.diagnosis = _diagnosis(report, seen, magnitudes, brief)
     else:
         report.diagnosis = without
         left_out = _quoted(o.case.name for o in seen if o not in finite)
@@ -446,17 +447,19 @@ def _diagnose_in_float32(report: LayerReport, checker: _LayerChecker, cases: Seq
     if found is not None:
         found.unexplained = [name for name in found.unexplained if name not in names]
     if is_as_accurate(report) and not (found and found.findings):
-        report.diagnosis = None
-        return relax(report)
+        report.diagnosis = found = None
     relax(report)
-    if found is not None and found.complete:
+    if not report.wrong or (found and found.complete):
         return
     before, checker.warnings = checker.warnings, []
     outcomes = [o for o in report.outcomes if o.dtype == "float32"] or checker.outcomes(cases, ["float32"])
     checker.warnings = before
     single = replace(report, outcomes=outcomes)
     _diagnose(single, checker.magnitudes)
-    if single.diagnosis is not None and single.diagnosis.findings:
+    left = len(found.unexplained) if found and found.findings else math.inf
+    if single.diagnosis is None or not single.diagnosis.findings:
+        _diagnose(report, checker.magnitudes, every=True)  # it was brief: most such functions are named in float32
+    elif len(single.diagnosis.unexplained) < left:
         report.diagnosis = single.diagnosis
         report.warnings.append("named in float32: the gradients of float64 inputs have the digits of float32")
 
@@ -473,7 +476,7 @@ def _diagnosis(
     cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
     evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype)
     only_large = all(o.case.large for o in outcomes)
-    pairs = report.layer.probed and not (only_large or brief or computes_in_float32(report))
+    pairs = report.layer.probed and not (only_large or brief)
     return diagnose(evidence, wrong, pairs=pairs)
 
 

@@ -30,6 +30,7 @@ def _norms(layer: Layer) -> Iterator[Mistake]:
         piece,
         cost=1.19,
     )
+    yield from _own_sums(layer)
     squares, what = ("variance", "(x − mean)²") if layer.name == "layer_norm" else ("mean_square", "x²")
     yield named(
         layer,
@@ -49,6 +50,63 @@ def _norms(layer: Layer) -> Iterator[Mistake]:
             lambda p, case: {"along_term": lambda normed, g: p.along_term(normed, g) / _scale_of(normed, case)},
             "along_term",
         )
+
+
+def _own_sums(layer: Layer) -> Iterator[Mistake]:
+    """Slips of one sum: a term of dx over d − 1, the gradient of the weight from the output, a mean in RMS norm."""
+    rms = layer.name == "rms_norm"
+    terms = (("rms_along", "mean(g ∘ x̂)"),) if rms else (("along_term", "mean(g ∘ ā)"), ("mean_term", "mean(g)"))
+    for piece, mean in terms:
+
+        def unbiased(*a: Array, piece: str = piece) -> Array:
+            n = a[-1].shape[-1]
+            found: Array = getattr(layer.pieces, piece)(*a) * (n / max(n - 1, 1))
+            return found
+
+        yield named(
+            layer,
+            f"{mean} is divided by d − 1 in place of d, in dx",
+            f"{mean} is the sum over the features, divided by their number d",
+            lambda p, case, piece=piece, unbiased=unbiased: {piece: unbiased},
+            piece,
+        )
+
+    def from_output(p: Pieces, case: Case) -> dict[str, Piece]:
+        _, weight, *rest = case.inputs
+        bias = 0 if rms else rest[0]
+        name = "rms_dweight" if rms else "norm_dweight"
+        return {name: lambda dy, normed, x: getattr(p, name)(dy, normed * weight + bias, x)}
+
+    yield named(
+        layer,
+        "dweight from the output in place of the normalised features",
+        f"dweight = Σ_tokens dout ∘ {'x̂' if rms else 'ā'}: before the weight and the bias",
+        from_output,
+        "rms_dweight" if rms else "norm_dweight",
+    )
+
+    if rms:
+        yield named(
+            layer,
+            "the variance in place of the mean of squares",
+            "rms = √(mean(x²) + eps), without subtracting the mean",
+            lambda p, case: {"mean_square": lambda x: x.var(axis=-1, keepdims=True)},
+            "mean_square",
+        )
+    else:
+        yield named(
+            layer,
+            "eps outside the root, in the last factor of dx alone",
+            "divide by √(variance + eps), as the forward pass does",
+            lambda p, case: {"norm_dx": lambda bracket, rstd: p.norm_dx(bracket, _eps_outside(rstd))},
+            "norm_dx",
+        )
+
+
+def _eps_outside(rstd: Array, eps: float = 1e-5) -> Array:
+    """1/(√variance + eps), from 1/√(variance + eps)."""
+    found: Array = 1 / (np.sqrt(np.maximum(1 / rstd**2 - eps, 0)) + eps)
+    return found
 
 
 def _scale_of(normed: Array, case: Case) -> Any:
