@@ -321,3 +321,8 @@ def test_a_sum_of_squares_in_place_of_their_mean_is_one_mistake(fresh: int) -> N
     for name, function in (("rms_norm", rms), ("layer_norm", layer)):
         (found,) = diagnosis(name, function, fresh).findings
         assert "in place of its mean, in both passes: an L2 norm" in found.name
+
+
+@pytest.mark.parametrize("value", [1e-200, 5e-324, 1e200, 0.0, -1e-200])
+def test_a_fitted_number_close_to_0_does_not_end_the_search_with_an_error(value: float) -> None:
+    assert value in _round_numbers(value)
