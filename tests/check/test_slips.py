@@ -275,12 +275,12 @@ def layer_norm_with(term, mean, outside=False, output=False):
     return backward
 
 
-def rms_norm_with(square, output=False):
+def rms_norm_with(square):
     def backward(x, weight, dout):
         r = 1 / np.sqrt(square(x) + 1e-6)
         h, g = x * r, dout * weight
         dx = r * (g - h * (g * h).mean(-1, keepdims=True))
-        return dx, (dout * (h * weight if output else h)).sum((0, 1))
+        return dx, (dout * h).sum((0, 1))
 
     return backward
 
@@ -304,8 +304,3 @@ def sigmoid(x):
 def test_a_slip_of_one_sum_or_one_slope_is_named(name: str) -> None:
     layer, backward = SLIPS[name]
     assert names(check(layer, backward, dtypes=["float64"])) == [name]
-
-
-def test_the_weights_gradient_of_rms_norm_from_the_output_is_named() -> None:
-    backward = rms_norm_with(lambda x: (x * x).mean(-1, keepdims=True), output=True)
-    assert names(check("rms_norm", backward)) == ["dweight from the output in place of the normalised features"]

@@ -71,20 +71,6 @@ def _own_sums(layer: Layer) -> Iterator[Mistake]:
             piece,
         )
 
-    def from_output(p: Pieces, case: Case) -> dict[str, Piece]:
-        _, weight, *rest = case.inputs
-        bias = 0 if rms else rest[0]
-        name = "rms_dweight" if rms else "norm_dweight"
-        return {name: lambda dy, normed, x: getattr(p, name)(dy, normed * weight + bias, x)}
-
-    yield named(
-        layer,
-        "dweight from the output in place of the normalised features",
-        f"dweight = Σ_tokens dout ∘ {'x̂' if rms else 'ā'}: before the weight and the bias",
-        from_output,
-        "rms_dweight" if rms else "norm_dweight",
-    )
-
     if rms:
         yield named(
             layer,
@@ -93,7 +79,19 @@ def _own_sums(layer: Layer) -> Iterator[Mistake]:
             lambda p, case: {"mean_square": lambda x: x.var(axis=-1, keepdims=True)},
             "mean_square",
         )
-    else:
+    else:  # in RMS norm, without a bias, dweight from the output is also that from dout ∘ weight
+
+        def from_output(p: Pieces, case: Case) -> dict[str, Piece]:
+            _, weight, bias, _ = case.inputs
+            return {"norm_dweight": lambda dy, normed, x: p.norm_dweight(dy, normed * weight + bias, x)}
+
+        yield named(
+            layer,
+            "dweight from the output in place of the normalised features",
+            "dweight = Σ_tokens dout ∘ ā: before the weight and the bias",
+            from_output,
+            "norm_dweight",
+        )
         yield named(
             layer,
             "eps outside the root, in the last factor of dx alone",
