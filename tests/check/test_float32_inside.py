@@ -157,6 +157,15 @@ def test_an_error_that_is_larger_than_float32s_is_still_found() -> None:
     assert check("gelu", slightly).wrong == ["dx"]
 
 
+def test_a_mistake_that_shows_in_16_bits_is_named_in_float32_too() -> None:
+    def backward(x, weight, bias, dout):
+        x, weight, dout = x.float(), weight.float(), dout.float()
+        found = dout @ weight.T, torch.einsum("bti,bto->io", x, dout), dout.mean((0, 1))
+        return tuple(g.to(bias.dtype) for g in found)
+
+    assert check("linear", backward, dtypes=["bfloat16"], tokens=5, width=6).verdict.startswith(f"wrong: dbias; {MEAN}")
+
+
 def test_a_gradient_with_few_digits_is_not_taken_for_float32() -> None:
     def backward(x, weight, bias, dout):
         return np.full(x.shape, 0.5), np.einsum("bti,bto->io", x, dout), dout.sum((0, 1))

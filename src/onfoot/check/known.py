@@ -412,6 +412,7 @@ def _diagnose_in_float64(report: LayerReport, checker: _LayerChecker, cases: Seq
         exact = replace(report, outcomes=checker.outcomes(cases, [dtype]))
         if not any(o.answer.gradients is None for o in exact.outcomes):
             _diagnose(exact, checker.magnitudes)
+            _diagnose_in_float32(exact, checker, cases)
             report.diagnosis = exact.diagnosis
             if exact.passed and report.wrong:
                 before.append(
