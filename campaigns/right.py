@@ -3,7 +3,9 @@
 What is drawn: the layer, its options and sizes, the formula out of several equal ones, tiles, orders of products and
 sums, NumPy or PyTorch, the precision inside, how the results lie in memory and what holds them, the dtypes and seed of
 the check. PyTorch's autograd in float64 first proves the drawn function right, to 1e-9 on inputs of the campaign's own.
-Only then does the verdict of the check count. `python -m campaigns.right SEED INDEX` repeats one.
+Only then does the verdict of the check count. Not drawn: other layouts of the arguments (rows, single sequences, tokens
+before heads, weights (out, in)), classes, modules, autograd.Functions, JAX and 16-bit dtypes.
+`python -m campaigns.right SEED INDEX` repeats one.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_a_function_that_is_slightly_off_is_not_taken_for_right() -> None:
 
 def test_a_false_alarm_is_reported_with_what_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onfoot.check.budget.ALLOWED", 1e-3)
-    monkeypatch.setattr("onfoot.check.known.FLOAT32_FACTOR", 1.0)
+    monkeypatch.setattr("onfoot.check.single.FACTOR", 1.0)
     index = next(i for i in range(500) if right.draw(3, i).layer == "linear")
     one, wrong, report = right.attempt(3, index)
     assert report is not None and not report.passed

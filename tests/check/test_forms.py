@@ -65,6 +65,8 @@ FORMS: dict[str, list[tuple[str, str, str, str, str]]] = {
             "dx, dweight and dbias are 2 times too large",
         ),
         ("Head", "head", "query.weight = w_q", "HeadWrong", "no mask"),
+        ("LoRALinear", "lora", "lora_A = down", "LoRALinearWrong", "α/r missing"),
+        ("Block", "block", "an MLP 4 times as wide", "BlockWrong", "the skip connection around the MLP missing"),
         ("norm_function", "layer_norm", "differentiated by PyTorch's autograd", "norm_function_wrong", "eps = 0.001"),
         ("sdpa", "attention", "query = q, key = k, value = v", "sdpa_without_mask", "no mask"),
         ("loss", "softmax_cross_entropy", "autograd", "loss_of_sums", "a mean loss whose gradient is not divided"),
@@ -118,6 +120,7 @@ ALSO_RIGHT = [
     ("torch_code", "OwnLinear", "linear", "w = weight, b = bias"),
     ("torch_code", "layer_norm_instance", "layer_norm", "width 6, its own"),
     ("torch_code", "linear_instance", "linear", "weight is (out, in), the transpose of the layer's"),
+    ("torch_code", "block_instance", "block", "width 8, its own; an MLP 4 times as wide as its input"),
     ("torch_code", "embedding_instance", "embedding", "input = ids"),
     ("torch_code", "linear_out_in", "linear", "weights (out, in): weight"),
     ("torch_code", "sdpa_bthd", "attention", "(batch, tokens, heads, head_dim)"),
@@ -172,6 +175,22 @@ def test_a_bias_summed_over_the_batch_only_does_not_pass_as_a_function_of_rows()
 
 def test_a_norm_over_the_wrong_axis_does_not_pass_as_a_function_of_rows() -> None:
     assert checked("numpy_code", "norm_over_the_wrong_axis", "layer_norm").wrong == ["dx", "dweight"]
+
+
+def test_ids_in_one_list_are_rows_and_not_sequences() -> None:
+    """Both run; sequence by sequence, the ids that are lost between sequences would seem right."""
+
+    def backward(ids, weight, dout):
+        assert ids.ndim == 1
+        dweight = np.zeros_like(weight)
+        for i, row in zip(ids, dout, strict=True):
+            dweight[i] = row
+        return dweight
+
+    for seed in range(3):
+        report = check_layer(LAYERS["embedding"], backward, dtypes="float64", seed=seed)
+        assert report.recognised == "rows (batch · tokens, features)"
+        assert report.verdict == "wrong: dweight; repeated ids lost"
 
 
 def test_gradients_of_one_shape_are_not_reordered() -> None:
@@ -263,6 +282,14 @@ def test_an_object_that_cannot_be_called_has_a_report_that_says_why(name: str) -
     assert not report.passed and FAILING[name] in " ".join(str(report).split())
 
 
+def test_a_bias_that_is_not_taken_is_0_and_one_that_is_forgotten_is_named() -> None:
+    report = checked("numpy_code", "head_without_biases", "head")
+    assert report.passed and "without b_q, b_k, b_v, which it does not have: taken as 0" in report.warnings
+    assert "1/√d_k missing" in checked("numpy_code", "head_without_biases_wrong", "head").verdict
+    forgotten = checked("numpy_code", "head_that_ignores_its_biases", "head")
+    assert not forgotten.passed and "taken as 0" not in " ".join(forgotten.warnings)
+
+
 def test_a_module_with_other_parameters_is_named_with_them() -> None:
     report = checked("torch_code", "extra_parameter", "layer_norm")
     assert "has parameters that are no inputs of the layer, by name or by shape: " in " ".join(str(report).split())
@@ -287,7 +314,7 @@ ISOLATED = [
     ("numpy_code.py:attention_bthd", "numpy_code.py:attention_bthd_wrong", "attention", SCALE),
     ("numpy_code.py:norm_rows", "numpy_code.py:norm_rows_wrong", "layer_norm", CONSTANT),
     ("torch_code.py:NormFunction", "torch_code.py:NormFunctionWrong", "layer_norm", CONSTANT),
-    ("torch_code.py:WrappedLinear", "torch_code.py:TwiceLinear", "linear", "are 2 times too large"),
+    ("torch_code.py:HeadWithoutBiases", "torch_code.py:HeadWithoutBiasesWrong", "head", "no mask"),
     ("jax_code.py:norm", "jax_code.py:norm_wrong", "layer_norm", CONSTANT),
 ]
 

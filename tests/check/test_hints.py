@@ -20,6 +20,20 @@ def test_a_function_for_certain_sizes_is_told_how_to_choose_them() -> None:
     assert onfoot.check.relu(backward, dtypes="float64", width=64).passed
 
 
+def test_a_size_may_be_named_by_its_letter_or_not_at_all() -> None:
+    def lettered(x, dout):
+        assert x.shape[1] % 16 == 0, "T must be a multiple of 16"
+
+    def bare(x, dout):
+        if x.shape[1] % 16:
+            raise AssertionError  # as a bare assert does
+
+    report = onfoot.check.relu(lettered, dtypes="float64")
+    assert any(note.startswith("if it takes certain sizes only: --tokens 16, or") for note in report.warnings)
+    report = onfoot.check.relu(bare, dtypes="float64")
+    assert any(note.startswith("if it asserts certain sizes: --batch, --tokens, --width") for note in report.warnings)
+
+
 def test_a_function_of_another_layer_is_told_which() -> None:
     def layer_norm_backward(x, weight, bias, dout):
         return dout, dout.sum((0, 1)), dout.sum((0, 1))

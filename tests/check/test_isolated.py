@@ -114,7 +114,9 @@ def raising(x, weight, bias, dout):
 def tensors(x, weight, bias, dout):
     import torch
     assert isinstance(x, torch.Tensor)
-    return dout @ weight.T, torch.einsum("bti,bto->io", x, dout), dout.sum((0, 1))
+    found = dout @ weight.T, torch.einsum("bti,bto->io", x, dout), dout.sum((0, 1))
+    x.mul_(2)
+    return found
 
 def print_much(x, weight, bias, dout):
     for _ in range(32 if x.shape[1] == 1 else 0):
@@ -232,7 +234,7 @@ REPORTED = {
     "some": (0, ["not given, and not judged: dx, dweight", "✓ passes: dbias agrees to rounding"]),
     "picky": (0, ["✓ passes"]),
     "raising": (1, ["raises: it raises ValueError: matmul", "(kernels.py, line "]),
-    "tensors": (0, ["PyTorch tensors", "✓ passes"]),
+    "tensors": (0, ["PyTorch tensors", "✓ passes", "note: it modifies its argument x in place (kernels.py, line "]),
     "print_much": (0, ["✓ passes"]),
     "print_like_a_crash": (0, ["✓ passes"]),
     "stop": (1, ["timeout: it did not return within 1 seconds", "(“the first call”)"]),
@@ -251,7 +253,16 @@ REPORTED = {
 }
 
 
-@pytest.mark.parametrize("function", REPORTED)
+VARIATIONS = {  # of what another function does, too
+    *("always_crash", "leave_politely", "ask", "reshape", "close_everything", "with_a_thread", "text", "numbers"),
+    *("print_much", "print_like_a_crash", "stop", "recurse", "raise_on_every_rounding", "close_stdout", "huge"),
+    *("complex_numbers", "objects", "inside_itself"),
+}
+
+
+@pytest.mark.parametrize(
+    "function", [pytest.param(name, marks=pytest.mark.slow if name in VARIATIONS else []) for name in REPORTED]
+)
 def test_whatever_a_function_does_there_is_a_report(here: Path, function: str) -> None:
     status, words = REPORTED[function]
     arrays = ["--arrays", "torch" if function == "tensors" else "numpy"]
@@ -260,6 +271,15 @@ def test_whatever_a_function_does_there_is_a_report(here: Path, function: str) -
     text = " ".join(result.stdout.split())
     assert result.exit_code == status, result.output
     assert [word for word in words if word not in text] == []
+
+
+def test_a_hang_in_float32_is_told_apart_from_what_passed_in_float64(here: Path) -> None:
+    code = "from kernels import gradients\n\ndef f(x, *more):\n    while x.dtype == 'float32':\n        pass\n"
+    (here / "narrow.py").write_text(f"{code}    return gradients(x, *more)\n")
+    small = ["--layer", "linear", "--tokens", "3", "--width", "4", "--timeout", "1"]
+    text = " ".join(run("narrow.py:f", *small).stdout.split())
+    assert "timeout: it did not return within 1 seconds (narrow.py, line " in text
+    assert "(“odd sizes” in float32)" in text and "not run in float32, because the function hung" in text
 
 
 def test_a_crash_in_one_case_does_not_hide_the_others(here: Path) -> None:

@@ -55,7 +55,7 @@ def listing(query, key, value, w_q, w_k, w_v, dout, n_head=2):
     return layer.backward(dout)
 
 
-@pytest.mark.parametrize("n_head", [2, 4])
+@pytest.mark.parametrize("n_head", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_three_mistakes_of_one_function_are_named_with_the_learning_rate(n_head: int, fresh: int) -> None:
     report = multi_head(listing, causal=False, n_head=n_head, seed=fresh)
     found = report.diagnosis
@@ -70,6 +70,7 @@ def test_the_three_mistakes_of_one_function_are_named_with_the_learning_rate(n_h
     assert by_name[UPDATE].value == "learning rate = 0.001"
 
 
+@pytest.mark.slow
 def test_mended_one_after_the_other_the_listing_passes() -> None:
     mended: frozenset[str] = frozenset()
 

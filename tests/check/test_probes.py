@@ -287,3 +287,42 @@ def test_round_numbers_are_those_that_people_write() -> None:
     assert 0.044715 in _round_numbers(0.044715 * (1 - 2e-12))
     assert np.sqrt(7) in _round_numbers(np.sqrt(7) * (1 + 1e-13))
     assert all(abs(one - 0.3) < 1e-9 for one in _round_numbers(0.3))
+
+
+def test_the_first_query_alone_comes_before_weights_cut_off_to_integers(fresh: int) -> None:
+    """Of the causal weights only the first query's is 1, so that both have the same numbers."""
+
+    def backward(q: Array, k: Array, v: Array, dout: Array) -> tuple[Array, ...]:
+        s = np.where(np.tri(q.shape[-2], k.shape[-2]) > 0, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]), -np.inf)
+        p = np.exp(s - s.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        dp = dout @ v.swapaxes(-1, -2)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
+        return ds @ k, ds.swapaxes(-1, -2) @ q, p[..., :1, :].swapaxes(-1, -2) @ dout[..., :1, :]
+
+    assert [f.name for f in diagnosis("attention", backward, fresh).findings] == [
+        "only the first query of ρ in dv counts"
+    ]
+
+
+def test_a_sum_of_squares_in_place_of_their_mean_is_one_mistake(fresh: int) -> None:
+    def rms(x: Array, weight: Array, dout: Array) -> tuple[Array, ...]:
+        r = 1 / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+        h, g = x * r, dout * weight
+        return r * (g - h * (g * h).sum(-1, keepdims=True)), (dout * h).sum((0, 1))
+
+    def layer(x: Array, weight: Array, bias: Array, dout: Array) -> tuple[Array, ...]:
+        c = x - x.mean(-1, keepdims=True)
+        r = 1 / np.sqrt((c * c).sum(-1, keepdims=True) + 1e-5)
+        h, g = c * r, dout * weight
+        dx = r * (g - g.mean(-1, keepdims=True) - h * (g * h).sum(-1, keepdims=True))
+        return dx, (dout * h).sum((0, 1)), dout.sum((0, 1))
+
+    for name, function in (("rms_norm", rms), ("layer_norm", layer)):
+        (found,) = diagnosis(name, function, fresh).findings
+        assert "in place of its mean, in both passes: an L2 norm" in found.name
+
+
+@pytest.mark.parametrize("value", [1e-200, 5e-324, 1e200, 0.0, -1e-200])
+def test_a_fitted_number_close_to_0_does_not_end_the_search_with_an_error(value: float) -> None:
+    assert value in _round_numbers(value)

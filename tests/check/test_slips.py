@@ -228,3 +228,79 @@ def test_another_eps_is_named_before_a_squared_one(eps: float) -> None:
 
     report = check("rms_norm", backward)
     assert report.verdict == f"wrong: dx, dweight; right with another eps, eps = {eps:g}"
+
+
+def gelu_with(root: float, cubic: float = 0.044715):
+    def backward(x, dout):
+        tanh = np.tanh(root * (x + cubic * x**3))
+        return dout * ((1 + tanh) / 2 + x / 2 * (1 - tanh * tanh) * root * (1 + 3 * cubic * x * x))
+
+    return backward
+
+
+def test_a_constant_that_is_right_to_9_digits_is_a_note() -> None:
+    report = check("gelu", gelu_with(0.7978845608))  # as in transformers' FastGELUActivation
+    assert report.passed and report.diagnosis is None
+    assert report.warnings == ["another constant in place of √(2/π), constant = 0.7978845608: right to 11 digits"]
+    right = gelu_with(0.7978845608)
+    assert not check("gelu", lambda x, dout: right(x, dout) * (1 + 1e-4 * (x.shape[1] > 100))).passed
+
+
+@pytest.mark.parametrize("root", [0.7978845, 0.797885])
+def test_a_constant_with_fewer_digits_is_named_with_all_of_them(root: float) -> None:
+    report = check("gelu", gelu_with(root))
+    assert report.verdict == f"wrong: dx; another constant in place of √(2/π), constant = {root}"
+
+
+def test_what_is_as_accurate_as_float32_need_not_compute_in_it() -> None:
+    def backward(x, dout):  # the constants of llama.c
+        tanh = np.tanh(0.0356774 * x**3 + 0.797885 * x)
+        return dout * (0.5 * tanh + (0.0535161 * x**3 + 0.398942 * x) * (1 - tanh * tanh) + 0.5)
+
+    report = check("gelu", backward)
+    assert report.passed and "or a constant is written with few digits" in report.warnings[0]
+
+
+def layer_norm_with(term, mean, outside=False, output=False):
+    """The sums of dx are divided by the number of features, less `term` and `mean`."""
+
+    def backward(x, weight, bias, dout):
+        d, var = x.shape[-1], x.var(-1, keepdims=True)
+        r = 1 / np.sqrt(var + 1e-5)
+        h, g = (x - x.mean(-1, keepdims=True)) * r, dout * weight
+        sums = (g * h).sum(-1, keepdims=True) / (d - term), g.sum(-1, keepdims=True) / (d - mean)
+        dx = (g - h * sums[0] - sums[1]) / (np.sqrt(var) + 1e-5) if outside else r * (g - h * sums[0] - sums[1])
+        return dx, (dout * (h * weight + bias if output else h)).sum((0, 1)), dout.sum((0, 1))
+
+    return backward
+
+
+def rms_norm_with(square):
+    def backward(x, weight, dout):
+        r = 1 / np.sqrt(square(x) + 1e-6)
+        h, g = x * r, dout * weight
+        dx = r * (g - h * (g * h).mean(-1, keepdims=True))
+        return dx, (dout * h).sum((0, 1))
+
+    return backward
+
+
+SLIPS = {
+    "mean(g ∘ ā) is divided by d − 1 in place of d, in dx": ("layer_norm", layer_norm_with(term=1, mean=0)),
+    "mean(g) is divided by d − 1 in place of d, in dx": ("layer_norm", layer_norm_with(term=0, mean=1)),
+    "eps outside the root, in the last factor of dx alone": ("layer_norm", layer_norm_with(0, 0, outside=True)),
+    "dweight from the output in place of the normalised features": ("layer_norm", layer_norm_with(0, 0, output=True)),
+    "the variance in place of the mean of squares": ("rms_norm", rms_norm_with(lambda x: x.var(-1, keepdims=True))),
+    "silu' as σ + x σ (1 − x)": ("silu", lambda x, g: g * sigmoid(x) * (1 + x * (1 - x))),
+    "the derivative of a leaky ReLU": ("relu", lambda x, g: np.where(x > 0, g, 0.03 * g)),
+}
+
+
+def sigmoid(x):
+    return (1 + np.tanh(x / 2)) / 2
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_of_one_sum_or_one_slope_is_named(name: str) -> None:
+    layer, backward = SLIPS[name]
+    assert names(check(layer, backward, dtypes=["float64"])) == [name]

@@ -24,6 +24,7 @@ from onfoot.check.guard import is_too_large, most_entries, numpy_restored
 from onfoot.check.isolated import DiedError, RaisedError, RemoteForm, place
 from onfoot.check.layer import Array
 from onfoot.check.wire import without_mask
+from onfoot.check.writes import writing_line
 
 ARRAYS = ("auto", "numpy", "torch", "jax")
 NOTHING = "nothing to judge yet"
@@ -119,7 +120,7 @@ def call(
         for name, before, after in zip(arguments, inputs, given, strict=False)
         if isinstance(before, np.ndarray) and not _same(before, to_numpy(after))
     ]
-    where = _writing_line(function, inputs, options, dtype) if changed and arrays == "numpy" else ""
+    where = _writing_line(function, inputs, options, arrays, dtype) if changed else ""
     for name in changed:
         answer.add("mutates", f"it modifies its argument {name} in place{where}")
     for name in function.function.replaced if isinstance(function, RemoteForm) else replaced:
@@ -154,17 +155,27 @@ def _ordered(returned: Any, order: Sequence[int] | None) -> Any:
 
 
 def _writing_line(
-    function: Callable[..., Any] | Form | RemoteForm, inputs: Sequence[Any], options: Mapping[str, Any], dtype: str
+    function: Callable[..., Any] | Form | RemoteForm,
+    inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    arrays: str,
+    dtype: str,
 ) -> str:
-    """The file and line of the first write into an argument, or "": found by a call with read-only arrays."""
-    given = [copy_argument(x, "numpy") for x in inputs]
-    isolated = isinstance(function, RemoteForm)  # it makes the arrays read-only in its own process
+    """The file and line of the first write into an argument, or "".
+
+    It is found by a call with read-only arrays; tensors are compared at every line, since they cannot be read-only.
+    """
+    given = [copy_argument(x, "numpy" if isinstance(function, (Form, RemoteForm)) else arrays) for x in inputs]
+    isolated = isinstance(function, RemoteForm)  # this is done in its own process
+    if arrays != "numpy" and not isolated:
+        memory = [to_numpy(x) for x in given if hasattr(x, "shape")]
+        return writing_line(lambda: _returned(function, given, options, arrays, dtype), memory)
     for x in () if isolated else given:
         if isinstance(x, np.ndarray):
             x.flags.writeable = False
     try:
         with np.errstate(all="ignore"), contextlib.redirect_stdout(sys.stderr):
-            _returned(function, given, options, "numpy", dtype, frozen=True)
+            _returned(function, given, options, arrays, dtype, frozen=True)
     except RaisedError as error:
         found = re.search(r" \([^()]+, line \d+\)$", str(error)) if "read-only" in str(error) else None
         return found[0] if found else ""

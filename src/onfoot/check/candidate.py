@@ -24,6 +24,7 @@ SETTLED = 1e-4  # share of the squared distance that the next step would take aw
 SHORTER = 8  # times that a step which leads away is tried again, a quarter as long
 LONG = 8  # steps after which a search that is still far away ends
 NEARLY = 1e4  # rounding budgets: a fit that is further off is not polished
+TINY = 1e-100
 HUGE = 1e12  # times the size of its terms: a gradient that large is a division by rounding noise
 
 
@@ -411,7 +412,7 @@ def _round_numbers(value: float) -> list[float]:
         form = f"%.{digits - 1}e"
         if value:
             found += [float(form % value), 1 / float(form % (1 / value))]
-        if value > 0:
+        if TINY < value < 1 / TINY:  # else its square, or the reciprocal of that, is 0 or infinite
             found += [math.sqrt(float(form % value**2)), 1 / math.sqrt(float(form % value**-2))]
     near = [one for one in found if abs(one - value) <= 1e-9 * abs(value)]
     return list(dict.fromkeys(near))

@@ -43,6 +43,7 @@ class Sizes:
 
     allowed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     only: str = ""  # the name of the only case that is wanted
+    mlp: int = 0  # an MLP is so many times as wide as its input; 0 for any width
 
     def fit(self, name: str, exact: bool = False, **drawn: int) -> tuple[int, ...] | None:
         """Returns allowed sizes for a case that drew these.

@@ -55,6 +55,7 @@ class Finding:
     errata: str
     gradients: list[str]
     value: str = ""  # "learning rate = 0.1"
+    off: float = 0.0  # how far that number is from the right one, relative to it; 0 if there is none
 
 
 @dataclass
@@ -363,8 +364,9 @@ class _Search:
             value = next(values) if m.parameter else None
             alone = Candidate((m,), values=() if value is None else (value,))
             changed = [names[g] for g in only or self.wrong if not self.evidence.same_as_right(alone, g)]
-            shown = "" if value is None else f"{m.parameter} = {value:.6g}"
-            found.append(Finding(m.name, m.explains, m.equation, m.fix, m.errata, changed, shown))
+            shown = "" if value is None else f"{m.parameter} = {shown_number(value, m.correct)}"
+            off = 0.0 if value is None or not m.correct else abs(value / m.correct - 1)
+            found.append(Finding(m.name, m.explains, m.equation, m.fix, m.errata, changed, shown, off))
         return sorted(found, key=lambda one: -len(one.gradients))  # what comes first in a pass changes most
 
     def _changes(self, changes: Sequence[Change]) -> list[Finding]:
@@ -395,6 +397,14 @@ class _Search:
             if largest > limit:
                 break
         return largest
+
+
+def shown_number(value: float, correct: float | None) -> str:
+    """The number with as many digits as it takes to tell it from the right one."""
+    gap = abs(value - correct) if correct is not None else math.inf
+    return next(
+        (text for n in range(6, 17) if abs(float(text := f"{value:.{n}g}") - value) <= gap / 10), f"{value:.17g}"
+    )
 
 
 def _fingerprint(x: Array) -> float:

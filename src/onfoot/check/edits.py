@@ -67,14 +67,15 @@ def edits(x: Any, case: Case, frequent: bool = False) -> Iterator[Edit]:
         return
     yield Edit(1.26, "the absolute value of {} is used", lambda a, c: np.abs(a))
     yield Edit(1.26, "negative entries of {} are set to 0", lambda a, c: np.maximum(a, 0))
-    yield Edit(1.26, "{} is cut off to integers (an integer dtype)", lambda a, c: np.trunc(a))
-    yield Edit(1.26, "{} is rounded down to integers (//)", lambda a, c: np.floor(a))
-    yield Edit(1.27, "{} is rounded to integers", lambda a, c: np.round(a))
     yield from _sizes(case)
     if np.ndim(x) == 4 and case.sizes.get("G", 1) > 1 and x.shape[1] == case.sizes["H"]:
         yield Edit(1.28, "{} is summed over the query heads of a group", _over_groups)
     if is_array(x):
         yield from along_axes(x)
+    # after the parts: of softmax's weights, only the first token's 1 is left of integers
+    yield Edit(1.292, "{} is cut off to integers (an integer dtype)", lambda a, c: np.trunc(a))
+    yield Edit(1.292, "{} is rounded down to integers (//)", lambda a, c: np.floor(a))
+    yield Edit(1.294, "{} is rounded to integers", lambda a, c: np.round(a))
 
 
 def _reshaped(a: Array) -> Array:

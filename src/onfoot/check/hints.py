@@ -11,6 +11,7 @@ ABOUT_SIZES = re.compile(r"\b(must|only|multiple|divisible|expect\w*|support\w*|
 WORDS = {"head_dim": ("head_dim", "head dim", "d_k", "d_head"), "batch": ("batch",), "heads": ("n_head", "heads")}
 WORDS |= {"tokens": ("tokens", "seq_len", "sequence length", "block_size"), "vocabulary": ("vocab",)}
 WORDS |= {"width": ("width", "features", "n_embd", "hidden", "d_model", "channels")}
+LETTERS = {"T": "tokens", "B": "batch", "C": "width", "D": "width", "H": "heads", "V": "vocabulary"}
 
 
 def hints(report: LayerReport) -> Iterator[str]:
@@ -20,6 +21,10 @@ def hints(report: LayerReport) -> Iterator[str]:
         size = _size(report, message)
         if size:
             yield f"if it takes certain sizes only: {size}, or a declaration `sizes` (docs/check.md, Sizes)"
+            break
+        if message.startswith("AssertionError:  ("):  # a bare assert
+            listed = ", ".join(f"--{name.replace('_', '-')}" for name in report.layer.sizes)
+            yield f"if it asserts certain sizes: {listed} choose them, or a declaration `sizes` (docs/check.md, Sizes)"
             break
     if any(m.startswith("TypeError") and "positional argument" in m for m in messages):
         other = _other_layer(report)
@@ -37,7 +42,9 @@ def _size(report: LayerReport, message: str) -> str:
             number = re.search(rf"{re.escape(word)}\b.*?(\d+)", text)
             if number:
                 return f"--{size.replace('_', '-')} {number[1]}"
-    return ""
+    letter = re.search(r"\b([TBCDHV])\b.*?(\d+)", message.partition(" (")[0])
+    size = LETTERS[letter[1]] if letter else ""
+    return f"--{size} {letter[2]}" if letter and size in report.layer.sizes else ""
 
 
 def _other_layer(report: LayerReport) -> str:

@@ -181,7 +181,7 @@ class IsolatedFunction:
         answer, received = self._answer(self.timeout, 0.0 if arrays in self.imported else IMPORT_SECONDS)
         self.imported.add(arrays)
         if form is not None and answer.get("sentence"):
-            form.sentence = answer["sentence"]
+            form.sentence, form.takes = answer["sentence"], answer["takes"]
         if "form" in answer:
             raise FormError(answer["form"])
         if "raised" in answer:
@@ -245,6 +245,7 @@ class RemoteForm:
         self.sentence: str = described["sentence"]
         self.takes_upstream: bool = described["takes_upstream"]
         self.own_sizes: dict[str, Any] | None = described["own_sizes"]
+        self.takes: list[str] | None = described["takes"]
         self.kinds: tuple[str, ...] = tuple(described["kinds"])
         self.loaded: tuple[str, ...] = tuple(described["loaded"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,9 @@ from onfoot.check.locate import pattern
 from onfoot.check.mistakes import mistakes_of, replaced_pieces
 from onfoot.check.narrow import NARROW, narrow_budgets
 from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
-from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case
+from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case, without
 from onfoot.check.report import LayerReport, Measured, Outcome
+from onfoot.check.single import FACTOR, coarse, computes_in_float32, has_float32_numbers, is_as_accurate, relax
 from onfoot.threads import one_blas_thread
 
 DTYPES = ("float64", "float32")
@@ -36,9 +37,11 @@ ALL_DTYPES = (*DTYPES, *NARROW)  # the most accurate first
 MIN_FINITE = 2  # cases; fewer say too little if the others have nan
 TRIAL = "the first call"  # in which it is found out how the function is called
 DEATHS_ALLOWED = 3  # a function whose process died in so many cases is not called again
+MLP = 4  # times the width, as GPT-2 and most others have it
 SLOW = 1.0  # seconds; a large case that takes longer is run in the first dtype only
+LOW_ACCURACY = "a step computes in float32 or loses digits, or a constant is written with few digits"
+DIGITS = 1e-9  # a constant that is closer to the right one is the right one, written with 9 digits or more
 ROUGH = 0.1  # a relative tolerance above it (large scores in float32) is itself known to a digit at best
-FLOAT32_FACTOR = UNIT["float32"] / UNIT["float64"]
 
 
 def check_layer(
@@ -79,7 +82,8 @@ def check_layer(
             _diagnose_in_float64(report, checker, cases)
         else:
             _diagnose(report, checker.magnitudes)
-        _relax(report)
+            _forgive_last_digits(report)
+            _diagnose_in_float32(report, checker, cases)
         _forgive_in_place(report)
         _add_equations(report)
         if not report.passed:
@@ -98,6 +102,7 @@ class _LayerChecker:
     def __init__(self, layer: Layer, options: Mapping[str, Any], sizes: Sizes = ANY) -> None:
         self.layer, self.options, self.sizes = layer, options, sizes
         self.dead: dict[str, Answer] = {}  # case -> the answer that ended the function's process
+        self.absent: tuple[str, ...] = ()  # biases that it does not have, which are 0
         self.trial: Case | None = None  # the case in which it died before the others, in which it has other shapes
         self.warnings: list[str] = []
         self.magnitudes: dict[str, list[float]] = {}
@@ -109,13 +114,16 @@ class _LayerChecker:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the wrong kind of arrays may cause warnings
             trial, chooser = self._choose(forms, arrays, layout, dtype, seed)
-            own = trial.plan.form.own_sizes
-            if not trial.runs and own and not self.sizes.allowed and set(own) <= set(self.layer.sizes):
-                before, self.sizes = self.sizes, read_sizes(own)
-                again, chooser = self._choose(forms, arrays, layout, dtype, seed)
-                self.sizes = self.sizes if again.runs else before
-                trial = again if again.runs else trial
-        self.plan, self.layer = trial.plan, trial.layer
+            for sizes in self._own_sizes(trial) if not trial.runs and not trial.answer.died else ():
+                before, self.sizes = self.sizes, sizes
+                again, chosen = self._choose(forms, arrays, layout, dtype, seed)
+                if again.runs:
+                    trial, chooser = again, chosen
+                    break
+                self.sizes = before
+        self.plan, self.layer, self.absent = trial.plan, trial.layer, trial.absent
+        if self.absent:
+            self.warnings.append(f"without {', '.join(self.absent)}, which it does not have: taken as 0")
         if trial.answer.died:
             self.dead[chooser.case.name] = self._with_shapes(trial.answer, chooser.case.inputs)
             self.trial = chooser.case
@@ -124,13 +132,29 @@ class _LayerChecker:
                 f"everything would be right in another layout: give layout={chooser.hint!r} if it is meant"
             )
 
+    def _own_sizes(self, trial: Trial) -> Iterator[Sizes]:
+        """The sizes in which an object may run that does not run in others: its own width, an MLP of 4 times that."""
+        own = trial.plan.form.own_sizes
+        found = []
+        if own and not self.sizes.allowed and set(own) <= set(self.layer.sizes):
+            found = [read_sizes({size: n}) for size, numbers in own.items() for n in numbers]
+            yield from found
+        found.insert(0, self.sizes)
+        if "fc_weight" in self.layer.arguments:
+            yield from (replace(sizes, mlp=MLP) for sizes in found)
+
     def _choose(
         self, forms: Sequence[Form | RemoteForm], arrays: str, layout: str, dtype: str, seed: int
     ) -> tuple[Trial, Chooser]:
-        case = first_case(self.layer, seed + 1, self.options, self.sizes)
-        if not forms[0].takes_upstream:
-            case = replace(case, inputs=(*case.inputs[:-1], 1.0))
-        chooser = Chooser(self.layer, self.options, case, dtype)
+        def taken(case: Case) -> Case:
+            return case if forms[0].takes_upstream else replace(case, inputs=(*case.inputs[:-1], 1.0))
+
+        def more() -> list[Case]:
+            found = all_cases(self.layer, seed + 1, self.options, self.sizes)
+            return [taken(one) for one in found if not one.large and not one.beyond]
+
+        case = taken(first_case(self.layer, seed + 1, self.options, self.sizes))
+        chooser = Chooser(self.layer, self.options, case, dtype, more)
         return chooser.choose(forms, arrays, layout), chooser
 
     @property
@@ -139,15 +163,18 @@ class _LayerChecker:
         order = self.plan.order
         names = self.layer.gradients
         said = [self.plan.sentence, f"returned in the order {', '.join(names[i] for i in order)}" if order else ""]
-        allowed = self.plan.form.own_sizes if self.plan.form.own_sizes and self.sizes.allowed else None
+        allowed = self.sizes.allowed if self.plan.form.own_sizes else None
         said += [f"{size} {', '.join(map(str, numbers))}, its own" for size, numbers in (allowed or {}).items()]
+        said += [f"an MLP {self.sizes.mlp} times as wide as its input" if self.sizes.mlp else ""]
         return "; ".join(one for one in said if one)
 
     def cases(self, seed: int) -> list[Case]:
         found = all_cases(self.layer, seed, self.options, self.sizes)
-        return self._without_upstream(found)
+        return self._as_taken(found)
 
-    def _without_upstream(self, found: list[Case]) -> list[Case]:
+    def _as_taken(self, found: list[Case]) -> list[Case]:
+        """The cases without what the function does not take: the upstream gradient is 1 then, a bias 0."""
+        found = [without(case, self.layer, self.absent) for case in found]
         if not self.plan.form.takes_upstream:
             found = [replace(case, inputs=(*case.inputs[:-1], 1.0)) for case in found]
         return found
@@ -176,13 +203,13 @@ class _LayerChecker:
     def outcomes(self, cases: Sequence[Case], dtypes: Sequence[str]) -> list[Outcome]:
         """The outcomes of all cases; stops where the function has hung or keeps dying."""
         found: list[Outcome] = []
-        left: dict[str, None] = {}
+        left: dict[str, dict[str, None]] = {}
         slow: dict[str, float] = {}
         narrow: dict[str, dict[str, None]] = {}
         for dtype in dtypes:
             for case in cases:
                 if self.stopped and case.name not in self.dead:
-                    left[case.name] = None
+                    left.setdefault(dtype, {})[case.name] = None
                 elif dtype != dtypes[0] and (case.name in slow or case.name in self.dead):
                     continue
                 else:
@@ -194,8 +221,11 @@ class _LayerChecker:
                     found.append(outcome)
                     if case.large and time.perf_counter() - start > SLOW:
                         slow[case.name] = time.perf_counter() - start
-        if left:
-            self.warnings.append(f"not run, because the function hung or died before: {_quoted(left)}")
+        for dtype, names in left.items():
+            where = "" if dtype == dtypes[0] else f" in {dtype}"
+            if where and dtypes[0] in left:
+                continue  # the same, and more
+            self.warnings.append(f"not run{where}, because the function hung or died before: {_quoted(names)}")
         for dtype, names in narrow.items():
             self.warnings.append(f"not judged in {dtype}, in which the formula itself is off by half: {_quoted(names)}")
         if slow and len(dtypes) > 1:
@@ -249,7 +279,7 @@ class _LayerChecker:
         """A small numeric example of a wrong gradient: two tokens if those are wrong, else the worst entry."""
         if not report.wrong or self.stopped:
             return None
-        for case in self._without_upstream(two_tokens(self.layer, self.options, self.sizes)):
+        for case in self._as_taken(two_tokens(self.layer, self.options, self.sizes)):
             right = self.layer.reference(*case.inputs, **self.options)
             answer = self.call(case, right)
             found = smallest_difference(self.layer, case, answer, right, report.wrong)
@@ -264,7 +294,7 @@ class _LayerChecker:
         found = small_case(self.layer, self.options, self.sizes)
         if found is None:
             return None
-        (case,) = self._without_upstream([found])
+        (case,) = self._as_taken([found])
         answer = self.call(case, self.layer.reference(*case.inputs, **self.options))
         if answer.gradients is None:
             return None
@@ -286,27 +316,6 @@ def measure(name: str, got: Array, right: Array, budget: float) -> Measured:
     error = distance(got, right)
     where = pattern(np.abs(got - right) > budget / np.sqrt(got.size)) if error > budget else ""
     return Measured(name, error / scale, budget / scale, absolute, where)
-
-
-def _like_float32(report: LayerReport) -> bool:
-    """Whether the float64 results are only as accurate as float32, in every case."""
-    exact = [o for o in report.outcomes if o.dtype == "float64" and report.counts(o)]
-    measured = [m for o in exact for m in o.measured]
-    problems = [p for o in exact for p in o.problems if p.kind != "mutates"]
-    if any(p.size > FLOAT32_FACTOR for p in problems) or all(m.ok for m in measured):
-        return False
-    return all(m.error <= FLOAT32_FACTOR * m.allowed for m in measured)
-
-
-def _relax(report: LayerReport) -> None:
-    """Applies the float32 tolerance to results that are that accurate and fit no known mistake."""
-    if _like_float32(report) and not (report.diagnosis and report.diagnosis.findings):
-        for o in report.outcomes:
-            if o.dtype == "float64":
-                o.single_precision = True
-                o.measured = [replace(m, allowed=FLOAT32_FACTOR * m.allowed) for m in o.measured]
-                o.problems = [p for p in o.problems if p.size > FLOAT32_FACTOR]
-        report.diagnosis = None
 
 
 def _differences(
@@ -333,8 +342,8 @@ def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"“{name}”" for name in names)
 
 
-def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> None:
-    """Looks for known mistakes, in the most accurate requested dtype."""
+def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]], every: bool = False) -> None:
+    """Looks for known mistakes, in the most accurate requested dtype; by `every` means also if that is float32's."""
     dtype = report.outcomes[0].dtype
     outcomes = [o for o in report.outcomes if o.dtype == dtype and o.answer.gradients is not None]
     counted = [o for o in outcomes if report.counts(o)]
@@ -349,12 +358,13 @@ def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]]) -> Non
     report.diagnosis = _of_calls(report)
     if report.diagnosis is not None:
         return
-    report.diagnosis = _diagnosis(report, seen, magnitudes, brief=some or not report.failed)
+    brief = (computes_in_float32(report) and not every) or not report.failed
+    report.diagnosis = _diagnosis(report, seen, magnitudes, brief=some or brief)
     if report.diagnosis is None or report.diagnosis.complete or not some or not report.failed:
         return
-    without = _diagnosis(report, finite, magnitudes)  # nan in one case must not silence the others
+    without = _diagnosis(report, finite, magnitudes, brief)  # nan in one case must not silence the others
     if without is None or len(without.unexplained) >= len(report.diagnosis.unexplained):
-        report.diagnosis = _diagnosis(report, seen, magnitudes)
+        report.diagnosis = _diagnosis(report, seen, magnitudes, brief)
     else:
         report.diagnosis = without
         left_out = _quoted(o.case.name for o in seen if o not in finite)
@@ -381,7 +391,7 @@ def _of_calls(report: LayerReport) -> Diagnosis | None:
     if not names or not set(report.wrong) <= set(names):
         return None  # another mistake as well
     added = all(p.added for p in problems)
-    if not added and _like_float32(report):
+    if not added and coarse(report) and all(p.size <= FACTOR for p in problems):
         return None  # parallel sums in float32
     if added:
         name = "the gradients of earlier calls are added: a second call returns the first result plus its own"
@@ -402,6 +412,7 @@ def _diagnose_in_float64(report: LayerReport, checker: _LayerChecker, cases: Seq
         exact = replace(report, outcomes=checker.outcomes(cases, [dtype]))
         if not any(o.answer.gradients is None for o in exact.outcomes):
             _diagnose(exact, checker.magnitudes)
+            _diagnose_in_float32(exact, checker, cases)
             report.diagnosis = exact.diagnosis
             if exact.passed and report.wrong:
                 before.append(
@@ -409,6 +420,49 @@ def _diagnose_in_float64(report: LayerReport, checker: _LayerChecker, cases: Seq
                 )
             break
     checker.warnings = before
+
+
+def _forgive_last_digits(report: LayerReport) -> None:
+    """A constant that is right to 9 digits, such as √(2/π) = 0.7978845608, is a note if nothing else is wrong."""
+    found = report.diagnosis
+    if found is None or not found.complete or not all(0 < f.off <= DIGITS for f in found.findings):
+        return
+    factor = max(f.off for f in found.findings) / UNIT["float64"]  # what so large an error explains
+    wrong = [o for o in report.failed if o.dtype == "float64"]
+    if any(o.problems for o in wrong) or not all(m.error <= factor * m.allowed for o in wrong for m in o.measured):
+        return
+    for o in wrong:
+        o.measured = [replace(m, allowed=factor * m.allowed) for m in o.measured]
+    if report.passed:
+        report.diagnosis = None
+        for f in found.findings:
+            report.warnings.append(f"{f.name}, {f.value}: right to {int(-math.log10(f.off))} digits")
+
+
+def _diagnose_in_float32(report: LayerReport, checker: _LayerChecker, cases: Sequence[Case]) -> None:
+    """Judges and diagnoses a function that computes in float32 in that precision, if float64 does not name it all."""
+    found = report.diagnosis
+    if (found and found.complete) or not report.wrong or not computes_in_float32(report):
+        return
+    names = coarse(report)
+    if found is not None:
+        found.unexplained = [name for name in found.unexplained if name not in names]
+    if is_as_accurate(report) and not (found and found.findings):
+        report.diagnosis = found = None
+    relax(report)
+    if not report.wrong or (found and found.complete):
+        return
+    before, checker.warnings = checker.warnings, []
+    outcomes = [o for o in report.outcomes if o.dtype == "float32"] or checker.outcomes(cases, ["float32"])
+    checker.warnings = before
+    single = replace(report, outcomes=outcomes)
+    _diagnose(single, checker.magnitudes)
+    left = len(found.unexplained) if found and found.findings else math.inf
+    if single.diagnosis is None or not single.diagnosis.findings:
+        _diagnose(report, checker.magnitudes, every=True)  # it was brief: most such functions are named in float32
+    elif len(single.diagnosis.unexplained) < left:
+        report.diagnosis = single.diagnosis
+        report.warnings.append("named in float32: the gradients of float64 inputs have the digits of float32")
 
 
 def _diagnosis(
@@ -423,7 +477,7 @@ def _diagnosis(
     cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
     evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype)
     only_large = all(o.case.large for o in outcomes)
-    pairs = report.layer.probed and not (only_large or brief or _like_float32(report))
+    pairs = report.layer.probed and not (only_large or brief)
     return diagnose(evidence, wrong, pairs=pairs)
 
 
@@ -439,7 +493,8 @@ def _forgive_in_place(report: LayerReport) -> None:
     for o in report.outcomes:
         messages |= dict.fromkeys(p.message for p in o.problems if p.kind == "mutates")
         o.problems = [p for p in o.problems if p.kind != "mutates"]
-    report.warnings += [f"{message}: whoever uses it afterwards gets other values" for message in messages]
+    told = [m for m in messages if not any(other.startswith(f"{m} (") for other in messages)]  # with the line, once
+    report.warnings += [f"{message}: whoever uses it afterwards gets other values" for message in told]
 
 
 def _add_equations(report: LayerReport) -> None:
@@ -452,9 +507,12 @@ def _add_equations(report: LayerReport) -> None:
 
 def _warn(report: LayerReport) -> None:
     """Adds warnings that do not make the check fail."""
-    if any(o.single_precision for o in report.outcomes):
+    judged = list(dict.fromkeys(name for o in report.outcomes for name in o.single_precision))
+    if judged:
+        which = "float64 is" if not report.wrong else f"float64 of {', '.join(judged)} is"
         report.warnings.append(
-            "float64 is only as accurate as float32 and was judged as such: a step computes in float32 or loses digits"
+            f"{which} only as accurate as float32 and was judged as such: "
+            + ("a step computes in float32" if has_float32_numbers(report) else LOW_ACCURACY)
         )
     lost = [o for o in report.outcomes if report.counts(o) and not o.ok]
     for dtype in dict.fromkeys(o.dtype for o in lost) if report.passed else ():

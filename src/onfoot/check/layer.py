@@ -63,6 +63,7 @@ class Mistake:
     per_case: bool = False  # then apply(pieces, case)
     replaces: frozenset[str] = frozenset()  # the pieces it replaces, if that is known without running it
     starts: tuple[float, ...] = (0.0,)  # where the search for the unknown number begins
+    correct: float | None = None  # what the unknown number should be
     call: int | None = None  # of a generated mistake: the one call of its piece that is wrong, or None for all
 
 

@@ -10,7 +10,7 @@ this one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,6 +88,7 @@ class Trial:
     likeness: float = 0.0  # mean cosine between returned and right gradients, in the order of axes that is closest
     misshapen: int = 0  # gradients that are right, or a multiple of it, but for their shape
     dtype: str = "float64"
+    absent: tuple[str, ...] = ()  # biases that the object does not have
 
     @property
     def runs(self) -> bool:
@@ -123,10 +124,18 @@ class Trial:
 class Chooser:
     """Tries plans on one case."""
 
-    def __init__(self, layer: Layer, options: Mapping[str, Any], case: Case, dtype: str) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        options: Mapping[str, Any],
+        case: Case,
+        dtype: str,
+        more: Callable[[], Sequence[Case]] = tuple,
+    ) -> None:
         self.layer, self.options, self.case, self.dtype = layer, options, case, dtype
         self.right = layer.reference(*case.inputs, **options)
         self.given = rounded_case(case, dtype)
+        self.more = more  # further cases, where one does not decide
         self.late = False  # whether packages that are not imported yet are tried
         self.hint = ""  # the layout in which everything would be right
 
@@ -157,7 +166,7 @@ class Chooser:
                     break
         except (KeyError, ValueError):  # a layer whose axes cannot be found
             others = []
-        usable = [trial for trial in others if trial.shaped]
+        usable = self._without_sequences([trial for trial in others if trial.shaped])
         if not usable:
             return best
         other = max(usable, key=lambda trial: (trial.n_right, round(trial.likeness, 2)))  # of equal ones, the first
@@ -166,6 +175,23 @@ class Chooser:
         if other.all_right:
             self.hint = other.plan.layout.option
         return best
+
+    def _without_sequences(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials, without those sequence by sequence where rows run too and have as many right gradients.
+
+        Such a function knows nothing of sequences: what it loses among the rows of one, it loses among all. In one
+        case it may be right by chance.
+        """
+        rows = {trial.plan.layout.transposed: trial.n_right for trial in trials if trial.plan.layout.name == "rows"}
+
+        def rivalled(trial: Trial) -> bool:
+            layout = trial.plan.layout
+            if layout.name != "sequence" or layout.transposed not in rows:
+                return False
+            others = (Chooser(self.layer, self.options, case, self.dtype).trial(trial.plan) for case in self.more())
+            return any(one.n_right <= rows[layout.transposed] for one in itertools.chain([trial], others))
+
+        return [trial for trial in trials if not rivalled(trial)]
 
     def _better(self, other: Trial, natural: Trial) -> bool:
         if not natural.runs:
@@ -214,7 +240,19 @@ class Chooser:
             if order is not None:
                 plan = replace(plan, order=order)
                 answer = self._call(plan, layer)
-        trial = Trial(plan, layer, answer, dtype=self.dtype)
+        absent = absent_biases(plan.form.takes, layer)
+        if absent and not answer.died:
+            return Chooser(self.layer, self.options, without(self.case, layer, absent), self.dtype)._judged(
+                plan, layer, absent
+            )
+        return self._measured(Trial(plan, layer, answer, dtype=self.dtype))
+
+    def _judged(self, plan: Plan, layer: Layer, absent: tuple[str, ...]) -> Trial:
+        """The trial of an object without some of the biases, which are 0 then."""
+        return self._measured(Trial(plan, layer, self._call(plan, layer), dtype=self.dtype, absent=absent))
+
+    def _measured(self, trial: Trial) -> Trial:
+        layer, answer = trial.layer, trial.answer
         right = [self.right[self.layer.gradients.index(name)] for name in layer.gradients]
         likeness = []
         for got, r in zip(answer.gradients or [], right, strict=False):
@@ -249,6 +287,20 @@ class Chooser:
         first = plan.layout.calls(self.given.inputs)[0]
         shapes = dict(zip(layer.arguments, map(np.shape, first), strict=False))
         return [shapes.get(argument_of(layer, name), ()) for name in layer.gradients]
+
+
+def absent_biases(takes: Sequence[str] | None, layer: Layer) -> tuple[str, ...]:
+    """The biases that an object neither takes nor has a gradient of: it is right if they are 0."""
+    if takes is None:
+        return ()
+    biases = [name for name in layer.arguments if name.startswith("b_") or name.endswith("bias")]
+    return tuple(name for name in biases if name not in takes and f"d{name}" not in layer.gradients)
+
+
+def without(case: Case, layer: Layer, absent: Sequence[str]) -> Case:
+    """The case with zeros for these inputs."""
+    named = zip(layer.arguments, case.inputs, strict=False)
+    return replace(case, inputs=tuple(0 * x if name in absent else x for name, x in named))
 
 
 def _best(trials: Sequence[Trial]) -> Trial | None:

@@ -37,7 +37,7 @@ class Outcome:
     answer: Answer
     measured: list[Measured] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    single_precision: bool = False  # float64 inputs, but only float32 accuracy
+    single_precision: list[str] = field(default_factory=list)  # gradients of float64 inputs as accurate as float32
 
     @property
     def ok(self) -> bool:

@@ -136,10 +136,10 @@ def one_line(report: LayerReport) -> str:
     names = (
         [f.name + (f", {f.value}" if f.value else "") for f in report.diagnosis.findings] if report.diagnosis else []
     )
-    first = next((p for o in report.failed for p in o.problems), None)
+    first, where = next(((p, _only_in(report, [o])) for o in report.failed for p in o.problems), (None, ""))
     if not report.wrong:
         verb = "it raises " if first is not None and first.kind == "raises" else ""
-        said = [f"{verb}{first.message}"] if first is not None and not (names and first.kind == "random") else []
+        said = [f"{verb}{first.message}{where}"] if first is not None and not (names and first.kind == "random") else []
         return f"fails: {'; '.join([*said, *names])}" if said or names else "fails"
     if not names and first is not None:
         names = [first.message]
@@ -190,6 +190,7 @@ def problems(report: LayerReport) -> Iterator[str]:
         if seen[kind] > 3:  # the shapes differ from case to case, the problem does not
             continue
         detail = f"“{where[0].case.name}”" if len(where) == 1 else f"{len(where)} of {total} cases"
+        detail += _only_in(report, where)
         verb = "it raises " if kind == "raises" else ""
         label = "" if message.startswith(NOTHING) else f"{kind}: "
         yield from wrapped(f"{label}{verb}{message} ({detail})", "  ")
@@ -199,6 +200,12 @@ def problems(report: LayerReport) -> Iterator[str]:
     answers = [g for o in report.outcomes for g in o.answer.gradients or []]
     if report.layer.all_nan and answers and all(np.isnan(g).all() for g in answers):
         yield from wrapped(f"every entry is nan, which has many causes; a common one is {report.layer.all_nan}", "  ")
+
+
+def _only_in(report: LayerReport, outcomes: Sequence[Outcome]) -> str:
+    """“ in float32” if that is the only dtype in which something happens, and not the first that was run."""
+    (dtype, *more) = dict.fromkeys(o.dtype for o in outcomes)
+    return "" if more or dtype == report.outcomes[0].dtype else f" in {dtype}"
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> Iterator[str]:
@@ -280,7 +287,8 @@ def layer_dict(report: LayerReport) -> dict[str, Any]:
 
 def finding_dict(finding: Finding) -> dict[str, Any]:
     formula = EQUATIONS.get(finding.equation, "")
-    return {**vars(finding), "formula": formula, "page": page_of(finding.equation) if finding.equation else ""}
+    shown = {name: value for name, value in vars(finding).items() if name != "off"}
+    return {**shown, "formula": formula, "page": page_of(finding.equation) if finding.equation else ""}
 
 
 def outcome_dict(report: LayerReport, outcome: Outcome) -> dict[str, Any]:

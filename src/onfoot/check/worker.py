@@ -105,7 +105,7 @@ def answer(
     form = None if header["form"] is None else forms[header["form"]]
     as_tensors = header["arrays"] == "torch" and form is None
     given = [decode(tree, arrays, tensor if as_tensors else np.copy) for tree in header["arguments"]]
-    for x in given if header["frozen"] else ():
+    for x in given if header["frozen"] and header["arrays"] == "numpy" else ():
         if isinstance(x, np.ndarray):
             x.flags.writeable = False
     before = [as_array(x) for x in given]
@@ -117,10 +117,7 @@ def answer(
     replaced: list[str] = []
     try:
         with np.errstate(all="ignore"), numpy_restored(replaced):
-            if form is None:
-                returned = function(*given, **header["options"])
-            else:
-                returned = form.run(given, header["options"], header["arrays"], header["dtype"])
+            returned = _called(function, form, given, header)
         found: list[np.ndarray] = []
         tree = encode(returned, found, most_entries([np.shape(x) for x in given]))
         changed = {}
@@ -141,7 +138,21 @@ def answer(
         faulthandler.cancel_dump_traceback_later()
     with contextlib.suppress(Exception):  # the function may have closed or replaced it
         sys.stdout.flush()
-    send(answers, {**out, "sentence": form.sentence if form is not None else ""}, found)
+    of_form = {} if form is None else {"sentence": form.sentence, "takes": form.takes}
+    send(answers, {**out, **of_form}, found)
+
+
+def _called(function: Any, form: Form | None, given: list[Any], header: dict[str, Any]) -> Any:
+    def call() -> Any:
+        if form is None:
+            return function(*given, **header["options"])
+        return form.run(given, header["options"], header["arrays"], header["dtype"])
+
+    if header["frozen"] and header["arrays"] != "numpy":  # tensors cannot be read-only
+        from onfoot.check.writes import writing_line
+
+        raise ValueError("read-only" + writing_line(call, [x for x in map(as_array, given) if x is not None]))
+    return call()
 
 
 def tensor(x: np.ndarray) -> Any:

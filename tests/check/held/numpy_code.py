@@ -439,3 +439,24 @@ class Loud(LinearWithWeights):
 class Raises(LinearWithWeights):
     def backward(self, dout):
         raise RuntimeError("not today")
+
+
+def head_without_biases(a, w_q, w_k, w_v, dout, scale=True):
+    q, k, v = a @ w_q, a @ w_k, a @ w_v
+    root = np.sqrt(q.shape[-1])
+    s = np.where(np.tri(a.shape[1]) > 0, q @ k.swapaxes(1, 2) / root, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = dout @ v.swapaxes(1, 2)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / (root if scale else 1)
+    dq, dk, dv = ds @ k, ds.swapaxes(1, 2) @ q, p.swapaxes(1, 2) @ dout
+    dw_q, dw_k, dw_v = (np.einsum("bti,bto->io", a, g) for g in (dq, dk, dv))
+    return {"da": dq @ w_q.T + dk @ w_k.T + dv @ w_v.T, "dw_q": dw_q, "dw_k": dw_k, "dw_v": dw_v}
+
+
+def head_without_biases_wrong(a, w_q, w_k, w_v, dout):
+    return head_without_biases(a, w_q, w_k, w_v, dout, scale=False)
+
+
+def head_that_ignores_its_biases(a, w_q, b_q, w_k, b_k, w_v, b_v, dout):
+    return head_without_biases(a, w_q, w_k, w_v, dout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -139,6 +140,80 @@ class HeadWrong(Head):
         return self.dropout(scores.softmax(-1)) @ v
 
 
+class HeadWithoutBiases(Head):
+    def __init__(self, n_embd, head_size, block_size):
+        super().__init__(n_embd, head_size, block_size)
+        self.key, self.query, self.value = (nn.Linear(n_embd, head_size, bias=False) for _ in range(3))
+
+
+class HeadWithoutBiasesWrong(HeadWithoutBiases):
+    forward = HeadWrong.forward
+
+
+class LoRALinear(nn.Module):
+    """The base's weight is a frozen parameter, not yet set."""
+
+    def __init__(self, in_features, out_features, r=4, alpha=8):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((out_features, in_features), float("nan")), requires_grad=False)
+        self.lora_A = nn.Parameter(torch.empty(r, in_features))
+        self.lora_B = nn.Parameter(torch.empty(out_features, r))
+        self.scale = alpha / r
+
+    def forward(self, x):
+        return x @ self.weight.T + self.scale * (x @ self.lora_A.T) @ self.lora_B.T
+
+
+class LoRALinearWrong(LoRALinear):
+    def forward(self, x):
+        return x @ self.weight.T + (x @ self.lora_A.T) @ self.lora_B.T
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.n_head = config.n_head
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (z.view(b, t, self.n_head, -1).transpose(1, 2) for z in self.c_attn(x).split(c, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(b, t, c))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.gelu = nn.GELU(approximate="tanh")
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+
+    def forward(self, x):
+        return self.c_proj(self.gelu(self.c_fc(x)))
+
+
+class Block(nn.Module):
+    """nanoGPT's block: the MLP is 4 times as wide as its input."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(config.n_embd), nn.LayerNorm(config.n_embd)
+        self.attn, self.mlp = CausalSelfAttention(config), MLP(config)
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class BlockWrong(Block):
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return self.mlp(self.ln_2(x))
+
+
+block_instance = Block(SimpleNamespace(n_embd=8, n_head=2, bias=True))
 layer_norm_instance = nn.LayerNorm(6)
 linear_instance = nn.Linear(5, 3)
 embedding_instance = nn.Embedding(7, 4)

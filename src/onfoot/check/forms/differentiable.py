@@ -20,6 +20,7 @@ class Differentiable(Form):
         self.function, self.call, self.what = function, call, what
         self.compiled: Compiled | None = None
         self.own_vjp = False
+        self.takes = list(call.matching.arguments.values()) if call else None
         if uses_jax(function):
             self.kinds = ("jax", "numpy")
         self._say("a forward pass")

@@ -62,6 +62,7 @@ class Form:
     sentence = ""  # what was recognised; may become more precise after the first call
     takes_upstream = True  # whether the upstream gradient is used; else it is 1
     own_sizes: dict[str, Any] | None = None  # the sizes that the object has, if it may not work with others
+    takes: list[str] | None = None  # the inputs that it takes, once that is known
     kinds: Sequence[str] = KINDS  # of arrays, in the order in which they are tried
 
     def __init__(self, expected: Expected) -> None:
@@ -94,6 +95,7 @@ class Form:
             "sentence": self.sentence,
             "takes_upstream": self.takes_upstream,
             "own_sizes": self.own_sizes,
+            "takes": self.takes,
             "kinds": list(self.kinds),
             "loaded": self.loaded,
         }

@@ -90,6 +90,7 @@ class BackwardFunction(Form):
         self.function, self.call = function, call
         names = call.matching.arguments.values() if call else ()
         self.takes_upstream = UPSTREAM not in expected.arguments or not call or UPSTREAM in names
+        self.takes = list(names) if call else None
         if call and not call.in_order:
             self.sentence = f"arguments by name: {call.matching.sentence}"
         parameters = parameters_of(function) or {}

@@ -63,13 +63,15 @@ class LayerClass(Form):
         forward = _bound(getattr(layer, self.forward), context)
         call = Call(forward, self.expected.inputs, self.expected.options)
         if not call.complete:
-            listed = ", ".join(call.matching.unknown)
+            unknown = ", ".join(call.matching.unknown)
             raise FormError(
-                f"{self.name}.{self.forward} needs {listed}, which is no input of the layer {self.expected.layer}"
+                f"{self.name}.{self.forward} needs {unknown}, which is no input of the layer {self.expected.layer}"
             )
         passed = list(call.matching.arguments.values())
         left = [n for n in self.expected.inputs if n not in passed and n not in taken]
         places = set_weights(layer, {n: inputs[n] for n in left})
+        listed = any(isinstance(getattr(layer, n, None), list) for n in CONTAINERS)
+        self.takes = None if listed else [*passed, *taken, *places.values()]
         y = call(inputs, options)
         returned = self._call_backward(layer, context, inputs, upstream, y)
         found = self._read(layer, returned, passed, places)

@@ -59,6 +59,7 @@ class Module(Form):
         passed = set(call.matching.arguments.values())
         if self.places is None:
             self.places = _places(module, {n: x for n, x in values.items() if n not in passed}, self.name)
+            self.takes = [*passed, *self.places]
             self._say(how, call)
         parameters = {
             name: values[argument].T if transposed else values[argument]
@@ -87,8 +88,12 @@ def _constant(x: Any) -> Any:
 
 
 def _places(module: Any, inputs: Mapping[str, Any], name: str) -> Places:
-    """Which of the layer's inputs each parameter of a module is: by name, then by shape, in order."""
-    own = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    """Which of the layer's inputs each parameter of a module is: by name, then by shape, in order.
+
+    A frozen one, such as the weight beside an adapter, is an input as well, but need not be one.
+    """
+    every = dict(module.named_parameters())
+    own = dict(sorted(every.items(), key=lambda one: not one[1].requires_grad))
     arrays = {n: x for n, x in inputs.items() if getattr(x, "ndim", 0)}
     last = [n.rsplit(".", 1)[-1] for n in own]
     short = dict(zip(own, last, strict=True)) if len(set(last)) == len(last) else {n: n for n in own}
@@ -109,7 +114,7 @@ def _places(module: Any, inputs: Mapping[str, Any], name: str) -> Places:
                 places[argument] = n, turned
                 used.add(n)
                 break
-    left = [n for n in own if n not in used]
+    left = [n for n in own if n not in used and own[n].requires_grad]
     if left:
         raise FormError(
             f"{name} has parameters that are no inputs of the layer, by name or by shape: "

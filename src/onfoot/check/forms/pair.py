@@ -33,6 +33,7 @@ class Pair(Form):
                 f"the forward pass takes {', '.join(parameters_of(forward) or ())}; which of them are the layer's "
                 f"({', '.join(expected.inputs)})?"
             )
+        self.takes = list(self.call.matching.arguments.values())
         self.compiled: Compiled | None = None
         if uses_jax(backward) or uses_jax(forward):
             self.kinds = ("jax", "numpy")

@@ -124,6 +124,7 @@ def cases(rng: np.random.Generator, n_head: int = 2, causal: bool = True, sizes:
         if fitted is None or (exact and width != n_head * d_k):
             return None
         b, n = fitted
+        inner = sizes.mlp * width or inner
 
         def draw(*shape: int, offset: float = 0.0, spread: float = 0.5) -> Any:
             return offset + spread * rng.standard_normal(shape)

@@ -20,6 +20,15 @@ def slips(layer: Layer, options: Mapping[str, Any]) -> Iterator[Mistake]:
         yield from _activations(layer)
     if "silu_slope" in layer.pieces.names():
         yield from _gates(layer)
+    if "relu_slope" in layer.pieces.names():
+        yield fitted(
+            layer,
+            "the derivative of a leaky ReLU",
+            "slope below 0",
+            (0.01, 0.1, 0.2),
+            "the derivative of max(x, 0) is 0 below 0",
+            lambda p, slope: {"relu_slope": lambda x: np.where(x > 0, 1.0, slope)},
+        )
 
 
 def _sigmoid(x: Array) -> Array:
@@ -92,6 +101,7 @@ def _gates(layer: Layer) -> Iterator[Mistake]:
         "σ (1 + x σ (1 − σ))": lambda x, s: s * (1 + x * s * (1 - s)),
         "σ + x (1 − σ)": lambda x, s: s + x * (1 - s),
         "σ + (1 − σ)": lambda x, s: s + (1 - s),
+        "σ + x σ (1 − x)": lambda x, s: s + x * s * (1 - x),
         "σ (1 + x − σ)": lambda x, s: s * (1 + x - s),
         "σ + σ (1 − σ)": lambda x, s: s + s * (1 - s),
         "σ − x σ (1 − σ)": lambda x, s: s - x * s * (1 - s),

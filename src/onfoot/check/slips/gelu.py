@@ -73,6 +73,7 @@ def _tanh_constants(layer: Layer) -> Iterator[Mistake]:
         cubics,
         fix,
         lambda p, c: {"cumulative": cumulative(ROOT_2_OVER_PI, c), "density": density(ROOT_2_OVER_PI, c)},
+        correct=CUBIC,
     )
     yield fitted(
         layer,
@@ -81,6 +82,7 @@ def _tanh_constants(layer: Layer) -> Iterator[Mistake]:
         roots,
         fix,
         lambda p, c: {"cumulative": cumulative(c, CUBIC), "density": density(c, CUBIC)},
+        correct=ROOT_2_OVER_PI,
     )
     yield fitted(
         layer,
@@ -90,6 +92,7 @@ def _tanh_constants(layer: Layer) -> Iterator[Mistake]:
         fix,
         lambda p, c: {"density": density(ROOT_2_OVER_PI, CUBIC, outer=c)},
         1.26,
+        ROOT_2_OVER_PI,
     )
     yield fitted(
         layer,
@@ -99,6 +102,7 @@ def _tanh_constants(layer: Layer) -> Iterator[Mistake]:
         fix,
         lambda p, c: {"density": density(ROOT_2_OVER_PI, CUBIC, inner=c)},
         1.26,
+        CUBIC,
     )
 
 

@@ -27,11 +27,16 @@ def fitted(
     fix: str,
     apply: Callable[..., dict[str, Piece]],
     cost: float = COST,
+    correct: float | None = None,
 ) -> Mistake:
-    """A mistake with an unknown number."""
-    replaces = frozenset(apply(layer.pieces, starts[0]))
+    """A mistake with an unknown number, which should be `correct`."""
     return Mistake(
-        name, layer.name, "", "", fix, apply, parameter=parameter, starts=starts, cost=cost, replaces=replaces
+        *(name, layer.name, "", "", fix, apply),
+        parameter=parameter,
+        starts=starts,
+        cost=cost,
+        replaces=frozenset(apply(layer.pieces, starts[0])),
+        correct=correct,
     )
 
 
@@ -62,4 +67,4 @@ def option(layer: Layer, name: str, wanted: float) -> Mistake:
 
     fix = f"use the {name} of the contract, {wanted:g}; or check with --{name.replace('_', '-')} if yours is intended"
     starts = STARTS[name] if wanted == usual else (usual, *STARTS[name])
-    return fitted(layer, f"right with another {name}", name, starts, fix, apply)
+    return fitted(layer, f"right with another {name}", name, starts, fix, apply, correct=wanted)
