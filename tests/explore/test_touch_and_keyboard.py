@@ -68,7 +68,8 @@ def tap_titles(page: Any) -> int:
 
 def test_on_the_map_everything_that_hovering_shows_is_shown_by_a_tap(phone: Any) -> None:
     phone.locator('.row[data-step="embedding"]').tap()
-    until(phone, "document.querySelector('.detail .badge.proven[data-autograd]')")  # it comes after the finite difference
+    # what autograd says comes after the finite difference
+    until(phone, "document.querySelector('.detail .badge.proven[data-autograd]')")
     assert tap_cells(phone, 2) >= 2
     settled(phone)
     assert tap_titles(phone) >= 4  # the check of a gradient, all digits of a term, the target and its probability

@@ -1,4 +1,4 @@
-"""A row of a product with a few rows has the same bits alone and among others, also where the depth is no multiple of a block."""
+"""A row of a product of a few rows has the same bits alone and among others, whatever its depth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onfoot.quantized import HalfWeight, rounded
 
 pytest.importorskip("numba")
 
-from onfoot.kernels.linear import affine  # noqa: E402
+from onfoot.kernels.linear import affine
 
 
 def weights(rng: np.random.Generator, kind: str, depth: int) -> Any:
