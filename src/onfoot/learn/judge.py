@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.arrays import to_numpy
 from onfoot.check.case_sizes import ANY, first_case
 from onfoot.check.isolated import TIMEOUT, DiedError, IsolatedFunction, RaisedError
-from onfoot.check.known import FLOAT32_FACTOR, check_layer
+from onfoot.check.known import check_layer
 from onfoot.check.layer import Case
 from onfoot.check.layouts import named_layout
 from onfoot.check.report import LayerReport
@@ -293,9 +293,8 @@ def from_report(part: Part, report: LayerReport) -> PartVerdict:
 
 def refuse_inexact(verdict: PartVerdict, report: LayerReport) -> None:
     """Marks as wrong what is as accurate as float32 only, which the checker accepts: the course gives float64."""
-    relaxed = [m for o in report.outcomes if o.single_precision and report.counts(o) for m in o.measured]
-    exact = FLOAT32_FACTOR  # by which the checker has relaxed the tolerance
-    names = [name for name in verdict.marks if any(m.gradient == name and m.error > m.allowed / exact for m in relaxed)]
+    coarse = {name for o in report.outcomes if report.counts(o) for name in o.single_precision}
+    names = [name for name in verdict.marks if name in coarse]
     if names:
         verdict.status = "wrong"
         verdict.marks |= dict.fromkeys(names, "wrong")
