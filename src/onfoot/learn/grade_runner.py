@@ -140,7 +140,14 @@ class LimitedExercise(IsolatedExercise):
                 self.final = DiedError("crash", str(error))
         if self.final is None:
             return super().hold(expected)
-        plain = {"sentence": "", "takes_upstream": True, "own_sizes": None, "kinds": ["numpy"], "loaded": []}
+        plain = {
+            "sentence": "",
+            "takes_upstream": True,
+            "own_sizes": None,
+            "takes": None,
+            "kinds": ["numpy"],
+            "loaded": [],
+        }
         return [RemoteForm(self, 0, plain)]
 
     def run(
