@@ -34,14 +34,14 @@ def test_that_fails(fresh): assert fresh < 0, f"examples: {seen}"
 """
 
 
-def pytest_on(folder: Path, *options: str, ci: bool = True, **sources: str) -> str:
+def pytest_on(folder: Path, *options: str, ci: bool = True, seed: str = "", **sources: str) -> str:
     """What pytest says of some files under this project's conftest.py, in CI or not, and its status."""
     (folder / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text(encoding="utf-8"))
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = optional\naddopts = -q -ra -p no:cacheprovider\n")
     for name, source in sources.items():
         (folder / f"test_{name}.py").write_text(source)
     env = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
-    env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"} | ({"CI": "true"} if ci else {})
+    env |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "FRESH_SEED": seed} | ({"CI": "true"} if ci else {})
     plugins = ["-p", "xdist", "-p", "_hypothesis_pytestplugin", "--continue-on-collection-errors"]
     command = [sys.executable, "-m", "pytest", *plugins, *options]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
@@ -79,6 +79,7 @@ def test_random_examples_are_the_same_and_fresh_seeds_new_unless_a_seed_is_given
     assert first != second and same == same_again != ""
     (seed, others), again = run(f"--hypothesis-seed={first}"), run(f"--hypothesis-seed={first}")
     assert seed == first and others != same and again == (seed, others)
+    assert "fresh seed, 12345;" in pytest_on(tmp_path, seed="12345", it=RANDOM)
 
 
 def test_ci_says_that_it_is_ci() -> None:

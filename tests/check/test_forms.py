@@ -319,7 +319,13 @@ ISOLATED = [
 ]
 
 
-@pytest.mark.parametrize(("right", "wrong", "layer", "mistake"), ISOLATED, ids=[c[0] for c in ISOLATED])
+MORE = ("linear_dout_first", "LinearWithSizes", "norm_rows", "NormFunction")  # much like another one
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "layer", "mistake"),
+    [pytest.param(*c, id=c[0], marks=pytest.mark.slow if c[0].endswith(MORE) else []) for c in ISOLATED],
+)
 def test_forms_and_layouts_in_a_process_of_their_own(right: str, wrong: str, layer: str, mistake: str) -> None:
     small = ["--batch", "2", "--tokens", "3", "--width", "5"] if "jax" in right else []
     result = run(right, layer, *small)

@@ -53,6 +53,7 @@ def test_an_x86_cpu_gets_the_tile_of_its_vectors(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="symbols are read from ELF objects")
+@pytest.mark.slow
 def test_without_fused_multiply_add_a_product_calls_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`llvm.fma` would be one call of fmaf per number there."""
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")

@@ -59,7 +59,12 @@ LLAMAS = {
 OF_KEYS_AND_VALUES = re.compile(r"(?:∂|Δ_|∂[wb]_)?[kv](?:_lin|_norm)?")
 
 
-@pytest.mark.parametrize("kind", LLAMAS)
+IN_EVERY_RUN = ("llama", "qwen3")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in IN_EVERY_RUN else pytest.mark.slow) for kind in LLAMAS]
+)
 def test_every_array_of_the_walk_through_a_llama_is_in_its_trace(kind: str) -> None:
     config = LLAMAS[kind]
     model = scrambled_llama(config, 0)

@@ -67,7 +67,7 @@ def test_a_recorded_step_is_the_step_bit_for_bit(name: str, on_threads: Callable
         assert model.loss(tokens, targets, **options) == plain.loss(tokens, targets, **options)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_step_has_the_same_bits_each_time(name: str, threads: int, on_threads: Callable[[int], None]) -> None:
     on_threads(threads)

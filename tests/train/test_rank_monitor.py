@@ -98,8 +98,13 @@ def test_nothing_is_parsed_before_the_secret_is_received() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"{\n", b"[]\n", DEEP + b"\n", b"\xff\xfe\n", b"1" * (rank_monitor.MAX_LINE + 1)],
-    ids=["half", "a list", "deep", "no text", "long"],
+    [
+        pytest.param(b"{\n", id="half"),
+        pytest.param(b"[]\n", id="a list", marks=pytest.mark.slow),
+        pytest.param(DEEP + b"\n", id="deep", marks=pytest.mark.slow),
+        pytest.param(b"\xff\xfe\n", id="no text", marks=pytest.mark.slow),
+        pytest.param(b"1" * (rank_monitor.MAX_LINE + 1), id="long"),
+    ],
 )
 def test_a_rank_that_sends_invalid_data_is_reported_as_dead(said: bytes) -> None:
     watch = Watch()

@@ -253,7 +253,15 @@ def test_a_run_does_not_resume_with_other_tokens(tmp_path: Path, text: Path) -> 
     assert resumed.state.step == 4
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "truncate",
+        "manifest",
+        pytest.param("flip", marks=pytest.mark.slow),
+        pytest.param("remove", marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, text: Path, damage: str) -> None:
     run = tmp_path / "run"
     pretrain.start(run, options(text)).run()

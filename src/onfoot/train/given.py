@@ -55,7 +55,8 @@ def check_text(options: TrainingOptions) -> None:
 def check_model(options: TrainingOptions, model: Model) -> None:
     """Raises ValueError for an option that differs from its default, and from what the model is."""
     adapter = None if model.active_adapter is None else model.adapters[model.active_adapter]
-    own = isinstance(model.engine, OwnEngine) and is_own(options.engine)
+    # an own engine is NumPy's formulas for what it does not have
+    own = isinstance(model.engine, OwnEngine) and (is_own(options.engine) or options.engine == "numpy")
     is_now: dict[str, Any] = {
         "dtype": model.dtype,
         "engine": options.engine if own else model.engine.name,
