@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def fresh(request: pytest.FixtureRequest) -> int:
     """A seed that nobody has seen before, unless the run has one: FRESH_SEED for these tests alone, as CI sets it
     from the commit, so that a commit's run can be repeated. A failed test says which."""
-    given = request.config.getoption("hypothesis_seed") or os.environ.get("FRESH_SEED")
+    given = request.config.getoption("hypothesis_seed") or os.environ.get("FRESH_SEED") or None
     seed = secrets.randbits(31) if given is None else int(given)
     print(f"a fresh seed, {seed}; --hypothesis-seed={seed} repeats it")
     return seed
