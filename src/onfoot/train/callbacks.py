@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,13 @@ class Callback:
 
 
 EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
+ELSEWHERE = {  # the events of transformers' and Lightning's trainers
+    "on_train_begin": "on_begin", "on_train_start": "on_begin", "on_pre_optimizer_step": "on_gradient",
+    "on_before_optimizer_step": "on_gradient", "on_step_end": "on_step", "on_optimizer_step": "on_step",
+    "on_train_batch_end": "on_step", "on_log": "on_step", "on_evaluate": "on_evaluation",
+    "on_validation_end": "on_evaluation", "on_save": "on_checkpoint", "on_save_checkpoint": "on_checkpoint",
+    "on_train_end": "on_end", "on_exception": "on_error",
+}  # fmt: skip
 
 
 def as_callbacks(given: Any) -> list[Any]:
@@ -102,7 +110,21 @@ def as_callbacks(given: Any) -> list[Any]:
             raise ValueError(
                 f"callbacks[{number}] is {_named(one)}, which has no method of an event: {', '.join(EVENTS)}"
             )
+        if isinstance(one, Callback):
+            _check_names(type(one))
     return out
+
+
+def _check_names(kind: type[Callback]) -> None:
+    """Raises ValueError for a method that is named like an event and is none: it would never be called."""
+    for name in dir(kind):
+        if name.startswith("on_") and name not in EVENTS and callable(getattr(kind, name)):
+            near = ELSEWHERE.get(name) or next(iter(get_close_matches(name, EVENTS, 1)), None)
+            meant = f"did you mean {near}?" if near else f"choose from {', '.join(EVENTS)}"
+            raise ValueError(
+                f"{kind.__name__}.{name} would never be called: there is no such event; {meant} A method of your own "
+                f"needs a name that does not begin with on_"
+            )
 
 
 def make_loggable(told: Any) -> None:
