@@ -130,9 +130,11 @@ def test_training_on_the_learners_whole_pass_has_the_bits_of_the_engine_numpy(tm
     assert grads["transformer.h.0.attn.c_attn.bias"][16:32] == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_run_on_the_solutions_whole_pass_has_the_bits_of_a_run_on_the_engine_numpy(
-    tmp_path: Path, text: learn.Text
+    tmp_path: Path, dtype: str
 ) -> None:
+    text = learn.Text(tmp_path, options(6, dtype=dtype))
     solved = learn.solved_in(SOLUTIONS, text)
     assert solved.everything
     mine, ours = text.model(solved.right, solved.files, solved.network), text.model({}, {})

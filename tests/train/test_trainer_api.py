@@ -461,6 +461,28 @@ def test_what_is_not_a_callback_is_named_with_the_way_out(text: Path) -> None:
             onfoot.Trainer(tiny(), text, options(), given)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("on_step_end", "did you mean on_step?"),  # transformers
+        ("on_validation_end", "did you mean on_evaluation?"),  # Lightning
+        ("on_evalution", "did you mean on_evaluation?"),
+        ("on_gradients", "did you mean on_gradient?"),
+        ("on_my_birthday", "choose from on_begin, on_gradient, "),
+    ],
+)
+def test_a_method_that_no_event_would_call_is_an_error(name: str, meant: str, text: Path) -> None:
+    mine = type("Mine", (onfoot.Callback,), {name: lambda self, trainer: None})
+    with pytest.raises(
+        ValueError, match=rf"Mine\.{name} would never be called: there is no such event; {re.escape(meant)}"
+    ):
+        onfoot.Trainer(tiny(), text, options(), [mine()])
+    heard: list[str] = []
+    both = {name: heard.append, "on_begin": lambda self, trainer: heard.append("begin"), "on_call": 5}
+    onfoot.Trainer(tiny(), text, options(), [type("ForTwoTrainers", (), both)()]).run()  # not derived from Callback
+    assert heard == ["begin"]
+
+
 def test_tensorboard_reads_its_files(tmp_path: Path, text: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -68,8 +68,8 @@ class AdamW:
         return first | {f"v.{k}": to_numpy(x) for k, x in self.v.items()}
 
     def squares(self, grads: Mapping[str, Array]) -> float:
-        """The sum of squares of these gradients, in float64."""
-        return sum(self.model.engine.sum_of_squares(g) for g in grads.values())
+        """The sum of squares of these gradients, in float64; the order of the gradients does not matter."""
+        return sum(sorted(self.model.engine.sum_of_squares(g) for g in grads.values()))
 
     def restore(self, moments: Mapping[str, np.ndarray], steps: int) -> None:
         """Restores saved moments and the step count. The caller restores the weights."""
