@@ -373,7 +373,7 @@ def test_a_step_is_the_update_by_the_gradient_of_its_pairs(tmp_path: Path, base:
             seen.update({n: g.copy() for n, g in grads.items()})
 
     trainer.callbacks.append(See())
-    loss, _, _, more = trainer.preference_step(1e-3)
+    loss, _, _, more = trainer.step(1e-3)
     assert set(seen) == set(total)
     for name in seen:
         assert_close(seen[name], total[name], 1e-12, name)

@@ -417,14 +417,14 @@ def pretraining(text: Path, **changes: Any) -> TrainOptions:
 def cut_and_resume(module: Any, run: Path, settings: Any, at: int) -> None:
     """A run that is interrupted in a step, and resumed from the checkpoint before it."""
     cut = module.start(run, settings)
-    step = cut.private_step
+    step = cut.step
 
     def stopping(lr: float) -> Any:
         if cut.state.step == at:
             raise KeyboardInterrupt
         return step(lr)
 
-    cut.private_step = stopping
+    cut.step = stopping
     with pytest.raises(KeyboardInterrupt):
         cut.run()
     resumed, complaints = module.resume(run)

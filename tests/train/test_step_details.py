@@ -97,7 +97,7 @@ def test_a_step_over_microbatches_is_one_step_of_the_clipped_mean_gradient(tmp_p
         expected += loss
         for name, grad in grads.items():
             total[name] = total.get(name, 0) + np.array(grad)
-    loss, norm, n_tokens = one.step(1e-2)
+    loss, norm, n_tokens, _ = one.step(1e-2)
     assert loss == pytest.approx(expected, rel=1e-12) and n_tokens == 3 * 2 * 8
     length = math.sqrt(sum((g**2).sum() for g in total.values()))
     assert norm == pytest.approx(length, rel=1e-12) and length > 0.05

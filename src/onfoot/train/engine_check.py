@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onfoot.data.batches import Batch
+from onfoot.data.preference_source import Pair
 from onfoot.models.compare_pairs import Comparison, compare_pairs
 from onfoot.train.callbacks import Callback, Validation
 from onfoot.train.progress import Reporter
@@ -64,7 +65,7 @@ class EngineCheck(Callback):
 def first_batch(trainer: Trainer) -> Batch:
     """The first sequences of the next step; of pairs of answers, the better ones."""
     one = trainer.source.microbatches(trainer.state.step, *trainer.share_args)[0]
-    batch = one.chosen if trainer.preferences else Batch(*one)
+    batch = one.chosen if isinstance(one, Pair) else Batch(*one)
     rows = max(1, MOST // max(1, batch.tokens.shape[1]))
     segments = None if batch.segments is None else batch.segments[:rows]
     return Batch(batch.tokens[:rows], batch.targets[:rows], segments)

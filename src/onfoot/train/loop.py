@@ -18,11 +18,9 @@ import numpy as np
 from filelock import FileLock
 
 from onfoot.arrays import Array, to_numpy
-from onfoot.data.batches import Batch
 from onfoot.data.preference_source import PreferenceSource
 from onfoot.formats.run_folder import checkpoint_folder, read_state, run_in
 from onfoot.models.model import Model
-from onfoot.ops.cross_entropy import IGNORE
 from onfoot.own_engine import OwnEngine
 from onfoot.train.automatic import settle
 from onfoot.train.averaging import WeightAverage
@@ -44,20 +42,18 @@ from onfoot.train.callbacks import (
     make_loggable,
 )
 from onfoot.train.checkpoint import restore_average, restore_optimizer, save_checkpoint
-from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
 from onfoot.train.engine_check import EngineCheck
 from onfoot.train.interrupts import stop_requested
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log
 from onfoot.train.muon import Muon
+from onfoot.train.objective import StepResult, objective_of
 from onfoot.train.optimizer import AdamW
 from onfoot.train.options import TrainingOptions
 from onfoot.train.parallel import World, world
 from onfoot.train.privacy import plan
-from onfoot.train.private_step import PrivateResult, Settings, private_step
 from onfoot.train.rates import freeze, lr_scales
 from onfoot.train.shard import ShardedAdamW
-from onfoot.train.step import Microbatch, accumulated_step, fused_step
 from onfoot.train.trackers import tracker
 from onfoot.train.vector import BucketLayout
 
@@ -116,8 +112,8 @@ class Trainer:
         if options.dropout:
             set_dropout(model, options.dropout)
         self.options, self.model = options, model
-        self.preferences = isinstance(self.source, PreferenceSource)  # pairs of answers, and the DPO loss
-        self._is_reference = self.preferences and self.source is not data and model.active_adapter is None
+        pairs = isinstance(self.source, PreferenceSource)
+        self._is_reference = pairs and self.source is not data and model.active_adapter is None
         self.folder = None if out is None else Path(out)
         if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"out={str(self.folder)!r} is a file; choose a folder for the run")
@@ -129,6 +125,7 @@ class Trainer:
         self.accumulator, self.optimizer = make_update(self.world, model, options)
         self.average = WeightAverage(model, options.ema) if options.ema else None
         self.privacy = None if options.dp_clip is None else plan(options, self.source.n_examples, self.world.size)
+        self.objective = objective_of(self)
         self.learning_rate: Callable[[int], float] = options.learning_rate
         self.state = State()
         self.saved: int | None = None  # the step of the last checkpoint
@@ -261,7 +258,7 @@ class Trainer:
         """One step, its evaluation and its checkpoint, as far as they are due."""
         lr = self._learning_rate()
         tick = time.monotonic()
-        loss, norm, n_tokens, more = self._step(lr)
+        loss, norm, n_tokens, more = self.step(lr)
         seconds = time.monotonic() - tick
         if self.world.size > 1:
             more = {"waiting": round(self.accumulator.times.waiting / seconds, 4), **more}
@@ -326,76 +323,18 @@ class Trainer:
             if self.lock is not None:
                 self.lock.release(force=True)
 
-    def _step(self, lr: float) -> tuple[float, float, int, dict[str, Any]]:
-        """One step, with what the log records about a step on pairs and about a private one."""
-        if self.preferences:
-            return self.preference_step(lr)
-        if self.privacy is None:
-            return *self.step(lr), {}
-        result, n_tokens = self.private_step(lr)
-        epsilon = self.privacy.epsilon(self.state.step + 1)
-        private = {"clipped": round(result.clipped, 4), "epsilon": epsilon if math.isfinite(epsilon) else None}
-        return result.loss, result.norm, n_tokens, private
+    def step(self, lr: float) -> StepResult:
+        """One optimizer step alone: no event but `on_gradient`, no evaluation, and the step is not counted."""
+        return self.objective.step(self, lr)
 
-    def private_step(self, lr: float) -> tuple[PrivateResult, int]:
-        """One step of private training on a random sample of the examples, and its number of tokens."""
-        assert self.privacy is not None
-        privacy, step = self.privacy, self.state.step
-        batches: list[Batch] = self.source.batches_of(privacy.sample(step))
-        microbatches = [Microbatch(*batch, self.dropout_seed(i)) for i, batch in enumerate(batches)]
-        settings = Settings(privacy.clip, privacy.noise, privacy.expected, privacy.seed, step)
-        result = private_step(self.model, self.optimizer, microbatches, lr, settings, self._diverged)
-        return result, sum(b.tokens.size for b in batches)
-
-    def preference_step(self, lr: float) -> tuple[float, float, int, dict[str, Any]]:
-        """One step on pairs of answers; returns what `step` does, and the mean margin and accuracy."""
-        source, margins = self.source, list[float]()
-        pairs = source.microbatches(self.state.step, *self.share_args)
-        n_tokens = sum(pair.chosen.tokens.size + pair.rejected.tokens.size for pair in pairs)
-        divisor, n_tokens = self.world.sum(len(pairs), n_tokens)
-
-        def gradients(model: Model, one: SeededPair, divisor: float, on_gradient: Any, on_loss: Any) -> Any:
-            result = pair_gradients(model, one, source.beta, source.label_smoothing, divisor, on_gradient)
-            margins.append(result.margin)
-            return result
-
-        seeded = [
-            SeededPair(pair, (self.dropout_seed(2 * i), self.dropout_seed(2 * i + 1))) for i, pair in enumerate(pairs)
-        ]
-        clip, on_gradients = self.options.clip, self._on_gradients()
-        over_ranks = self._diverged, self.accumulator, self.world
-        loss, norm = accumulated_step(
-            self.model, self.optimizer, seeded, divisor, lr, clip, *over_ranks, on_gradients, gradients
-        )
-        total, right = self.world.sum(sum(margins), sum(margin > 0 for margin in margins))
-        return loss, norm, int(n_tokens), {"margin": total / divisor, "accuracy": right / divisor}
-
-    def _on_gradients(self) -> Callable[[dict[str, Array]], None] | None:
+    def on_gradients(self) -> Callable[[dict[str, Array]], None] | None:
         """Tells the callbacks about the gradients; None if none of them wants to know."""
         wanted = (getattr(type(callback), "on_gradient", None) for callback in self.callbacks)
         hears = any(method not in (None, Callback.on_gradient) for method in wanted)
         return (lambda grads: self._tell("on_gradient", grads)) if hears else None
 
-    def step(self, lr: float) -> tuple[float, float, int]:
-        """One optimizer step; returns the mean loss, the gradient norm before clipping, and the number of tokens."""
-        batches = [Batch(*batch) for batch in self.source.microbatches(self.state.step, *self.share_args)]
-        n_targets = sum(int((b.targets != IGNORE).sum()) for b in batches)
-        divisor, n_tokens = self.world.sum(n_targets, sum(b.tokens.size for b in batches))  # over all ranks
-        if divisor == 0:
-            where = f"step {self.state.step + 1}"
-            raise self.world.agreed(ValueError(f"{where}: all {n_tokens:.0f} targets are ignored ({IGNORE})"))
-        microbatches = [Microbatch(*batch, self.dropout_seed(i)) for i, batch in enumerate(batches)]
-        on_gradients = self._on_gradients()
-        if len(microbatches) == 1 and self.world.size == 1 and not self.options.clip and on_gradients is None:
-            loss, norm = fused_step(self.model, self.optimizer, microbatches[0], int(divisor), lr, self._diverged)
-        else:
-            settings = lr, self.options.clip, self._diverged, self.accumulator, self.world
-            loss, norm = accumulated_step(
-                self.model, self.optimizer, microbatches, int(divisor), *settings, on_gradients
-            )
-        return loss, norm, int(n_tokens)
-
-    def _diverged(self, what: str, changed: bool = False) -> DivergedError:
+    def diverged(self, what: str, changed: bool = False) -> DivergedError:
+        """The error of a step whose loss or gradient is not finite."""
         memory = "some weights in memory were already updated, but " if changed else ""
         return DivergedError(
             f"step {self.state.step + 1}: {what}; training stopped; {memory}no checkpoint was overwritten. Start a new "
@@ -411,46 +350,24 @@ class Trainer:
         """Measures the validation loss, and tells the callbacks; None if there is no validation data."""
         self._check_folder()
         with self.averaged_weights():
-            sums, first = self._validate_pairs() if self.preferences else self._validate()
-        total, n_all, *others = self.world.sum(*sums)
+            sums = self.objective.validate(self)
+        total, n_all, *others = self.world.sum(sums.loss, sums.n, *sums.others.values())
         if not n_all:
             return None
         self.validation_loss = loss = total / n_all
         step = self.state.step
         if not math.isfinite(loss):
-            raise self.world.agreed(self._diverged(f"the validation loss is {loss}"))
+            raise self.world.agreed(self.diverged(f"the validation loss is {loss}"))
         improved = loss < self.state.best_loss
         if improved:
             self.state.best_loss, self.state.best_step = loss, step
-        evaluation = Validation(step, loss, improved, step == self.options.steps, first)
-        evaluation.record |= {"step": step, "val_loss": loss}
-        evaluation.lines.append(f"step {step}: validation loss {loss:.4f}")
-        if self.preferences:
-            margin, accuracy = (total / n_all for total in others)
-            evaluation.record |= {"val_margin": margin, "val_accuracy": accuracy}
-            evaluation.lines[0] += f"  margin {margin:.4f}  accuracy {accuracy:.0%}"
+        evaluation = Validation(step, loss, improved, step == self.options.steps, sums.first)
+        means = {name: value / n_all for name, value in zip(sums.others, others, strict=True)}
+        evaluation.record |= {"step": step, "val_loss": loss} | {f"val_{name}": mean for name, mean in means.items()}
+        evaluation.lines.append(f"step {step}: validation loss {loss:.4f}{self.objective.describe(means)}")
         self._tell("on_evaluation", evaluation)
         self.world.wait()
         return evaluation
-
-    def _validate(self) -> tuple[tuple[float, ...], Batch | None]:
-        """The summed loss and the number of targets of this rank's validation batches, and the first of them."""
-        total, n_targets = 0.0, 0
-        first = None
-        for batch in (Batch(*one) for one in self.source.validation(*self.share_args)):
-            first = first or batch
-            n = int((batch.targets != IGNORE).sum())
-            total += self.model.loss(batch.tokens, batch.targets, divisor=1.0, segments=batch.segments) if n else 0.0
-            n_targets += n
-        return (total, n_targets), first
-
-    def _validate_pairs(self) -> tuple[tuple[float, ...], Batch | None]:
-        """The summed loss, the number, margins and right preferences of this rank's pairs, and the first answer."""
-        source, pairs = self.source, self.source.validation(*self.share_args)
-        results = [pair_loss(self.model, pair, source.beta, source.label_smoothing) for pair in pairs]
-        losses, margins = [r.loss for r in results], [r.margin for r in results]
-        sums = sum(losses), len(results), sum(margins), sum(margin > 0 for margin in margins)
-        return sums, pairs[0].chosen if pairs else None
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
