@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onfoot.config import PRESETS, GPT2Config, LlamaConfig, preset
-from onfoot.models.model import Model, create, load
+from onfoot.models.load import create, load
+from onfoot.models.model import Model
 from onfoot.threads import set_threads
 from onfoot.train.optimizer import AdamW
 

@@ -24,7 +24,8 @@ from onfoot.data.sliding import Piece, Window, padded_batch, sliding_windows, st
 from onfoot.generate.chat import template_of
 from onfoot.models.families import network
 from onfoot.models.inputs import check_tokens
-from onfoot.models.model import Model, load
+from onfoot.models.load import load
+from onfoot.models.model import Model
 from onfoot.ops.cross_entropy import IGNORE
 
 ROWS = 256  # rows of logits at a time

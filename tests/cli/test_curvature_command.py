@@ -18,7 +18,8 @@ from onfoot.curvature import measure
 from onfoot.data.file_batches import read_batches
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.models.model import Model, load
+from onfoot.models.load import load
+from onfoot.models.model import Model
 from pages import page_blocks
 
 TEXT = "to be, or not to be: that is the question.\n" * 3 + "to"  # 131 tokens

@@ -16,7 +16,8 @@ import numpy as np
 
 from onfoot.bench.machine import peak_bytes
 from onfoot.config import GPT2Config
-from onfoot.models.model import Model, create
+from onfoot.models.load import create
+from onfoot.models.model import Model
 from onfoot.train.buckets import AllReduceGradients, BucketedGradients, ReduceScatterGradients
 from onfoot.train.optimizer import AdamW
 from onfoot.train.parallel import World, world

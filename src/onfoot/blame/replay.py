@@ -23,7 +23,7 @@ from onfoot.data.batches import Batch
 from onfoot.formats.peft import restore_adapter
 from onfoot.formats.run_folder import MOMENTS
 from onfoot.formats.tensors import TensorFile
-from onfoot.models.model import load
+from onfoot.models.load import load
 from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import AdamW
 from onfoot.train.step import Microbatch

@@ -54,7 +54,7 @@ def attribute(
     together with the actual change of the loss. The targets stay those of the original text.
     """
     from onfoot.attribution import attribute as attribute_tokens
-    from onfoot.models.model import create, load
+    from onfoot.models.load import create, load
 
     if (tokens is None) == (text is None):
         raise ValueError('give either --tokens "3 1 4 1 5" or --text "…"')

@@ -120,7 +120,7 @@ def _check_plot(plot: Path | None) -> None:
 
 def _load(path: Path, adapter: Path | None, dtype: str, engine: str, quantized: bool) -> Model:
     """The model with its adapter, or an error if there is nothing to measure."""
-    from onfoot.models.model import load
+    from onfoot.models.load import load
 
     loaded = load(path, dtype, engine, quantized=quantized)
     if adapter is not None:

@@ -14,6 +14,6 @@ TEXT = "the value of the value"
 
 def default_model() -> Model:
     """A character-level GPT-2 with two blocks of width 32, in float64; trained by `make_default.py`."""
-    from onfoot.models.model import load
+    from onfoot.models.load import load
 
     return load(FOLDER, "float64", "numpy")

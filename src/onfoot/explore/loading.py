@@ -10,7 +10,7 @@ from onfoot.explore.study import LARGE, check_model
 from onfoot.explore.wide import widen
 from onfoot.formats.gguf_model import find_file
 from onfoot.formats.hub import is_hub_name
-from onfoot.models.model import load
+from onfoot.models.load import load
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model

@@ -18,7 +18,8 @@ from onfoot.formats.tokenizer import Tokenizer
 from onfoot.learn.course import EXERCISES
 from onfoot.learn.curves import draw_curves, sketch
 from onfoot.models.compare_pairs import TOLERANCE, Compared, compare_pairs
-from onfoot.models.model import Model, create
+from onfoot.models.load import create
+from onfoot.models.model import Model
 from onfoot.models.own_network import OwnNetwork, compare_network
 from onfoot.models.params import Drawn
 from onfoot.own_engine import NotWrittenError, OwnEngine, PairError

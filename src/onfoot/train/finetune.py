@@ -20,7 +20,8 @@ from onfoot.formats.files import read_json
 from onfoot.formats.peft import restore_adapter
 from onfoot.formats.write import write_json
 from onfoot.generate.chat import template_of
-from onfoot.models.model import Model, load
+from onfoot.models.load import load
+from onfoot.models.model import Model
 from onfoot.train import automatic, runs
 from onfoot.train.dpo import set_reference
 from onfoot.train.fingerprint import fingerprint, record_or_verify

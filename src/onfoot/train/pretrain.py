@@ -21,7 +21,8 @@ from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import differs, manifest_of
 from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, char_tokenizer
 from onfoot.formats.write import flush, write_json
-from onfoot.models.model import Model, create, load
+from onfoot.models.load import create, load
+from onfoot.models.model import Model
 from onfoot.train import runs
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout

@@ -12,7 +12,8 @@ from onfoot.check.layers import block, cross_entropy, layer_norm
 from onfoot.config import GPT2Config
 from onfoot.learn.layers.own import mistake
 from onfoot.models.gpt2_params import POSITION_TABLE, TOKEN_TABLE, block_shapes, shapes
-from onfoot.models.model import Model, create
+from onfoot.models.load import create
+from onfoot.models.model import Model
 from onfoot.ops import attention_forward, gelu_tanh_forward, layer_norm_forward, linear_forward
 from onfoot.ops.multi_head import merge_heads, split_heads
 
