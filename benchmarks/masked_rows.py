@@ -18,7 +18,7 @@ import numpy as np
 
 import onfoot
 from onfoot.bench.machine import describe
-from onfoot.models import model as model_file
+from onfoot.models import step
 from onfoot.models.layout import Targets
 from onfoot.models.step import choose
 from onfoot.threads import set_threads
@@ -46,19 +46,19 @@ def measure(name: str, config: Any, rounds: int, batch: int, length: int) -> dic
     rng = np.random.default_rng(0)
     tokens, targets = (rng.integers(0, config.vocab_size, (batch, length)) for _ in range(2))
     targets[:, : round(PROMPT * length)] = -100
-    ways = {"masked": choose, "all": lambda ids, **_: Targets(ids)}
+    ways = {"masked": choose, "all": lambda ids, *_, **__: Targets(ids)}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     work: dict[str, list[float]] = {way: [] for way in ways}
     losses: dict[str, float] = {}
     for turn in range(rounds + 1):
         for way, chosen in ways.items():
-            model_file.choose = chosen  # type: ignore[assignment]
+            step.choose = chosen  # type: ignore[assignment]
             begin, cpu = time.perf_counter(), time.process_time()
             losses[way] = trained.train_step(optimizer, tokens, targets)
             if turn:  # the first step is recorded
                 seconds[way].append(time.perf_counter() - begin)
                 work[way].append(time.process_time() - cpu)  # of all threads; a busy machine changes it less
-    model_file.choose = choose
+    step.choose = choose
     out: dict[str, Any] = {"job": name, "batch": batch, "length": length, "prompt": PROMPT, "rounds": rounds}
     for way in ways:
         out[way] = {

@@ -26,6 +26,7 @@ from onfoot.models.families import network
 from onfoot.models.inputs import check_tokens
 from onfoot.models.load import load
 from onfoot.models.model import Model
+from onfoot.models.step import features
 from onfoot.ops.cross_entropy import IGNORE
 
 ROWS = 256  # rows of logits at a time
@@ -181,8 +182,7 @@ def target_scores(model: Model, tokens: np.ndarray, targets: np.ndarray) -> tupl
     """The log-probability of each target (M,), and whether it is the most likely token; few logits exist at a time."""
     checked = check_tokens(tokens, model.config.vocab_size, model.config.n_positions)
     net, run, engine = network(model.config), model.new_run(keep_saved=False), model.engine
-    layout = model._on_engine(model._layout(checked, None)[0])
-    a11, _ = net.features_forward(run, model.config, engine.integers(checked), layout)  # (B, T, C)
+    a11 = features(run, model.config, checked)  # (B, T, C)
     flat = targets.reshape(-1)
     rows = np.flatnonzero(flat != IGNORE)
     log_p, greedy = np.zeros(len(rows)), np.zeros(len(rows), bool)

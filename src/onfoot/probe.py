@@ -17,6 +17,7 @@ import numpy as np
 from onfoot.engine import Engine
 from onfoot.models.families import network
 from onfoot.models.model import Model
+from onfoot.models.step import features
 from onfoot.ops.attention import softmax, visible
 
 TOLERANCE = 1e-6
@@ -112,10 +113,8 @@ class Probe:
     def _loss(self, engine: Engine, note: Any) -> float:
         model = self.model
         run = model.new_run(keep_saved=False, on_activation=note, engine=engine)
-        family = network(model.config)
-        layout, _ = model._layout(self.tokens, None)
-        a11, _ = family.features_forward(run, model.config, self.tokens, layout)
-        a12, _ = family.head_forward(run, model.config, a11)
+        a11 = features(run, model.config, self.tokens)
+        a12, _ = network(model.config).head_forward(run, model.config, a11)
         return float(engine.cross_entropy_forward(a12, self.targets, self.divisor)[0])
 
     def _perturbed_scores(self, block: int, head: int, by: np.ndarray) -> Engine:

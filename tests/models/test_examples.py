@@ -17,6 +17,7 @@ from llama_oracle import batch as llama_batch
 from llama_oracle import in_float64, random_config, scrambled_llama
 from onfoot.models import examples
 from onfoot.models.model import Model
+from onfoot.models.step import checked_batch
 from oracles import assert_close, gpt2_logits, scrambled
 
 EXACT = 1e-10
@@ -210,7 +211,7 @@ def test_a_weighted_sum_is_that_of_the_gradients(kind: str, engine: str, dtype: 
     model = MODELS[kind](engine=engine, dtype=dtype)
     batch, segments = a_batch(model, 45), some_segments(46)
     each = model.example_grads(*batch, segments=segments)
-    checked = model._checked(*batch, None, segments)
+    checked = checked_batch(model, *batch, None, segments)
     weights = np.random.default_rng(1).normal(size=len(each[next(iter(each))]))
     sums: Grads = {}
     examples.example_pass(model, checked).weighted(weights, sums.__setitem__)

@@ -13,6 +13,7 @@ import pytest
 import onfoot
 from onfoot.config import Config
 from onfoot.models.model import Model
+from onfoot.models.step import checked_batch, unrecorded_loss
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.quantized import KINDS
 
@@ -84,8 +85,9 @@ def replays(model: Model) -> list[int]:
 def unrecorded(model: Model, tokens: Any, targets: Any = None, **given: Any) -> tuple[float, dict[str, Any]]:
     """The same step without a recording."""
     run = model.new_run(dropout_seed=given.get("dropout_seed"))
-    batch = model._checked(tokens, targets, given.get("divisor"), given.get("segments"))
-    return model._unrecorded(run, batch._replace(dropout_seed=given.get("dropout_seed"))), run.gradients.made
+    batch = checked_batch(model, tokens, targets, given.get("divisor"), given.get("segments"))
+    batch = batch._replace(dropout_seed=given.get("dropout_seed"))
+    return unrecorded_loss(run, model.config, batch), run.gradients.made
 
 
 def compare(

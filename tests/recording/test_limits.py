@@ -17,7 +17,7 @@ from onfoot.kernels.elementary import exp
 from onfoot.memory import Job, plan
 from onfoot.models import recorded
 from onfoot.models.run import Dropped
-from onfoot.models.step import choose
+from onfoot.models.step import checked_batch, choose, unrecorded_loss
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.recording import recorder
 from onfoot.recording.recorded_array import CannotRecord
@@ -168,7 +168,7 @@ def test_a_pass_that_is_not_recorded_leaves_no_cycle() -> None:
     gc.disable()
     try:
         run = model.new_run()
-        model._unrecorded(run, model._checked(tokens, tokens, None, None))
+        unrecorded_loss(run, model.config, checked_batch(model, tokens, tokens))
         alive = weakref.ref(run)
         del run
         assert alive() is None

@@ -9,6 +9,7 @@ import numpy as np
 
 from onfoot.engine import Engine, get_engine
 from onfoot.models.families import network
+from onfoot.models.step import features
 from onfoot.ops.attention import visible
 from onfoot.probe import of_query_heads
 
@@ -38,11 +39,8 @@ class Autograd:
         )
         run = model.new_run(on_activation=self._note, engine=engine)
         run.params = self.params
-        ids = torch.from_numpy(tokens)
-        family = network(model.config)
-        layout = model._layout(tokens, None)[0].map(lambda _, x: torch.from_numpy(x))
-        a11, _ = family.features_forward(run, model.config, ids, layout)
-        a12, _ = family.head_forward(run, model.config, a11)
+        a11 = features(run, model.config, tokens)
+        a12, _ = network(model.config).head_forward(run, model.config, a11)
         rows, labels = a12.reshape(-1, a12.shape[-1]), torch.from_numpy(targets).reshape(-1)
         loss = cross_entropy(rows, labels, reduction="sum") / divisor
         loss.backward(retain_graph=True)

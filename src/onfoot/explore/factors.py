@@ -14,6 +14,7 @@ import numpy as np
 
 from onfoot.models.examples import Formed, PerExample, Product, Rows, Spans, Tied, example_pass
 from onfoot.models.params import quantizable
+from onfoot.models.step import checked_batch
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -122,7 +123,7 @@ def all_trainable(model: Model) -> Model:
 
 def lazy_gradients(model: Model, tokens: np.ndarray, targets: np.ndarray, divisor: float) -> LazyGradients:
     """The gradients of one text (1, T), in one pass."""
-    passed = example_pass(all_trainable(model), model._checked(tokens, targets, divisor, None))
+    passed = example_pass(all_trainable(model), checked_batch(model, tokens, targets, divisor))
     return LazyGradients(model, passed.factors, passed.loss)
 
 
@@ -145,4 +146,4 @@ def target_parts(
     copies = np.repeat(tokens, len(chosen), axis=0)  # (E, T)
     only = np.full_like(copies, IGNORE)
     only[np.arange(len(chosen)), chosen] = targets[0, chosen]
-    return example_pass(all_trainable(model), model._checked(copies, only, divisor, None)).factors
+    return example_pass(all_trainable(model), checked_batch(model, copies, only, divisor)).factors

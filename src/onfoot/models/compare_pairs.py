@@ -17,7 +17,7 @@ from onfoot.arrays import Array, to_numpy
 from onfoot.engine import OPS, Engine
 from onfoot.models.layout import Targets
 from onfoot.models.run import Run
-from onfoot.models.step import Batch, forward_backward
+from onfoot.models.step import Batch, checked_batch, forward_backward, unrecorded_loss
 from onfoot.own_engine import NotWrittenError, OwnEngine, PairError
 from onfoot.own_engine.functions import OwnSaved
 from onfoot.own_engine.pairs import GRADIENTS, Pair, ours, table_of
@@ -118,9 +118,9 @@ def pairs_used(model: Model) -> dict[str, bool]:
 
     counting = Engine("numpy", {name: noted(name) for name in OPS}, model.engine._asarray)
     t = min(2, model.config.n_positions)
-    batch = model._checked(np.zeros((1, t), np.int64), np.zeros((1, t), np.int64), None, None)
+    batch = checked_batch(model, np.zeros((1, t), np.int64), np.zeros((1, t), np.int64))
     run = model.new_run(dropout_seed=0, engine=counting)
-    model._unrecorded(run, batch)
+    unrecorded_loss(run, model.config, batch)
     own = model.engine if isinstance(model.engine, OwnEngine) else OwnEngine({})
     names = sorted({part for pair in called for part in own.called(pair)})
     return {name: name in own.theirs for name in names}
@@ -134,7 +134,7 @@ def compare_pairs(
     if not isinstance(model.engine, OwnEngine):
         return out
     params = {name: np.array(to_numpy(p), np.float64) for name, p in model.params.items()}
-    batch = model._checked(tokens, targets, None, segments)._replace(dropout_seed=dropout_seed)
+    batch = checked_batch(model, tokens, targets, None, segments)._replace(dropout_seed=dropout_seed)
     out.results += _one_pass(model, model.engine, params, batch, moved=False)
     if out.right:
         rng = np.random.default_rng(0)

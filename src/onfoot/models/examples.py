@@ -20,12 +20,12 @@ import numpy as np
 
 from onfoot.arrays import Array, Shape, is_torch, namespace, scatter_add, to_numpy, zeros_like_shape
 from onfoot.engine import Engine
+from onfoot.models.step import Batch, unrecorded_loss
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.threads import one_blas_thread
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
-    from onfoot.models.step import Batch
 
 
 ROWS = 2048  # rows of short examples whose products are computed together
@@ -328,7 +328,7 @@ def example_pass(model: Model, batch: Batch) -> Examples:
     run, factors = example_run(model, batch.dropout_seed, every, of_head)
     many_small = model.engine.records and every.together > 1  # products by NumPy, the others by kernels
     with one_blas_thread() if many_small else nullcontext():
-        loss = model._unrecorded(run, batch)
+        loss = unrecorded_loss(run, model.config, batch)
     return Examples(loss, n_targets, factors, compute_threads(model.engine) if many_small else 1)
 
 

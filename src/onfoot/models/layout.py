@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onfoot.arrays import Array
+from onfoot.models.inputs import check_segments
 
 
 class Layout(NamedTuple):
@@ -22,6 +23,20 @@ class Layout(NamedTuple):
         """The same with f(name, array) in place of each array."""
         made = {name: x if x is None or name == "limit" else f(name, x) for name, x in self._asdict().items()}
         return Layout(**made)
+
+
+def layout_of(config: Any, tokens: np.ndarray, segments: Any = None) -> Layout:
+    """The layout of tokens (B, T), as NumPy arrays; with `segments`, positions are those within each example."""
+    batch, limit = tokens.shape
+    index = np.arange(limit)
+    if segments is None:
+        return in_window(config, Layout(index, None, limit), index, batch)
+    if not config.causal:
+        raise ValueError("segments need causal=True: without the causal mask, tokens would attend to later examples")
+    positions, start = check_segments(segments, tokens)
+    if limit > getattr(config, "max_position_embeddings", limit):
+        limit = int(positions.max()) + 1  # dynamic RoPE depends on the longest example
+    return in_window(config, Layout(positions, start, limit), index, batch)
 
 
 def in_window(config: Any, layout: Layout, index: np.ndarray, batch: int) -> Layout:

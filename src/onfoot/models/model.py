@@ -15,11 +15,10 @@ from onfoot.models import adapters, examples, inputs
 from onfoot.models.adapters import Adapter
 from onfoot.models.families import network
 from onfoot.models.gradients import OnGradient
-from onfoot.models.layout import Layout, Targets, in_window
 from onfoot.models.params import default_targets, quantizable, shapes
 from onfoot.models.run import OnActivation, Policy, Run
 from onfoot.models.show import model_html, model_text
-from onfoot.models.step import Batch, choose, forward_backward
+from onfoot.models.step import checked_batch, features, unrecorded_loss
 from onfoot.models.store import NOT_IN_TORCH, Params
 from onfoot.models.trace import Recorder, Trace, build_trace, paper_names
 from onfoot.own_engine import EngineLike, as_engine
@@ -182,10 +181,7 @@ class Model:
         """The logits of the next token at each position, (B, T, V)."""
         checked = inputs.check_tokens(tokens, self.config.vocab_size, self.config.n_positions)
         run = self.new_run(keep_saved=False)
-        a11, _ = network(self.config).features_forward(
-            run, self.config, self.engine.integers(checked), self._on_engine(self._layout(checked, None)[0])
-        )
-        return network(self.config).head_forward(run, self.config, a11)[0]
+        return network(self.config).head_forward(run, self.config, features(run, self.config, checked))[0]
 
     def loss(self, tokens: Any, targets: Any = None, *, divisor: float | None = None, segments: Any = None) -> float:
         """The cross-entropy: the mean over targets that are not −100, or their sum divided by `divisor`.
@@ -198,9 +194,11 @@ class Model:
             tokens, targets = inputs.encode_batch(self.tokenizer, tokens)
             if not self.config.causal and len(tokens) > 1:
                 raise ValueError("several texts need causal=True: tokens would attend to the padding; pass one text")
-        batch = self._checked(tokens, targets, divisor, segments)
+        batch = checked_batch(self, tokens, targets, divisor, segments)
         loss = self._steps.loss(self, batch) if self._steps is not None else None
-        return self._unrecorded(self.new_run(keep_saved=False), batch, backward=False) if loss is None else loss
+        if loss is None:
+            loss = unrecorded_loss(self.new_run(keep_saved=False), self.config, batch, backward=False)
+        return loss
 
     def loss_and_grads(
         self,
@@ -221,14 +219,14 @@ class Model:
         `on_gradient(name, gradient)` is called with each gradient as soon as it is final; it is then not returned.
         `on_loss` is called with the loss before any gradient; an exception from it stops the step.
         """
-        batch = self._checked(tokens, targets, divisor, segments)._replace(dropout_seed=dropout_seed)
+        batch = checked_batch(self, tokens, targets, divisor, segments)._replace(dropout_seed=dropout_seed)
         done = self._steps.gradients(self, batch, on_gradient, on_loss) if self._steps is not None else None
         if done is not None:
             return done
         run = self.new_run(dropout_seed=dropout_seed)
         run.gradients.on_gradient = on_gradient
         run.on_loss = None if on_loss is None else lambda loss: on_loss(float(loss))
-        return self._unrecorded(run, batch), run.gradients.made
+        return unrecorded_loss(run, self.config, batch), run.gradients.made
 
     def pairs_used(self) -> dict[str, bool]:
         """The pairs that a training step of this network calls, and whether each is one of the engine's `theirs`."""
@@ -276,7 +274,7 @@ class Model:
 
         settings = {"divisor": divisor, "segments": segments, "dropout_seed": dropout_seed}
         done = tangent_pass(self, tokens, targets, direction or {}, backward=False, **settings)
-        begins = self._checked(tokens, targets, divisor, segments).example_begins
+        begins = checked_batch(self, tokens, targets, divisor, segments).example_begins
         return np.add.reduceat(done.token_dots.reshape(-1), begins)
 
     def example_norms(
@@ -288,7 +286,7 @@ class Model:
         of its own counts, with norm 0). Its loss is the sum of its tokens' losses over `divisor`, by default the number
         of targets of the batch, so that the gradients of the examples sum to the gradient of `loss_and_grads`.
         """
-        return examples.example_norms(self, self._checked(tokens, targets, divisor, segments))
+        return examples.example_norms(self, checked_batch(self, tokens, targets, divisor, segments))
 
     def example_grads(
         self,
@@ -303,7 +301,7 @@ class Model:
 
         Examples and their losses are those of `example_norms`, which needs less memory if only norms are wanted.
         """
-        return examples.example_grads(self, self._checked(tokens, targets, divisor, segments), names)
+        return examples.example_grads(self, checked_batch(self, tokens, targets, divisor, segments), names)
 
     def trace(
         self,
@@ -320,13 +318,12 @@ class Model:
         recorder = Recorder(self.config.n_layer)
         run = self.new_run(on_activation=recorder)
         run.gradients.backprop_to_input()
-        batch = self._checked(tokens, targets, divisor, segments)
-        loss = self._unrecorded(run, batch)
-        ids, layout = self.engine.integers(batch.tokens), self._on_engine(batch.layout)
-        targets, grads = self.engine.integers(batch.targets.ids), run.gradients.made
-        adapted = self.active_adapter is not None
+        batch = checked_batch(self, tokens, targets, divisor, segments)
+        loss = unrecorded_loss(run, self.config, batch)
+        ids, targets, layout, *_ = batch.on_engine(self.engine)
+        grads, adapted = run.gradients.made, self.active_adapter is not None
         return build_trace(
-            recorder, ids, self.config, self.params, loss, grads, layout, targets, input_gradient, adapted
+            recorder, ids, self.config, self.params, loss, grads, layout, targets.ids, input_gradient, adapted
         )
 
     def train_step(
@@ -435,46 +432,6 @@ class Model:
             None if on_activation is None else paper_names(on_activation),
         )
         return Run(engine or self.engine, self.config, self.params, policy, cache)
-
-    def _layout(self, tokens: np.ndarray, segments: Any) -> tuple[Layout, np.ndarray | None]:
-        """The layout of the tokens, and their positions within their examples if there are segments."""
-        batch, limit = tokens.shape
-        index = np.arange(limit)
-        if segments is None:
-            return in_window(self.config, Layout(index, None, limit), index, batch), None
-        if not self.config.causal:
-            raise ValueError(
-                "segments need causal=True: without the causal mask, tokens would attend to later examples"
-            )
-        positions, start = inputs.check_segments(segments, tokens)
-        if limit > getattr(self.config, "max_position_embeddings", limit):
-            limit = int(positions.max()) + 1  # dynamic RoPE depends on the longest example
-        return in_window(self.config, Layout(positions, start, limit), index, batch), positions
-
-    def _on_engine(self, layout: Layout) -> Layout:
-        """The same with the engine's arrays."""
-        return layout.map(lambda _, x: self.engine.integers(x))
-
-    def _checked(self, tokens: Any, targets: Any, divisor: float | None, segments: Any) -> Batch:
-        """The checked batch: tokens and targets as integers, their layout, and the divisor of the loss."""
-        config = self.config
-        checked = inputs.check_tokens(tokens, config.vocab_size, config.n_positions)
-        layout, positions = self._layout(checked, segments)
-        checked_targets = inputs.check_targets(targets, checked, config.vocab_size, positions)
-        if divisor is None:
-            divisor = inputs.count_targets(checked_targets)
-        elif not divisor > 0:
-            raise ValueError(f"divisor must be > 0 (the number of targets in the step), got {divisor}")
-        wanted = choose(checked_targets, padded=self.engine.has("logits_loss_forward"))
-        return Batch(checked, wanted, layout, divisor, None)
-
-    def _unrecorded(self, run: Run, batch: Batch, backward: bool = True) -> float:
-        """A step without a recording, op by op."""
-        integers, targets = self.engine.integers, batch.targets
-        wanted = Targets(*(None if x is None else integers(x) for x in targets))
-        layout = self._on_engine(batch.layout)
-        loss = forward_backward(run, self.config, integers(batch.tokens), wanted, layout, batch.divisor, backward)
-        return float(loss)
 
 
 def _steps() -> Any:

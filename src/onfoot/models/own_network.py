@@ -16,6 +16,7 @@ from onfoot.config import Config
 from onfoot.models.gradients import OnGradient
 from onfoot.models.inputs import count_targets
 from onfoot.models.model import Model
+from onfoot.models.step import checked_batch
 from onfoot.own_engine import EngineLike, NotWrittenError, PairError
 
 Forward = Callable[..., tuple[Any, Any]]
@@ -51,7 +52,7 @@ class OwnNetwork(Model):
         """The loss and the gradients of all parameters, by the user's functions."""
         if segments is not None or self.active_adapter is not None:
             raise ValueError("gpt2_forward takes neither packed examples nor adapters")
-        batch = self._checked(tokens, targets, divisor, None)
+        batch = checked_batch(self, tokens, targets, divisor)
         n = count_targets(batch.targets.ids)
         loss, saved = self._forward(dict(self.params), batch.tokens, batch.targets.ids, self.config)
         scale = n / batch.divisor  # the user's loss is a mean

@@ -26,7 +26,7 @@ from onfoot.models.families import network
 from onfoot.models.inputs import check_tokens
 from onfoot.models.layout import Layout, Targets, in_window
 from onfoot.models.run import Dropped, Run
-from onfoot.models.step import Batch, forward_backward
+from onfoot.models.step import Batch, checked_batch, forward_backward
 from onfoot.recording import pool
 from onfoot.recording.recorded_array import CannotRecord, RecordedArray
 from onfoot.recording.recorder import INPUT, RESULT, Event, Recorder, Recording
@@ -239,7 +239,7 @@ def parts_of(batch: Batch, shares: list[tuple[int, int]]) -> list[Batch]:
 
 def step_memory(model: Model, tokens: np.ndarray, clip: bool) -> tuple[int, int]:
     """Bytes of the arena (with inputs) and of the gradients at their peak, for a training step on these tokens."""
-    batch, threads = model._checked(tokens, tokens, None, None), pool.threads()
+    batch, threads = checked_batch(model, tokens, tokens), pool.threads()
     made = recordings(model, batch, _shares(model, batch, threads, True), threads, True)
     arena = sum(one.arena + one.bytes_of(INPUT) for one in made)
     if len(made) > 1 or clip:

@@ -12,9 +12,8 @@ import numpy as np
 
 from onfoot.arrays import Array, to_numpy
 from onfoot.models.dual import KINDS, Dual, DualEngine, value
-from onfoot.models.layout import Targets
 from onfoot.models.recorded_tangents import recorded_tangents
-from onfoot.models.step import Batch, forward_backward
+from onfoot.models.step import Batch, checked_batch, forward_backward
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -50,17 +49,15 @@ def tangent_pass(
         raise ValueError(f"unknown kind {kind!r}; choose from {', '.join(KINDS)}")
     model.engine.require_formulas("a product with the Hessian")
     moves = check_direction(model, direction)
-    batch = model._checked(tokens, targets, divisor, segments)
+    batch = checked_batch(model, tokens, targets, divisor, segments)
     done = recorded_tangents(model, batch._replace(dropout_seed=dropout_seed), moves, kind, backward, gradients)
     if done is not None:
         return TangentPass(done.loss, _by_token(done.dots, batch), done.grads, done.hvp)
     engine = DualEngine(model.engine, kind, gradients)
     run = model.new_run(keep_saved=backward, dropout_seed=dropout_seed, engine=engine)
     run.params = {name: Dual(p, moves.get(name)) for name, p in model.params.items()}
-    integers = model.engine.integers
-    wanted = Targets(*(None if x is None else integers(x) for x in batch.targets))
-    layout = model._on_engine(batch.layout)
-    loss = forward_backward(run, model.config, integers(batch.tokens), wanted, layout, batch.divisor, backward)
+    ids, wanted, layout, divisor, _ = batch.on_engine(engine)
+    loss = forward_backward(run, model.config, ids, wanted, layout, divisor, backward)
     dots = np.concatenate([to_numpy(part) for part in engine.token_dots])
     made = run.gradients.made
     hvp = {n: g.tangent if isinstance(g, Dual) else g for n, g in made.items()}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from onfoot.arrays import Array
+from onfoot.engine import Engine
+from onfoot.models import inputs
 from onfoot.models.families import network
-from onfoot.models.layout import Layout, Targets
+from onfoot.models.layout import Layout, Targets, layout_of
 from onfoot.models.run import Run
 from onfoot.ops.cross_entropy import IGNORE
+
+if TYPE_CHECKING:
+    from onfoot.models.model import Model
 
 PAD = 64  # rows with a target are padded to a multiple of this, or of 1/PARTS of all tokens if that is more,
 PARTS = 8  # so that few recordings cover all batches
@@ -19,9 +24,9 @@ MANY_UNRECORDED = 0.75  # the same where steps are not recorded: fewer logits mu
 
 
 class Batch(NamedTuple):
-    """The input of a step, as NumPy arrays."""
+    """The input of a step, as NumPy arrays until `on_engine`."""
 
-    tokens: np.ndarray  # (B, T)
+    tokens: Array  # (B, T)
     targets: Targets
     layout: Layout
     divisor: float
@@ -42,6 +47,12 @@ class Batch(NamedTuple):
         chosen = np.pad(self.targets.chosen, more, constant_values=IGNORE)
         return self._replace(targets=Targets(self.targets.ids, np.pad(self.targets.rows, more), chosen))
 
+    def on_engine(self, engine: Engine) -> Batch:
+        """The same with the engine's arrays."""
+        targets = Targets(*(None if x is None else engine.integers(x) for x in self.targets))
+        layout = self.layout.map(lambda _, x: engine.integers(x))
+        return self._replace(tokens=engine.integers(self.tokens), targets=targets, layout=layout)
+
     @property
     def example_begins(self) -> np.ndarray:
         """The first token of each example, among all B T: of each sequence, or of each packed example."""
@@ -55,6 +66,25 @@ class Batch(NamedTuple):
         layout = self.layout
         packed = layout.positions.ndim, layout.start is None, layout.limit, layout.window_start is None
         return *self.tokens.shape, rows, packed, self.dropout_seed is None
+
+
+def checked_batch(
+    model: Model, tokens: Any, targets: Any = None, divisor: float | None = None, segments: Any = None
+) -> Batch:
+    """The batch that a user gave for a model, or a ValueError.
+
+    Tokens and targets are integers (B, T); without a divisor, it is the number of targets. No dropout seed is set.
+    """
+    config = model.config
+    checked = inputs.check_tokens(tokens, config.vocab_size, config.n_positions)
+    layout = layout_of(config, checked, segments)
+    positions = None if segments is None else layout.positions
+    ids = inputs.check_targets(targets, checked, config.vocab_size, positions)
+    if divisor is None:
+        divisor = inputs.count_targets(ids)
+    elif not divisor > 0:
+        raise ValueError(f"divisor must be > 0 (the number of targets in the step), got {divisor}")
+    return Batch(checked, choose(ids, padded=model.engine.has("logits_loss_forward")), layout, divisor, None)
 
 
 def choose(ids: np.ndarray, some: bool | None = None, padded: bool = True) -> Targets:
@@ -87,3 +117,16 @@ def forward_backward(
         del a11, s_loss  # frees them
         net.features_backward(run, config, d11, s_features)
     return loss
+
+
+def unrecorded_loss(run: Run, config: Any, batch: Batch, backward: bool = True) -> float:
+    """The loss of a checked batch, computed op by op; with `backward`, the gradients are added to the run's."""
+    given = batch.on_engine(run.engine)
+    loss = forward_backward(run, config, given.tokens, given.targets, given.layout, given.divisor, backward)
+    return float(loss)
+
+
+def features(run: Run, config: Any, tokens: np.ndarray) -> Array:
+    """The features of checked tokens, (B, T, C), from which the head computes logits."""
+    ids, layout = run.engine.integers(tokens), layout_of(config, tokens).map(lambda _, x: run.engine.integers(x))
+    return network(config).features_forward(run, config, ids, layout)[0]

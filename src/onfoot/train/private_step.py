@@ -15,6 +15,7 @@ import numpy as np
 
 from onfoot.arrays import Array, to_numpy, zeros_like_shape
 from onfoot.models.examples import example_pass
+from onfoot.models.step import checked_batch
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.buckets import GradientAccumulator
 from onfoot.train.optimizer import AdamW
@@ -69,7 +70,7 @@ def clipped_gradients(
     accumulator = GradientAccumulator()
     loss, n_targets, n_examples, n_clipped = 0.0, 0, 0, 0
     for batch in batches:
-        checked = model._checked(batch.tokens, batch.targets, 1.0, batch.segments)
+        checked = checked_batch(model, batch.tokens, batch.targets, 1.0, batch.segments)
         one = example_pass(model, checked._replace(dropout_seed=batch.dropout_seed))
         norms = one.norms()
         if not np.isfinite(norms).all():
