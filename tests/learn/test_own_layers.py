@@ -124,6 +124,12 @@ def test_tangents_are_those_of_autograd(name: str) -> None:
 MISTAKES = [(key, mistake) for key, layer in OWN_LAYERS.items() for mistake in layer.mistakes]
 
 
+@pytest.mark.parametrize("name", OWN_LAYERS)
+def test_every_mistake_of_a_layer_carries_its_name(name: str) -> None:
+    layer = OWN_LAYERS[name]  # the diagnosis finds a layer's own mistakes by this name
+    assert {mistake.layer for mistake in layer.mistakes} <= {layer.name}
+
+
 @pytest.mark.parametrize(("key", "mistake"), MISTAKES, ids=[f"{key}: {one.name}" for key, one in MISTAKES])
 def test_a_mistake_of_the_exercises_is_named(key: str, mistake: Mistake) -> None:
     layer = OWN_LAYERS[key]
