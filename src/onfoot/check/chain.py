@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.case_sizes import FIRST, Sizes
-from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, is_float_array
 from onfoot.check.places import place_words
 from onfoot.check.words import argument_words, formula, parameters_of, piece_words
 from onfoot.terminal import listed
@@ -155,8 +155,8 @@ class _Search:
     def _depends(self, one: Call, twice: Mapping[Call, tuple[tuple[Any, ...], Any]]) -> bool:
         """Whether a call's result depends on dout: then it is a step of the backward pass."""
         result, other = self.calls[one][1], twice[one][1]
-        is_array = isinstance(result, np.ndarray) and result.dtype.kind == "f" and 0 < result.size <= LARGEST
-        return is_array and not np.allclose(result, other, rtol=1e-9, atol=0)
+        is_comparable = is_float_array(result) and 0 < result.size <= LARGEST
+        return is_comparable and not np.allclose(result, other, rtol=1e-9, atol=0)
 
     def _reach(self, one: Call) -> list[int]:
         """The gradients that depend on a step."""

@@ -20,7 +20,7 @@ from onfoot.check.budget import distance, norm
 from onfoot.check.call import ARRAYS, Answer, call, is_installed
 from onfoot.check.forms import Form
 from onfoot.check.isolated import RemoteForm
-from onfoot.check.layer import Array, Case, Gradients, Layer
+from onfoot.check.layer import Array, Case, Gradients, Layer, is_float_array
 from onfoot.check.layouts import NAMES, Layout, argument_of, contract, layouts, named_layout
 from onfoot.check.narrow import NARROW, rounded
 
@@ -360,8 +360,4 @@ def kinds_of(form: Form | RemoteForm, arrays: str, dtype: str) -> list[str]:
 
 def rounded_case(case: Case, dtype: str) -> Case:
     """The case with its floating-point arrays rounded to `dtype`; bfloat16 is held in float32."""
-    inputs: list[Any] = []
-    for x in case.inputs:
-        is_float = isinstance(x, np.ndarray) and x.dtype.kind == "f"
-        inputs.append(rounded(x, dtype) if is_float else x)
-    return replace(case, inputs=tuple(inputs))
+    return replace(case, inputs=tuple(rounded(x, dtype) if is_float_array(x) else x for x in case.inputs))
