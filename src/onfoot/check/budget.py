@@ -17,6 +17,7 @@ import numpy as np
 from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, is_float_array
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}  # the largest relative error of one rounding
+DTYPES = ("float64", "float32")  # the most accurate first
 ALLOWED = 64  # allowed error, in rounding errors of the magnitude
 PERTURBATION = 2.0**-36  # well above float64 rounding, and small enough for a linear response
 SAFE = 1e-200  # a sum of squares above it, and below its inverse, is accurate

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
+from onfoot.check.budget import DTYPES, UNIT, allowed, distance, layer_magnitudes, norm
 from onfoot.check.call import Answer, Problem
 from onfoot.check.candidate import Evidence
 from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, read_sizes, sizes_for
@@ -32,7 +32,6 @@ from onfoot.check.report import LayerReport, Measured, Outcome
 from onfoot.check.single import FACTOR, coarse, computes_in_float32, has_float32_numbers, is_as_accurate, relax
 from onfoot.threads import one_blas_thread
 
-DTYPES = ("float64", "float32")
 ALL_DTYPES = (*DTYPES, *NARROW)  # the most accurate first
 MIN_FINITE = 2  # cases; fewer say too little if the others have nan
 TRIAL = "the first call"  # in which it is found out how the function is called
