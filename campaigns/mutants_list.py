@@ -208,7 +208,7 @@ CLI = [
     *of(
         "cli/attribute.py", "cli/test_attribute_numbers.py cli/test_attribute.py",
         ('{value:+.6f}", _bar(value / largest)', '{value:+.6f}", _bar(value)'),
-        ("round(abs(fraction) * width)", "int(abs(fraction) * width / 2)"),
+        ("round(abs(fraction) * BAR_WIDTH)", "int(abs(fraction) * BAR_WIDTH / 2)"),
         ('("+" if fraction > 0 else "−")', '("+" if fraction < 0 else "−")'),
         ('f"loss {result.loss:.6f}"', 'f"loss {result.loss * len(result.tokens):.6f}"'),
         ('f"{s.predicted:+.6f}", f"{s.actual:+.6f}"', 'f"{s.actual:+.6f}", f"{s.predicted:+.6f}"'),

@@ -22,6 +22,11 @@ def for_terminal(text: str, stream: IO[str] | None = None) -> str:
     return printable(text) if (stream or sys.stdout).isatty() else text
 
 
+def listed(names: Sequence[str]) -> str:
+    """“a”, “a and b”, “a, b and c”."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def html_table(rows: Sequence[Sequence[str]], header: bool = False) -> str:
     """Rows of cells as an HTML table; with `header`, the first row is its head."""
     lines = []

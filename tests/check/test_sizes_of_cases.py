@@ -181,7 +181,7 @@ PLANTED = {
 @pytest.fixture
 def no_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a mistake is found does not depend on its name, which takes longer."""
-    monkeypatch.setattr("onfoot.check.known._diagnose", lambda report, magnitudes: None)
+    monkeypatch.setattr("onfoot.check.known.explain", lambda report, magnitudes: None)
 
 
 @pytest.mark.parametrize("mistake", PLANTED)

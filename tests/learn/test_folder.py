@@ -84,10 +84,10 @@ def test_progress_survives_an_update_and_says_what_has_changed_since(course: Pat
     (course / "README.md").write_text("# a new text\n", encoding="utf-8")
     make_folder(folder)
     progress = Progress(folder)
-    assert progress.solved(LINEAR) and progress.right_now(LINEAR) and progress.hints(LINEAR) == 2
+    assert progress.solved(LINEAR) and progress.status(LINEAR) == "passed" and progress.hints(LINEAR) == 2
     assert progress.current().number == 2
     (folder / LINEAR.file).write_text("x = 1\n", encoding="utf-8")
-    assert progress.solved(LINEAR) and not progress.right_now(LINEAR)
+    assert progress.solved(LINEAR) and progress.status(LINEAR) is None
     assert "a product and a bias  (changed since it was solved)" in map_text(progress)
 
 

@@ -77,7 +77,6 @@ def network(*inputs: Any) -> Any:
 
 
 AUTOGRAD: dict[str, Callable[..., Any]] = {
-    "relu": F.relu,
     "softmax": lambda scores: torch.softmax(scores, -1),
     "self_attention": self_attention,
     "grouped_query": grouped,
@@ -122,6 +121,12 @@ def test_tangents_are_those_of_autograd(name: str) -> None:
 
 
 MISTAKES = [(key, mistake) for key, layer in OWN_LAYERS.items() for mistake in layer.mistakes]
+
+
+@pytest.mark.parametrize("name", OWN_LAYERS)
+def test_every_mistake_of_a_layer_carries_its_name(name: str) -> None:
+    layer = OWN_LAYERS[name]  # the diagnosis finds a layer's own mistakes by this name
+    assert {mistake.layer for mistake in layer.mistakes} <= {layer.name}
 
 
 @pytest.mark.parametrize(("key", "mistake"), MISTAKES, ids=[f"{key}: {one.name}" for key, one in MISTAKES])

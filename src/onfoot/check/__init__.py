@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onfoot.check import session
+from onfoot.check.budget import DTYPES
 from onfoot.check.case_sizes import sizes
 from onfoot.check.engines import installation
 from onfoot.check.general import gradients
 from onfoot.check.general_report import GradientReport
 from onfoot.check.isolated import IsolatedFunction
-from onfoot.check.known import DTYPES, check_layer
+from onfoot.check.known import check_layer
 from onfoot.check.layer import Layer
 from onfoot.check.layers import LAYERS, get_layer
 from onfoot.check.mistakes import CATALOGUE

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, is_float_array
 
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}  # the largest relative error of one rounding
+DTYPES = ("float64", "float32")  # the most accurate first
 ALLOWED = 64  # allowed error, in rounding errors of the magnitude
 PERTURBATION = 2.0**-36  # well above float64 rounding, and small enough for a linear response
 SAFE = 1e-200  # a sum of squares above it, and below its inverse, is accurate
@@ -30,7 +31,7 @@ def noisy(pieces: Pieces, rng: np.random.Generator) -> Pieces:
     """The same pieces with randomly perturbed inputs."""
 
     def perturbed(x: Any) -> Any:
-        if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim:
+        if is_float_array(x) and x.ndim:
             return x * (1 + PERTURBATION * math.sqrt(12) * (rng.random(x.shape) - 0.5))
         return x
 

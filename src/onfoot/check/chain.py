@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.case_sizes import FIRST, Sizes
-from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces
+from onfoot.check.layer import Array, Case, Gradients, Layer, Pieces, is_float_array
 from onfoot.check.places import place_words
 from onfoot.check.words import argument_words, formula, parameters_of, piece_words
+from onfoot.terminal import listed
 
 SMALL = {"batch": 2, "heads": 2, "tokens": 3, "head_dim": 2, "vocabulary": 5}
 LARGEST = 150  # entries of a step that is tested
@@ -43,25 +44,21 @@ class Chain:
 
     def __str__(self) -> str:
         if not self.steps:
-            return f"The chain is right down to {_listed(self.right)}. Wrong at their own ends: {_listed(self.alone)}."
-        above = f"Right down to {_listed(self.right)}." if self.right else "No returned gradient is above the break."
+            return f"The chain is right down to {listed(self.right)}. Wrong at their own ends: {listed(self.alone)}."
+        above = f"Right down to {listed(self.right)}." if self.right else "No returned gradient is above the break."
         where = f"First wrong: {self.steps[0]}" if len(self.steps) == 1 else _one_of(self.steps)
         how = f", {self.how}" if self.how else ""
         text = f"{above} {where}{how}."
         if len(self.follow) == 1 and not self.alone:
             text += " No other gradient depends on it."
         if len(self.follow) > 1:
-            text += f" {_listed(self.follow)} follow from it: a right pass from there gives the same numbers."
+            text += f" {listed(self.follow)} follow from it: a right pass from there gives the same numbers."
         if self.alone:
-            text += f" Wrong besides: {_listed(self.alone)}."
+            text += f" Wrong besides: {listed(self.alone)}."
         return text
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "text": str(self)}
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _one_of(steps: Sequence[str]) -> str:
@@ -158,8 +155,8 @@ class _Search:
     def _depends(self, one: Call, twice: Mapping[Call, tuple[tuple[Any, ...], Any]]) -> bool:
         """Whether a call's result depends on dout: then it is a step of the backward pass."""
         result, other = self.calls[one][1], twice[one][1]
-        is_array = isinstance(result, np.ndarray) and result.dtype.kind == "f" and 0 < result.size <= LARGEST
-        return is_array and not np.allclose(result, other, rtol=1e-9, atol=0)
+        is_comparable = is_float_array(result) and 0 < result.size <= LARGEST
+        return is_comparable and not np.allclose(result, other, rtol=1e-9, atol=0)
 
     def _reach(self, one: Call) -> list[int]:
         """The gradients that depend on a step."""
@@ -328,9 +325,9 @@ def _how(found: Sequence[tuple[Term, float]]) -> str | None:
     missing = [term.name for term, c in off if abs(c) < 1e-7]
     added = [term.name for term, c in off if not term.belongs and _whole(c) == 1]
     if len(off) == len(missing) + len(added) and missing and added and all(missing):
-        return f"{_listed(added)} in place of {_listed(missing)}"
+        return f"{listed(added)} in place of {listed(missing)}"
     if len(off) > 1 and len(off) == len(missing) and all(missing):
-        return f"{_listed(missing)} are missing"
+        return f"{listed(missing)} are missing"
     texts = [_factor(term, c) for term, c in off]
     return None if None in texts else "; ".join(text for text in texts if text)
 

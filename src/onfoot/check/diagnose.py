@@ -28,6 +28,7 @@ from onfoot.check.routes import ROUTES
 from onfoot.check.shares import COST as SHARES
 from onfoot.check.shares import share_probes
 from onfoot.check.slips import slips
+from onfoot.terminal import listed
 
 MAX_SIZE = 4.5  # larger candidates are not tried
 MAX_TRIED = 300  # combinations of explanations
@@ -438,9 +439,8 @@ def _alone(mistake: Mistake) -> Candidate:
 
 def _plural(kind: str, names: Sequence[str]) -> str:
     """“{} is transposed” of several gradients: “dq and dk are transposed”."""
-    together = f"{', '.join(names[:-1])} and {names[-1]}"
     plural = kind.replace("{} is ", "{} are ").replace("{} has ", "{} have ").replace(" its ", " their ")
-    return plural.format(together)
+    return plural.format(listed(names))
 
 
 def _fixes(changes: Sequence[Change]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.factors import candidates
-from onfoot.check.layer import Array, Case, transposed
+from onfoot.check.layer import Array, Case, is_float_array, transposed
 
 AXES = {
     1: ("feature",),
@@ -29,10 +29,6 @@ class Edit:
     apply: Callable[..., Any]  # (array, case) -> the wrong array
 
 
-def is_array(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
-
-
 def proportional(x: Array, y: Array) -> bool:
     """Whether one is the other, multiplied by a number other than 0 and 1."""
     product, squares = float(np.vdot(x, y)), float(np.vdot(x, x)) * float(np.vdot(y, y))
@@ -43,7 +39,7 @@ def edits(x: Any, case: Case, frequent: bool = False) -> Iterator[Edit]:
     """The ways in which x can be wrong, the most frequent first."""
     if isinstance(x, np.ndarray) and x.dtype.kind == "i" and x.ndim:
         yield from _of_integers(x)
-    if not is_array(x) and (isinstance(x, bool) or not isinstance(x, (int, float, np.number))):
+    if not is_float_array(x) and (isinstance(x, bool) or not isinstance(x, (int, float, np.number))):
         return
     yield Edit(1.2, "{0} is missing (taken as 0)", lambda a, c: 0 * a)
     yield Edit(1.2, "{} is left out (taken as 1)", lambda a, c: 0 * a + 1.0)
@@ -70,7 +66,7 @@ def edits(x: Any, case: Case, frequent: bool = False) -> Iterator[Edit]:
     yield from _sizes(case)
     if np.ndim(x) == 4 and case.sizes.get("G", 1) > 1 and x.shape[1] == case.sizes["H"]:
         yield Edit(1.28, "{} is summed over the query heads of a group", _over_groups)
-    if is_array(x):
+    if is_float_array(x):
         yield from along_axes(x)
     # after the parts: of softmax's weights, only the first token's 1 is left of integers
     yield Edit(1.292, "{} is cut off to integers (an integer dtype)", lambda a, c: np.trunc(a))

@@ -16,15 +16,13 @@ import numpy as np
 
 import onfoot.engine
 from onfoot.arrays import to_numpy
-from onfoot.check.budget import ALLOWED, UNIT, norm
+from onfoot.check.budget import ALLOWED, DTYPES, UNIT, norm
 from onfoot.check.examples import Example, examples, flattened
 from onfoot.check.general import gradients
 from onfoot.check.numeric import derivative
 from onfoot.engine import OPS, Engine
 from onfoot.kernels import FUSED
 from onfoot.terminal import ShownText
-
-DTYPES = ("float64", "float32")
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,6 @@ _OF_GRADIENT: dict[str, dict[str, str]] = {
     "softmax": {"dx": "25"},
     "gelu": {"dx": "G.4"},
     "relu": {"dx": "G.2"},
-    "learn_relu": {"dx": "G.2"},
     "learn_softmax": {"dx": "25"},
     "silu": {"dx": "GLU.2"},
     "swiglu": {"dgate": "GLU.2", "dup": "GLU.3"},

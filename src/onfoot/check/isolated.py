@@ -16,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class IsolatedFunction:
     """A function in another process; calling it calls that function. A process that died is started again."""
 
     code = START  # what the process runs
+    most_waiting = 0  # answers that wait to be read; 0 is any number
 
     def __init__(self, target: str, layer: str = "", timeout: float = TIMEOUT) -> None:
         if not timeout > 0:
@@ -66,23 +67,38 @@ class IsolatedFunction:
         self._start()
 
     def _start(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        command = [sys.executable, "-c", self.code, root, self.target, self.layer, str(IMPORT_SECONDS)]
-        pipe = subprocess.PIPE
-        environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # threads cost more than they bring on small arrays
-        self.process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
-        )
+        """Starts the process, and a thread for each thing that is done while it runs."""
+        self.process = self._spawn()
         self.dump: list[str] = []
-        self.answers: queue.Queue[tuple[dict[str, Any], list[np.ndarray]] | None] = queue.Queue()
-        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._read_answers, self._read_output)]
+        self.answers: queue.Queue[tuple[dict[str, Any], list[np.ndarray]] | None] = queue.Queue(self.most_waiting)
+        self.threads = [threading.Thread(target=work, args=(self.process,), daemon=True) for work in self._works()]
         for thread in self.threads:
             thread.start()
         self.loaded = self.held = False
         self.imported = {"numpy"}  # the kinds of arrays that the process has made
 
-    def _read_answers(self) -> None:
-        stream, answers = self.process.stdout, self.answers
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """A new process that imports the file and then waits for calls."""
+        environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # threads cost more than they bring on small arrays
+        return self._popen(IMPORT_SECONDS, environment)
+
+    def _popen(
+        self, seconds: float, environment: Mapping[str, str], folder: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Python running `code`, in a session of its own; the import may take so many seconds."""
+        root = str(Path(__file__).resolve().parents[2])
+        command = [sys.executable, "-c", self.code, root, self.target, self.layer, str(seconds)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder, start_new_session=True
+        )
+
+    def _works(self) -> list[Callable[[subprocess.Popen[bytes]], None]]:
+        """What is done in threads while the process runs."""
+        return [self._read_answers, self._read_output]
+
+    def _read_answers(self, process: subprocess.Popen[bytes]) -> None:
+        stream, answers = process.stdout, self.answers
         assert stream is not None
         try:
             while True:
@@ -90,9 +106,9 @@ class IsolatedFunction:
         except (EOFError, OSError, ValueError):
             answers.put(None)
 
-    def _read_output(self) -> None:
+    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
         """Shows what the function prints, up to a limit, and keeps what Python reports of a crash."""
-        stream, dump = self.process.stderr, self.dump
+        stream, dump = process.stderr, self.dump
         assert stream is not None
         for line in iter(lambda: stream.readline(2**16), b""):
             text = line.decode(errors="replace")

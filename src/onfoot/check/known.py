@@ -5,19 +5,26 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from onfoot.check.budget import UNIT, allowed, distance, layer_magnitudes, norm
+from onfoot.check.budget import DTYPES, allowed, distance, layer_magnitudes, norm
 from onfoot.check.call import Answer, Problem
-from onfoot.check.candidate import Evidence
 from onfoot.check.case_sizes import ANY, Sizes, all_cases, first_case, read_sizes, sizes_for
 from onfoot.check.chain import Chain, find_break, is_composite, small_case
-from onfoot.check.diagnose import Diagnosis, Finding, diagnose
-from onfoot.check.equations import equation_of
+from onfoot.check.explain import (
+    add_equations,
+    diagnose_in_float32,
+    diagnose_in_float64,
+    explain,
+    forgive_changed_arguments,
+    forgive_last_digits,
+    quoted,
+    warn_of_lost_digits,
+)
 from onfoot.check.forms import Expected, Form, forms_of
 from onfoot.check.hints import hints
 from onfoot.check.isolated import IsolatedFunction, RemoteForm
@@ -29,18 +36,13 @@ from onfoot.check.narrow import NARROW, narrow_budgets
 from onfoot.check.numeric_example import Example, smallest_difference, two_tokens, worst_entry
 from onfoot.check.plan import Chooser, Plan, Trial, kinds_of, rounded_case, without
 from onfoot.check.report import LayerReport, Measured, Outcome
-from onfoot.check.single import FACTOR, coarse, computes_in_float32, has_float32_numbers, is_as_accurate, relax
 from onfoot.threads import one_blas_thread
 
-DTYPES = ("float64", "float32")
 ALL_DTYPES = (*DTYPES, *NARROW)  # the most accurate first
-MIN_FINITE = 2  # cases; fewer say too little if the others have nan
 TRIAL = "the first call"  # in which it is found out how the function is called
 DEATHS_ALLOWED = 3  # a function whose process died in so many cases is not called again
 MLP = 4  # times the width, as GPT-2 and most others have it
 SLOW = 1.0  # seconds; a large case that takes longer is run in the first dtype only
-LOW_ACCURACY = "a step computes in float32 or loses digits, or a constant is written with few digits"
-DIGITS = 1e-9  # a constant that is closer to the right one is the right one, written with 9 digits or more
 ROUGH = 0.1  # a relative tolerance above it (large scores in float32) is itself known to a digit at best
 
 
@@ -79,17 +81,17 @@ def check_layer(
         report.not_given = [one for one in layer.gradients if one not in checker.layer.gradients]
         report.recognised = checker.recognised
         if report.outcomes and report.outcomes[0].dtype in NARROW:
-            _diagnose_in_float64(report, checker, cases)
+            diagnose_in_float64(report, checker, cases)
         else:
-            _diagnose(report, checker.magnitudes)
-            _forgive_last_digits(report)
-            _diagnose_in_float32(report, checker, cases)
-        _forgive_in_place(report)
-        _add_equations(report)
+            explain(report, checker.magnitudes)
+            forgive_last_digits(report)
+            diagnose_in_float32(report, checker, cases)
+        forgive_changed_arguments(report)
+        add_equations(report)
         if not report.passed:
             report.example = checker.example(report)
             report.chain = checker.chain(report)
-    _warn(report)
+    warn_of_lost_digits(report)
     report.warnings += [*checker.warnings, *hints(report)]
     return report
 
@@ -225,12 +227,12 @@ class _LayerChecker:
             where = "" if dtype == dtypes[0] else f" in {dtype}"
             if where and dtypes[0] in left:
                 continue  # the same, and more
-            self.warnings.append(f"not run{where}, because the function hung or died before: {_quoted(names)}")
+            self.warnings.append(f"not run{where}, because the function hung or died before: {quoted(names)}")
         for dtype, names in narrow.items():
-            self.warnings.append(f"not judged in {dtype}, in which the formula itself is off by half: {_quoted(names)}")
+            self.warnings.append(f"not judged in {dtype}, in which the formula itself is off by half: {quoted(names)}")
         if slow and len(dtypes) > 1:
             seconds = max(slow.values())
-            self.warnings.append(f"run in {dtypes[0]} only, because it took {seconds:.1f} seconds: {_quoted(slow)}")
+            self.warnings.append(f"run in {dtypes[0]} only, because it took {seconds:.1f} seconds: {quoted(slow)}")
         return found
 
     def without_refused_dtypes(self, outcomes: list[Outcome]) -> list[Outcome]:
@@ -336,188 +338,6 @@ def _differences(
 
 def _is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray)
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"“{name}”" for name in names)
-
-
-def _diagnose(report: LayerReport, magnitudes: Mapping[str, list[float]], every: bool = False) -> None:
-    """Looks for known mistakes, in the most accurate requested dtype; by `every` means also if that is float32's."""
-    dtype = report.outcomes[0].dtype
-    outcomes = [o for o in report.outcomes if o.dtype == dtype and o.answer.gradients is not None]
-    counted = [o for o in outcomes if report.counts(o)]
-    small, large = ([o for o in counted if o.case.large == size] for size in (False, True))
-    only_large = not any(map(_is_wrong, small)) and any(map(_is_wrong, large))
-    if report.failed and not any(map(_is_wrong, counted)):
-        report.diagnosis = _of_calls(report) or _of_integers(report)
-        return  # it raises or dies; what it does beyond the contract is not the cause
-    seen = large if only_large else small if any(map(_is_wrong, small)) else [o for o in outcomes if not o.case.large]
-    finite = [o for o in seen if all(np.isfinite(g).all() for g in o.answer.gradients or [])]
-    some = MIN_FINITE <= len(finite) < len(seen)
-    report.diagnosis = _of_calls(report)
-    if report.diagnosis is not None:
-        return
-    brief = (computes_in_float32(report) and not every) or not report.failed
-    report.diagnosis = _diagnosis(report, seen, magnitudes, brief=some or brief)
-    if report.diagnosis is None or report.diagnosis.complete or not some or not report.failed:
-        return
-    without = _diagnosis(report, finite, magnitudes, brief)  # nan in one case must not silence the others
-    if without is None or len(without.unexplained) >= len(report.diagnosis.unexplained):
-        report.diagnosis = _diagnosis(report, seen, magnitudes, brief)
-    else:
-        report.diagnosis = without
-        left_out = _quoted(o.case.name for o in seen if o not in finite)
-        report.warnings.append(f"the diagnosis leaves out the cases with nan or infinite entries: {left_out}")
-
-
-def _of_integers(report: LayerReport) -> Diagnosis | None:
-    """The diagnosis of gradients that are integer arrays; None if there are none."""
-    messages = dict.fromkeys(p.message for o in report.failed for p in o.problems if p.kind == "type")
-    names = [g for g in report.layer.gradients if any(m.startswith(f"{g} is an array of int") for m in messages)]
-    if not names:
-        return None
-    name = f"{', '.join(names)}: an integer array, which cuts off the fractions"
-    explains = "The gradient is gathered in an array whose dtype is that of the ids or of a list of integers."
-    fix = "gather it in floating point: np.zeros_like(weight), or zeros of dout's dtype"
-    return Diagnosis([Finding(name, explains, "", fix, "", names)], residual=0.0, cases=len(report.failed))
-
-
-def _of_calls(report: LayerReport) -> Diagnosis | None:
-    """The diagnosis of gradients that depend on earlier calls, or on chance; None if there are none."""
-    problems = [p for o in report.outcomes if o.dtype == report.outcomes[0].dtype for p in o.problems]
-    problems = [p for p in problems if p.kind == "random" and p.gradient]
-    names = [g for g in report.layer.gradients if any(p.gradient == g for p in problems)]
-    if not names or not set(report.wrong) <= set(names):
-        return None  # another mistake as well
-    added = all(p.added for p in problems)
-    if not added and coarse(report) and all(p.size <= FACTOR for p in problems):
-        return None  # parallel sums in float32
-    if added:
-        name = "the gradients of earlier calls are added: a second call returns the first result plus its own"
-        fix = "start every call from zeros, or zero the buffers before it"
-    else:
-        name = "two calls with the same inputs differ: something is kept from the call before, random or never set"
-        fix = "keep nothing between calls: no buffer, cache or changed default argument; no random numbers, no np.empty"
-    finding = Finding(f"{', '.join(names)}: {name}", "", "", fix, "", names)
-    return Diagnosis([finding], residual=0.0, cases=len(report.failed))
-
-
-def _diagnose_in_float64(report: LayerReport, checker: _LayerChecker, cases: Sequence[Case]) -> None:
-    """Looks for known mistakes in float64, or float32 if it raises in that: 16 bits leave too many that fit."""
-    if report.passed:
-        return
-    before, checker.warnings = checker.warnings, []
-    for dtype in DTYPES:
-        exact = replace(report, outcomes=checker.outcomes(cases, [dtype]))
-        if not any(o.answer.gradients is None for o in exact.outcomes):
-            _diagnose(exact, checker.magnitudes)
-            _diagnose_in_float32(exact, checker, cases)
-            report.diagnosis = exact.diagnosis
-            if exact.passed and report.wrong:
-                before.append(
-                    f"right in {dtype}: in {report.outcomes[0].dtype} it loses more digits than rounding explains"
-                )
-            break
-    checker.warnings = before
-
-
-def _forgive_last_digits(report: LayerReport) -> None:
-    """A constant that is right to 9 digits, such as √(2/π) = 0.7978845608, is a note if nothing else is wrong."""
-    found = report.diagnosis
-    if found is None or not found.complete or not all(0 < f.off <= DIGITS for f in found.findings):
-        return
-    factor = max(f.off for f in found.findings) / UNIT["float64"]  # what so large an error explains
-    wrong = [o for o in report.failed if o.dtype == "float64"]
-    if any(o.problems for o in wrong) or not all(m.error <= factor * m.allowed for o in wrong for m in o.measured):
-        return
-    for o in wrong:
-        o.measured = [replace(m, allowed=factor * m.allowed) for m in o.measured]
-    if report.passed:
-        report.diagnosis = None
-        for f in found.findings:
-            report.warnings.append(f"{f.name}, {f.value}: right to {int(-math.log10(f.off))} digits")
-
-
-def _diagnose_in_float32(report: LayerReport, checker: _LayerChecker, cases: Sequence[Case]) -> None:
-    """Judges and diagnoses a function that computes in float32 in that precision, if float64 does not name it all."""
-    found = report.diagnosis
-    if (found and found.complete) or not report.wrong or not computes_in_float32(report):
-        return
-    names = coarse(report)
-    if found is not None:
-        found.unexplained = [name for name in found.unexplained if name not in names]
-    if is_as_accurate(report) and not (found and found.findings):
-        report.diagnosis = found = None
-    relax(report)
-    if not report.wrong or (found and found.complete):
-        return
-    before, checker.warnings = checker.warnings, []
-    outcomes = [o for o in report.outcomes if o.dtype == "float32"] or checker.outcomes(cases, ["float32"])
-    checker.warnings = before
-    single = replace(report, outcomes=outcomes)
-    _diagnose(single, checker.magnitudes)
-    left = len(found.unexplained) if found and found.findings else math.inf
-    if single.diagnosis is None or not single.diagnosis.findings:
-        _diagnose(report, checker.magnitudes, every=True)  # it was brief: most such functions are named in float32
-    elif len(single.diagnosis.unexplained) < left:
-        report.diagnosis = single.diagnosis
-        report.warnings.append("named in float32: the gradients of float64 inputs have the digits of float32")
-
-
-def _diagnosis(
-    report: LayerReport, outcomes: Sequence[Outcome], magnitudes: Mapping[str, list[float]], brief: bool = False
-) -> Diagnosis | None:
-    """The diagnosis of these cases, without probes and pairs if `brief`; None if nothing is wrong in them."""
-    right = [{m.gradient for m in o.measured if m.ok} for o in outcomes]
-    wrong = [g for g, name in enumerate(report.layer.gradients) if any(name not in one for one in right)]
-    if not wrong:
-        return None
-    answers = [o.answer.gradients or [] for o in outcomes]
-    cases, sizes = [o.case for o in outcomes], [magnitudes[o.case.name] for o in outcomes]
-    evidence = Evidence(report.layer, report.options, cases, answers, sizes, outcomes[0].dtype)
-    only_large = all(o.case.large for o in outcomes)
-    pairs = report.layer.probed and not (only_large or brief)
-    return diagnose(evidence, wrong, pairs=pairs)
-
-
-def _is_wrong(outcome: Outcome) -> bool:
-    return len([m for m in outcome.measured if m.ok]) < len(outcome.answer.gradients or [])
-
-
-def _forgive_in_place(report: LayerReport) -> None:
-    """Arguments modified in place are a warning, if the results are right."""
-    if any(not m.ok for o in report.failed for m in o.measured):
-        return
-    messages: dict[str, None] = {}
-    for o in report.outcomes:
-        messages |= dict.fromkeys(p.message for p in o.problems if p.kind == "mutates")
-        o.problems = [p for p in o.problems if p.kind != "mutates"]
-    told = [m for m in messages if not any(other.startswith(f"{m} (") for other in messages)]  # with the line, once
-    report.warnings += [f"{message}: whoever uses it afterwards gets other values" for message in told]
-
-
-def _add_equations(report: LayerReport) -> None:
-    """Gives a finding that violates no equation in particular that of its first gradient."""
-    for i, finding in enumerate(report.diagnosis.findings if report.diagnosis else ()):
-        if not finding.equation and finding.gradients and report.diagnosis is not None:
-            equation = equation_of(report.layer.name, finding.gradients[0], report.options.get("form", ""))
-            report.diagnosis.findings[i] = replace(finding, equation=equation)
-
-
-def _warn(report: LayerReport) -> None:
-    """Adds warnings that do not make the check fail."""
-    judged = list(dict.fromkeys(name for o in report.outcomes for name in o.single_precision))
-    if judged:
-        which = "float64 is" if not report.wrong else f"float64 of {', '.join(judged)} is"
-        report.warnings.append(
-            f"{which} only as accurate as float32 and was judged as such: "
-            + ("a step computes in float32" if has_float32_numbers(report) else LOW_ACCURACY)
-        )
-    lost = [o for o in report.outcomes if report.counts(o) and not o.ok]
-    for dtype in dict.fromkeys(o.dtype for o in lost) if report.passed else ():
-        cases = _quoted(o.case.name for o in lost if o.dtype == dtype)
-        report.warnings.append(f"correct in float64, but the {dtype} error is larger than rounding explains: {cases}")
 
 
 def checked_dtypes(dtypes: Sequence[str], known: Sequence[str] = DTYPES) -> list[str]:

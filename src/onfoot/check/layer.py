@@ -132,6 +132,10 @@ class Layer:
             return tuple(found[i] for i in self.chosen) if self.chosen else found
 
 
+def is_float_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
+
+
 def transposed(x: Array) -> Array:
     """xᵗ over the last two axes."""
     return np.swapaxes(x, -1, -2)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.case_sizes import FIRST, Sizes
-from onfoot.check.layer import Array, Case, Layer
+from onfoot.check.layer import Array, Case, Layer, is_float_array
 
 BASE = {"batch": 2, "heads": 2, "tokens": 3, "width": 8, "head_dim": 4, "vocabulary": 9}
 MORE = {"batch": 5, "tokens": 7, "heads": 6, "width": 12, "head_dim": 6, "vocabulary": 11}
@@ -173,9 +173,7 @@ def layouts(layer: Layer, case: Case, options: Mapping[str, Any], wanted: Sequen
 def _is_matrix(layer: Layer, name: str, x: Any, axes: Axes) -> bool:
     """Whether an argument is the weight of a linear map, which some keep as (out, in)."""
     positions = {"batch", "tokens", "heads", "vocabulary"}
-    return (
-        isinstance(x, np.ndarray) and x.dtype.kind == "f" and not positions & set(axes[name]) and layer.name != "adamw"
-    )
+    return is_float_array(x) and not positions & set(axes[name]) and layer.name != "adamw"
 
 
 def _possible(name: str, layer: Layer, case: Case, axes: Axes, options: Mapping[str, Any]) -> bool:

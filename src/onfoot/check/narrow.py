@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from onfoot.check.budget import distance, norm
-from onfoot.check.layer import Array, Case, Layer, Pieces
+from onfoot.check.layer import Array, Case, Layer, Pieces, is_float_array
 
 NARROW = ("float16", "bfloat16")
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest relative error of one rounding
@@ -34,8 +34,7 @@ def rounding(pieces: Pieces, dtype: str) -> Pieces:
     """The same pieces with the arrays they take rounded to the dtype."""
 
     def narrow(x: Any) -> Any:
-        is_float = isinstance(x, np.ndarray) and x.dtype.kind == "f"
-        return rounded(x, dtype).astype(np.float64) if is_float else x
+        return rounded(x, dtype).astype(np.float64) if is_float_array(x) else x
 
     def wrap(piece: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *arguments: piece(*map(narrow, arguments))

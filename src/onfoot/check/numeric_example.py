@@ -12,7 +12,7 @@ import numpy as np
 from onfoot.check.budget import distance, norm
 from onfoot.check.call import Answer
 from onfoot.check.case_sizes import FIRST, Sizes
-from onfoot.check.layer import Array, Case, Gradients, Layer
+from onfoot.check.layer import Array, Case, Gradients, Layer, is_float_array
 
 if TYPE_CHECKING:
     from onfoot.check.report import LayerReport
@@ -77,12 +77,8 @@ def two_tokens(layer: Layer, options: Mapping[str, Any], sizes: Sizes) -> list[C
 
 
 def _rounded(case: Case) -> Case:
-    inputs = tuple(np.round(x, 1) + 0.0 if _is_float(x) else x for x in case.inputs)
+    inputs = tuple(np.round(x, 1) + 0.0 if is_float_array(x) else x for x in case.inputs)
     return Case("two tokens", inputs, case.sizes)
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
 
 
 def smallest_difference(

@@ -10,14 +10,10 @@ import numpy as np
 from onfoot.arrays import is_torch, to_numpy
 from onfoot.check.budget import UNIT, norm
 from onfoot.check.call import Answer, call, copy_argument
-from onfoot.check.layer import Array
+from onfoot.check.layer import Array, is_float_array
 from onfoot.check.numeric import Derivative, derivative
 
 PERTURBATIONS = 6
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
 
 
 class Pair:
@@ -35,10 +31,10 @@ class Pair:
         self.forward, self.backward, self.saved = forward, backward, saved
         self.arrays = "torch" if any(is_torch(x) for x in inputs) else "numpy"
         arrays = [to_numpy(x) if hasattr(x, "__array__") and not isinstance(x, np.generic) else x for x in inputs]
-        self.inputs = [x.astype(np.float64) if _is_float(x) else x for x in arrays]
-        self.wrt = [i for i, x in enumerate(self.inputs) if _is_float(x)] if wrt is None else list(wrt)
+        self.inputs = [x.astype(np.float64) if is_float_array(x) else x for x in arrays]
+        self.wrt = [i for i, x in enumerate(self.inputs) if is_float_array(x)] if wrt is None else list(wrt)
         for i in self.wrt:
-            if not _is_float(self.inputs[i]):
+            if not is_float_array(self.inputs[i]):
                 raise ValueError(f"argument {i} is not a floating-point array, so it has no gradient")
         if not self.wrt:
             raise ValueError("no input is a floating-point array: there is nothing to check")
@@ -54,7 +50,7 @@ class Pair:
 
     def gradients(self, u: Array, dtype: str, inputs: Sequence[Any] | None = None) -> Answer:
         """Calls the backward pass with its inputs cast to `dtype`."""
-        given = [x.astype(dtype) if _is_float(x) else x for x in inputs or self.inputs]
+        given = [x.astype(dtype) if is_float_array(x) else x for x in inputs or self.inputs]
         labels = [f"argument {i}" for i in range(len(given))]
         for name, i in zip(self.names, self.wrt, strict=True):
             labels[i] = name

@@ -1,10 +1,14 @@
 """Chooses how an object is called: its form, the kind of arrays, their layout and the order of what it returns.
 
-One small case with distinct sizes decides. What the contract says comes first. Another layout is taken only if the call
-in the contract's raises, or returns wrong shapes and no gradient that is right, also not but for its shape: a right
-gradient that is transposed, flattened or has an axis too many is a mistake, not a layout. The one exception is tokens
-before heads, which has the same shapes: it is taken if nothing is right in the contract's layout and more is right in
-this one.
+One small case with distinct sizes decides. The contract's layout comes first. Another layout, in which the object
+returns the right shapes, is taken in three cases:
+
+- In the contract's layout the call raises an error.
+- There it returns wrong shapes, and no gradient has the right numbers. If one has, but is transposed, flattened or has
+  an axis too many, that is a mistake of the function and not another layout.
+- There no gradient is right, and the other layout is tokens before heads, the only one with the same shapes.
+
+In the last two cases a gradient must be right in the other layout, or all must resemble the right ones clearly more.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from onfoot.check.budget import distance, norm
 from onfoot.check.call import ARRAYS, Answer, call, is_installed
 from onfoot.check.forms import Form
 from onfoot.check.isolated import RemoteForm
-from onfoot.check.layer import Array, Case, Gradients, Layer
+from onfoot.check.layer import Array, Case, Gradients, Layer, is_float_array
 from onfoot.check.layouts import NAMES, Layout, argument_of, contract, layouts, named_layout
 from onfoot.check.narrow import NARROW, rounded
 
@@ -360,8 +364,4 @@ def kinds_of(form: Form | RemoteForm, arrays: str, dtype: str) -> list[str]:
 
 def rounded_case(case: Case, dtype: str) -> Case:
     """The case with its floating-point arrays rounded to `dtype`; bfloat16 is held in float32."""
-    inputs: list[Any] = []
-    for x in case.inputs:
-        is_float = isinstance(x, np.ndarray) and x.dtype.kind == "f"
-        inputs.append(rounded(x, dtype) if is_float else x)
-    return replace(case, inputs=tuple(inputs))
+    return replace(case, inputs=tuple(rounded(x, dtype) if is_float_array(x) else x for x in case.inputs))

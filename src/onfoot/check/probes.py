@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.edits import Edit, edits, fits, is_array, proportional
-from onfoot.check.layer import Array, Case, Layer, Mistake, Piece, Pieces
+from onfoot.check.edits import Edit, edits, fits, proportional
+from onfoot.check.layer import Array, Case, Layer, Mistake, Piece, Pieces, is_float_array
 from onfoot.check.places import at_place, place_words
 from onfoot.check.recording import Recording, Recordings
 from onfoot.check.routes import WORDS
@@ -67,7 +67,7 @@ def _of_inputs(layer: Layer, case: Case, few: bool) -> Iterator[Mistake]:
                 named = Edit(edit.cost + (0.025 if size else -0.02), sentence(edit.says, name), edit.apply)
                 yield _given(layer, named, fix, i, edit.apply)
         for j, (other, y) in enumerate(zip(layer.arguments, case.inputs, strict=False)):
-            if i != j and is_array(x) and is_array(y) and x.shape == y.shape:
+            if i != j and is_float_array(x) and is_float_array(y) and x.shape == y.shape:
                 yield _exchanged(layer, i, j, f"{other} is used in place of {name}", fix)
                 if i < j and {f"d{name}", f"d{other}"} <= set(layer.gradients):
                     yield _roles(layer, i, j)
@@ -156,16 +156,16 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
     probe = _maker(layer, name, place, len(calls), where, fix)
     if not few:
         yield from reductions(probe, what, arguments, result)
-    if place is None and is_array(result) and result.ndim >= 3 and result.shape[-1] == 1:
+    if place is None and is_float_array(result) and result.ndim >= 3 and result.shape[-1] == 1:
         yield from row_sums(probe, recordings, found, what, result.shape)
     for edit in edits(result, case, few):
         yield probe(edit.cost, sentence(edit.says, what), _result(edit))
     words_of = _words_of(layer, found, name, arguments)
     for i, x in enumerate(arguments):
-        if name == "mask" and not is_array(x):
+        if name == "mask" and not is_float_array(x):
             continue  # sizes
         argument = words_of[i]
-        if _same_kind(x, result) and argument != what and not (is_array(x) and proportional(x, result)):
+        if _same_kind(x, result) and argument != what and not (is_float_array(x) and proportional(x, result)):
             yield probe(1.21, f"{argument} in place of {what}", _passed_through(i))
         for edit in edits(x, case, few and (place is not None or name not in OVER_TOKENS)):
             yield probe(edit.cost + 0.01, f"{sentence(edit.says, argument)} in {what}", _argument(edit, i))
@@ -177,7 +177,7 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
                 other = words_of[j]
                 yield probe(1.23, f"{other} in place of {argument} in {what}", _replaced(i, j))
         for words, value in found.values.items():
-            if not is_array(x) or words in (argument, what) or (words in found.later and not alone):
+            if not is_float_array(x) or words in (argument, what) or (words in found.later and not alone):
                 continue
             if value.shape == x.shape:
                 if proportional(value, x):
@@ -198,7 +198,7 @@ def of_piece(recordings: Recordings, case: Case, name: str, place: int | None, f
     for words, value in found.values.items():
         if words in found.later and not (alone and len(calls) == 1):
             continue
-        if is_array(result) and value.shape == result.shape and words != what and not proportional(value, result):
+        if is_float_array(result) and value.shape == result.shape and words != what and not proportional(value, result):
             yield probe(1.25, f"{words} in place of {what}", _from_recording(recordings, None, words))
             yield probe(1.31, f"{what} has {words} added to it", _result_plus(recordings, words))
 
@@ -236,7 +236,7 @@ def combined_arguments(recordings: Recordings, case: Case, name: str) -> Iterato
     probe = _maker(layer, name, None, len(calls), "", formula(name, layer.name) or f"check {what}")
     for i, (x, argument) in enumerate(zip(arguments, _words_of(layer, found, name, arguments), strict=True)):
         for words, value in found.values.items():
-            if is_array(x) and words not in (argument, what) and words not in found.later and fits(x, value):
+            if is_float_array(x) and words not in (argument, what) and words not in found.later and fits(x, value):
                 for verb, function in COMBINED:
                     says = f"{argument} is {verb.format(words)} in {what}"
                     yield probe(1.33, says, _combined(recordings, i, words, function))
@@ -306,7 +306,7 @@ def _combined(
 
 
 def _same_kind(x: Any, y: Any) -> bool:
-    if is_array(x) and is_array(y):
+    if is_float_array(x) and is_float_array(y):
         return x.shape == y.shape
     return isinstance(x, float) and isinstance(y, float)
 

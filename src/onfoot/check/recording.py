@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onfoot.check.edits import is_array
-from onfoot.check.layer import Array, Case, Layer, Piece, Pieces
+from onfoot.check.layer import Array, Case, Layer, Piece, Pieces, is_float_array
 from onfoot.check.places import place_words
 from onfoot.check.words import piece_words
 
@@ -35,7 +34,7 @@ def record(layer: Layer, case: Case, options: Mapping[str, Any]) -> Recording:
             words = piece_words(name, layer.name)
             found.words.setdefault(id(result), words)
             found.origins.setdefault(id(result), (name, len(found.calls[name]) - 1))
-            if is_array(result):
+            if is_float_array(result):
                 found.values.setdefault(words, result)
             return result
 
@@ -47,7 +46,7 @@ def record(layer: Layer, case: Case, options: Mapping[str, Any]) -> Recording:
     _derive(found)
     for name, calls in found.calls.items():
         for k, (_, result) in enumerate(calls):
-            if k and is_array(result):
+            if k and is_float_array(result):
                 words = f"{piece_words(name, layer.name)} ({place_words(layer, name, k, len(calls))})"
                 found.values[words] = result
                 found.later.add(words)
@@ -66,7 +65,7 @@ def _derive(found: Recording) -> None:
 
 def _named_inputs(layer: Layer, case: Case) -> dict[str, Array]:
     pairs = zip(layer.arguments, case.inputs, strict=False)
-    return {name: x for name, x in pairs if is_array(x)}
+    return {name: x for name, x in pairs if is_float_array(x)}
 
 
 class Recordings:

@@ -16,7 +16,7 @@ import numpy as np
 
 from onfoot.check.candidate import Candidate, Evidence
 from onfoot.check.edits import AXES
-from onfoot.check.layer import Array, Case, Mistake, Piece, Pieces
+from onfoot.check.layer import Array, Case, Mistake, Piece, Pieces, is_float_array
 from onfoot.check.places import at_place, place_words
 from onfoot.check.recording import Recordings
 from onfoot.check.words import argument_words, formula, parameters_of, piece_words
@@ -375,8 +375,8 @@ def _scaled(arrays: tuple[Any, ...], j: int, spread: Callable[[tuple[int, ...]],
     return (*arrays[:j], arrays[j] * spread(arrays[j].shape), *arrays[j + 1 :])
 
 
-def _is_large(x: object) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.ndim >= 2 and x.size > 1
+def _is_large(x: Any) -> bool:
+    return is_float_array(x) and x.ndim >= 2 and x.size > 1
 
 
 def _axes(x: Array, scores: bool) -> tuple[str, ...]:

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from onfoot.check.edits import AXES, fits, is_array
-from onfoot.check.layer import Array, Case, Mistake, Piece
+from onfoot.check.edits import AXES, fits
+from onfoot.check.layer import Array, Case, Mistake, Piece, is_float_array
 from onfoot.check.recording import Recording, Recordings
 
 
 def reductions(probe: Callable[..., Mistake], what: str, arguments: tuple[Any, ...], result: Any) -> Iterator[Mistake]:
     """A sum or mean over the last axis that is taken over other axes."""
-    arrays = [x for x in arguments if is_array(x) and x.ndim >= 3]
-    if not arrays or not is_array(result) or result.shape != (*arrays[0].shape[:-1], 1) or arrays[0].shape[-1] == 1:
+    arrays = [x for x in arguments if is_float_array(x) and x.ndim >= 3]
+    if not arrays or not is_float_array(result):
+        return
+    if result.shape != (*arrays[0].shape[:-1], 1) or arrays[0].shape[-1] == 1:
         return
     names = AXES[arrays[0].ndim]
     for axis in range(arrays[0].ndim - 1):
@@ -85,7 +87,7 @@ def operations(
     """A sum where a product belongs, or the reverse, for pieces of two arrays."""
     for i, j in itertools.permutations(range(len(arguments)), 2):
         x, y = arguments[i], arguments[j]
-        if not (is_array(result) and is_array(x) and is_array(y) and x.shape == result.shape and fits(x, y)):
+        if not (all(map(is_float_array, (result, x, y))) and x.shape == result.shape and fits(x, y)):
             continue
         a, b = names[i], names[j]
         for sign, function in (("+", np.add), ("−", np.subtract), ("∘", np.multiply), ("/", np.divide)):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from onfoot.formats.tokenizer import Tokenizer
 
 BYTES = 256  # vocabulary size of a byte-level model
+BAR_WIDTH = 24  # of the largest contribution
 SIZES = ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")
 SMALL = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=BYTES, n_positions=256)
 
@@ -145,5 +146,5 @@ def _token_names(tokenizer: Tokenizer) -> Callable[[int], str]:
     return lambda token: f"{token}  {tokenizer.decode([token])!r}"
 
 
-def _bar(fraction: float, width: int = 24) -> str:
-    return ("+" if fraction > 0 else "−") * round(abs(fraction) * width)
+def _bar(fraction: float) -> str:
+    return ("+" if fraction > 0 else "−") * round(abs(fraction) * BAR_WIDTH)

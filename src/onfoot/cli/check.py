@@ -219,7 +219,8 @@ def _with_function(
     timeout: float | None,
     options: dict[str, Any],
 ) -> Any:
-    from onfoot.check.known import DTYPES, check_layer
+    from onfoot.check.budget import DTYPES
+    from onfoot.check.known import check_layer
     from onfoot.check.layers import LAYERS, get_layer
 
     if layer is None and target in LAYERS:

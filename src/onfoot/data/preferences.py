@@ -87,9 +87,7 @@ def read_preference(value: Any, tokenizer: Tokenizer, template: ChatTemplate, wh
     made = []
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         try:
-            if isinstance(answer, list) and not any(
-                isinstance(m, dict) and m.get("role") == "assistant" for m in answer
-            ):
+            if isinstance(answer, list) and not any(map(is_assistant, answer)):
                 raise ValueError("no assistant message after the prompt, so it has no targets; add one")
             made.append(read_example({**rest, "prompt": prompt, "completion": answer}, template, tokenizer, where))
         except ValueError as error:

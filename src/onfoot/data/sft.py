@@ -12,7 +12,7 @@ import numpy as np
 
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
 from onfoot.data.example import Example
-from onfoot.data.example_file import n_templated, target_counts
+from onfoot.data.example_file import n_templated
 from onfoot.data.packing import Rows
 from onfoot.data.records import ReadLog
 from onfoot.data.sft_examples import fit, read_examples, split_examples
@@ -82,11 +82,6 @@ class SftSource:
     def rows(self) -> int:
         """Rows per epoch."""
         return len(self.train)
-
-    @property
-    def targets_per_epoch(self) -> int:
-        """Targets per epoch."""
-        return int(target_counts(self.train.examples).sum())
 
     def steps_for(self, epochs: float, private: bool = False) -> int:
         """The number of steps of `epochs` passes over the rows, or, in private training, over the examples."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from onfoot.arrays import to_numpy
+from onfoot.attribution import Swap
 from onfoot.explore.jobs import tracked
 from onfoot.explore.study_context import StudyContext
 from onfoot.explore.texts import special_ids
@@ -20,17 +19,6 @@ LOGITS = 4_000_000  # of a batch
 MIN_TRIED = 32
 
 
-@dataclass(frozen=True)
-class TriedSwap:
-    """One token replaced by another; the targets stay those of the text."""
-
-    position: int
-    old: int
-    new: int
-    predicted: float  # Δ_0[t, new] − Δ_0[t, old], the change of the loss to first order
-    actual: float  # the loss with the swap minus the loss without it
-
-
 def input_delta(m: StudyContext) -> np.ndarray:
     """Δ_0 of the whole vocabulary, (T, V)."""
     if 0 in m.trace.delta:
@@ -38,7 +26,7 @@ def input_delta(m: StudyContext) -> np.ndarray:
     return m.trace.blocks[0].delta[1][0] @ m.params[token_table(m.config)].T  # eq EMB.1
 
 
-def tried_swaps(m: StudyContext) -> list[TriedSwap]:
+def tried_swaps(m: StudyContext) -> list[Swap]:
     """The swaps with the lowest predicted loss, in that order, with their actual change; no special tokens."""
     ids, delta_0 = m.tokens[0], input_delta(m)
     predicted = delta_0 - delta_0[np.arange(len(ids)), ids][:, None]  # (T, V)
@@ -54,7 +42,7 @@ def tried_swaps(m: StudyContext) -> list[TriedSwap]:
     losses = np.concatenate([_losses(m, part) for part in parts])  # (n,)
     changes = (losses - m.trace.loss).tolist()
     return [
-        TriedSwap(int(t), int(ids[t]), int(id), float(predicted[t, id]), change)
+        Swap(int(t), int(ids[t]), int(id), float(predicted[t, id]), change)
         for t, id, change in zip(places, new, changes, strict=True)
     ]
 

@@ -56,14 +56,14 @@ class Intervention(ScoresProbe):
         by[at] = change
         return self._loss(self._perturbed_scores(block, head, by), None)
 
-    def with_moves(self, moves: Mapping[str, Callable[[np.ndarray], None]], engine: Engine | None = None) -> float:
+    def with_moves(self, moves: Mapping[str, Callable[[np.ndarray], None]]) -> float:
         """The loss when each named activation is changed in place as soon as it is computed."""
 
         def note(name: str, value: np.ndarray) -> None:
             if name in moves:
                 moves[name](value)
 
-        return self._loss(engine or self.model.engine, note)
+        return self._loss(self.model.engine, note)
 
     def without_scale(self, block: int) -> float:
         """The loss when one block's scores are not divided by √d."""

@@ -46,9 +46,9 @@ def linear_backward_tangent(dy: Any, dy_dot: Any, saved: Any, saved_dot: Any) ->
     return dx_dot, dweight_dot, sum_rows(right[1]) if has_bias else None  # eq FC.8
 
 
-def weight_gradient_tangent(left: tuple[Any, Any], right: tuple[Any, Any], out: Any = None) -> np.ndarray:
-    """The tangent of leftᵗ right, each with its tangent; added to `out` if given."""
-    made = product(left[1].T, right[0], out=out, accumulate=out is not None)
+def weight_gradient_tangent(left: tuple[Any, Any], right: tuple[Any, Any]) -> np.ndarray:
+    """The tangent of leftᵗ right, each with its tangent."""
+    made = product(left[1].T, right[0])
     return product(left[0].T, right[1], out=made, accumulate=True)  # eq FC.7
 
 

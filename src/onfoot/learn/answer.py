@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from onfoot.learn.judge import PartVerdict, Verdict
+from onfoot.terminal import listed
 
 WIDTH = 100
 MARKS = {
@@ -124,11 +125,6 @@ def what_next(verdict: Verdict, hints_seen: int) -> Iterator[str]:
     yield f"The whole derivation:      {exercise.derivation}"
     if verdict.status == "wrong":
         yield f"All numbers:               onfoot learn check {exercise.number} --report"
-
-
-def listed(names: Sequence[str]) -> str:
-    """“a”, “a and b”, “a, b and c”."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def capital(text: str) -> str:

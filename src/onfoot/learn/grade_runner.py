@@ -8,15 +8,14 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onfoot.check.forms import Expected, FormError
+from onfoot.check.forms import Expected, Form, FormError
 from onfoot.check.isolated import DUMPS, GRACE, DiedError, RaisedError, RemoteForm
 from onfoot.check.wire import receive
 from onfoot.learn.grade_limits import Limits, clean_environment
@@ -37,6 +36,7 @@ class LimitedExercise(IsolatedExercise):
     """The function of a part of an exercise, in a process with limits. What comes back is never trusted."""
 
     code = START
+    most_waiting = 2
     adopts = False  # whether orphans become children of this process, which has no other children
 
     def __init__(self, path: Path, adapter: str, limits: Limits) -> None:
@@ -46,29 +46,14 @@ class LimitedExercise(IsolatedExercise):
         self.final: DiedError | None = None  # a limit was reached: it is not called again
         super().__init__(path, adapter, limits.call_seconds)
 
-    def _start(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        command = [sys.executable, "-c", self.code, root, self.target, self.layer, str(self.timeout)]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            command,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            env=clean_environment(self.folder, self.limits),
-            cwd=self.folder if self.folder.is_dir() else None,
-            start_new_session=True,  # ignored by Windows
-        )
-        self.dump: list[str] = []
-        self.answers: queue.Queue[tuple[dict[str, Any], list[np.ndarray]] | None] = queue.Queue(maxsize=2)
-        works = (self._read_answers, self._read_output, self._watch_folder)
-        self.threads = [threading.Thread(target=work, args=(self.process,), daemon=True) for work in works]
-        for thread in self.threads:
-            thread.start()
-        self.loaded = self.held = False
-        self.imported = {"numpy"}
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        environment = clean_environment(self.folder, self.limits)
+        return self._popen(self.timeout, environment, self.folder if self.folder.is_dir() else None)
 
-    def _read_answers(self, process: subprocess.Popen[bytes]) -> None:  # type: ignore[override]
+    def _works(self) -> list[Callable[[subprocess.Popen[bytes]], None]]:
+        return [*super()._works(), self._watch_folder]
+
+    def _read_answers(self, process: subprocess.Popen[bytes]) -> None:
         stream, answers = process.stdout, self.answers
         assert stream is not None
         answer: tuple[dict[str, Any], list[np.ndarray]] | None
@@ -90,7 +75,7 @@ class LimitedExercise(IsolatedExercise):
             if answer is None:
                 return
 
-    def _read_output(self, process: subprocess.Popen[bytes]) -> None:  # type: ignore[override]
+    def _read_output(self, process: subprocess.Popen[bytes]) -> None:
         stream, dump = process.stderr, self.dump
         assert stream is not None
         for line in iter(lambda: stream.readline(2**16), b""):
@@ -140,15 +125,7 @@ class LimitedExercise(IsolatedExercise):
                 self.final = DiedError("crash", str(error))
         if self.final is None:
             return super().hold(expected)
-        plain = {
-            "sentence": "",
-            "takes_upstream": True,
-            "own_sizes": None,
-            "takes": None,
-            "kinds": ["numpy"],
-            "loaded": [],
-        }
-        return [RemoteForm(self, 0, plain)]
+        return [RemoteForm(self, 0, {**Form(expected).describe(), "kinds": ["numpy"], "loaded": []})]
 
     def run(
         self,

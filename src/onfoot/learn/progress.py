@@ -85,10 +85,6 @@ class Progress:
         same = kept.get("sha256") == digest(self.folder / exercise.file)
         return str(kept["status"]) if same and kept.get("status") not in (None, "blocked", "missing") else None
 
-    def right_now(self, exercise: Exercise) -> bool:
-        """Whether the file as it is now has been judged right."""
-        return self.status(exercise) == "passed"
-
     def current(self) -> Exercise:
         """The first exercise that is not solved, or the last one."""
         return next((one for one in EXERCISES if not self.solved(one)), EXERCISES[-1])

@@ -11,6 +11,7 @@ import numpy as np
 
 from onfoot.engine import OPS
 from onfoot.own_engine.pairs import GRADIENTS, Pair, ours, result_shape
+from onfoot.terminal import listed
 
 NEEDED_BY = {"start": " for packed examples (--no-pack trains without)", "keep": " for dropout"}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -48,7 +49,7 @@ def checked_pair(pair: str, forward: Callable[..., Any], backward: Callable[...,
 
     def checked_backward(dy: Any, saved: OwnSaved) -> Any:
         first = next(iter(inspect.signature(OPS[f"{pair}_backward"]).parameters))
-        grads = listed(pair, call_backward({first: dy, "saved": saved.saved}), saved.given)
+        grads = gradient_list(pair, call_backward({first: dy, "saved": saved.saved}), saved.given)
         made = []
         for name, grad in zip(GRADIENTS[pair], grads, strict=True):
             x = saved.given.get(name)
@@ -108,19 +109,19 @@ def fitted(name: str, function: Callable[..., Any]) -> Callable[[Mapping[str, An
     return call
 
 
-def listed(pair: str, grads: Any, given: Mapping[str, Any]) -> Sequence[Any]:
+def gradient_list(pair: str, grads: Any, given: Mapping[str, Any]) -> Sequence[Any]:
     """The gradients that a backward function returned, one per name; a PairError if some are missing."""
     names = GRADIENTS[pair]
     if len(names) == 1 and not isinstance(grads, tuple | list):
         grads = None if grads is None else (grads,)
-    wanted = _and([f"d{name}" for name in names])
+    wanted = listed([f"d{name}" for name in names])
     if grads is None:
         raise NotWrittenError(f"your {pair}_backward returns None; it must return {wanted}")
     if not isinstance(grads, tuple | list) or len(grads) != len(names):
         raise PairError(f"your {pair}_backward must return {wanted}, got {_kind(grads)}")
     missing = [f"d{name}" for name, g in zip(names, grads, strict=True) if g is None and given.get(name) is not None]
     if missing:
-        raise NotWrittenError(f"your {pair}_backward returns None for {_and(missing)}; has it been written yet?")
+        raise NotWrittenError(f"your {pair}_backward returns None for {listed(missing)}; has it been written yet?")
     return grads
 
 
@@ -179,10 +180,6 @@ def _kind(x: Any) -> str:
     if isinstance(x, tuple | list):
         return f"{len(x)} values"
     return "None" if x is None else f"a {type(x).__name__}"
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _line(error: Exception) -> str:

@@ -88,9 +88,9 @@ class Recording(NamedTuple):
 class Recorder:
     """Stands in for memory and kernels while a step is recorded."""
 
-    def __init__(self, threads: int, max_inputs: int = MAX_INPUTS) -> None:
+    def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._room_for_inputs = max_inputs
+        self._room_for_inputs = MAX_INPUTS
         self._by_key: dict[Any, Any] = {}  # inputs; a recomputed block asks for its dropout patterns again
         self._spaces: list[tuple[int, int, Any]] = []  # address space: begin, end, mmap
         self._next = self._end = 0

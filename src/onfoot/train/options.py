@@ -105,7 +105,6 @@ class TrainingOptions:
     engine_unchecked: bool = option(
         False, "With your own pairs: train even if one of them is wrong on the first batch. It is still reported."
     )
-    # What was changed when the run was resumed: the step, and the values before.
     changes: list[dict[str, Any]] = field(default_factory=list)  # of a resumed run: steps, and the values before them
 
     def __post_init__(self) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from onfoot.check.forms.form import Form
+
 QUICKLY = {"xla_backend_optimization_level": 0}  # each shape is computed twice; most of the time is compilation
 DEPTH = 4  # of functions that call one another
 
@@ -56,3 +58,20 @@ class Compiled:
         found = self.function(inputs, upstream)
         self.traces = False  # it fails only where it is traced
         return found
+
+
+class CompiledForm(Form):
+    """A form that is called in one way with all kinds of arrays; with those of JAX, the call is compiled."""
+
+    compiled: Compiled | None = None
+
+    def gradients(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any], arrays: str) -> Any:
+        if arrays == "jax":
+            if self.compiled is None:
+                self.compiled = Compiled(lambda inputs, upstream: self._called(dict(inputs), upstream, options))
+            return self.compiled(inputs, upstream)
+        return self._called(inputs, upstream, options)
+
+    def _called(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any]) -> Any:
+        """Returns the gradients: in the layer's order, or a dict by name."""
+        raise NotImplementedError

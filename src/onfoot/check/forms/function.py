@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onfoot.check.forms.compiled import Compiled, uses_jax
-from onfoot.check.forms.form import Expected, Form
+from onfoot.check.forms.compiled import CompiledForm, uses_jax
+from onfoot.check.forms.form import Expected
 from onfoot.check.forms.names import UPSTREAM, Matching, match, option_named
 from onfoot.check.forms.results import named
 
@@ -82,7 +82,7 @@ class Call:
         return self.function(*first, **given)
 
 
-class BackwardFunction(Form):
+class BackwardFunction(CompiledForm):
     """`f(x, weight, bias, dout)` and the like."""
 
     def __init__(self, function: Callable[..., Any], expected: Expected, call: Call | None) -> None:
@@ -94,17 +94,9 @@ class BackwardFunction(Form):
         if call and not call.in_order:
             self.sentence = f"arguments by name: {call.matching.sentence}"
         parameters = parameters_of(function) or {}
-        self.compiled: Compiled | None = None
         if uses_jax(function):
             self.kinds = ("jax", "numpy")
         self.options = {n: o for n in parameters if (o := option_named(n, expected.options)) is not None}
-
-    def gradients(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any], arrays: str) -> Any:
-        if arrays == "jax":
-            if self.compiled is None:
-                self.compiled = Compiled(lambda inputs, upstream: self._called(dict(inputs), upstream, options))
-            return self.compiled(inputs, upstream)
-        return self._called(inputs, upstream, options)
 
     def _called(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any]) -> Any:
         values = {**inputs, UPSTREAM: upstream} if UPSTREAM in self.expected.arguments else inputs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from onfoot.check.forms.compiled import Compiled, uses_jax
+from onfoot.check.forms.compiled import CompiledForm, uses_jax
 from onfoot.check.forms.differentiable import has_vjp
 from onfoot.check.forms.form import Expected, Form, FormError
 from onfoot.check.forms.function import Call, backward_function, parameters_of, required
@@ -17,7 +17,7 @@ from onfoot.check.forms.results import named
 WORDS = (("backward", "forward"), ("bwd", "fwd"), ("backprop", "forward"), ("_grad", ""), ("bprop", "fprop"))
 
 
-class Pair(Form):
+class Pair(CompiledForm):
     """The forward pass saves what the backward pass needs."""
 
     def __init__(self, forward: Callable[..., Any], backward: Callable[..., Any], expected: Expected) -> None:
@@ -34,7 +34,6 @@ class Pair(Form):
                 f"({', '.join(expected.inputs)})?"
             )
         self.takes = list(self.call.matching.arguments.values())
-        self.compiled: Compiled | None = None
         if uses_jax(backward) or uses_jax(forward):
             self.kinds = ("jax", "numpy")
         self.names = required(parameters_of(backward) or {})
@@ -45,13 +44,6 @@ class Pair(Form):
         self.sentence = f"a pair, y, saved = {_name(forward)}(…) and {_name(backward)}({', '.join(self.names)})" + (
             f"; arguments by name: {by_name}" if by_name else ""
         )
-
-    def gradients(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any], arrays: str) -> Any:
-        if arrays == "jax":
-            if self.compiled is None:
-                self.compiled = Compiled(lambda inputs, upstream: self._called(dict(inputs), upstream, options))
-            return self.compiled(inputs, upstream)
-        return self._called(inputs, upstream, options)
 
     def _called(self, inputs: dict[str, Any], upstream: Any, options: Mapping[str, Any]) -> Any:
         settings = {name: dict(options) for name in self.call.matching.options.values() if name not in options}

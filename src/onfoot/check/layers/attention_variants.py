@@ -198,12 +198,12 @@ ROPE_ATTENTION = Layer(
 GROUPED_PIECES = Pieces(
     **vars(attention.PIECES),
     repeated=lambda x, n_head: np.repeat(x, n_head // x.shape[1], axis=1),
-    dk_of_group=lambda d, n_kv: _by_group(d, n_kv).sum(axis=2),
-    dv_of_group=lambda d, n_kv: _by_group(d, n_kv).sum(axis=2),
+    dk_of_group=lambda d, n_kv: by_group(d, n_kv).sum(axis=2),
+    dv_of_group=lambda d, n_kv: by_group(d, n_kv).sum(axis=2),
 )
 
 
-def _by_group(d: Array, n_kv: int) -> Array:
+def by_group(d: Array, n_kv: int) -> Array:
     """(B, H, T, D) -> (B, Hkv, G, T, D)."""
     return d.reshape(d.shape[0], n_kv, -1, *d.shape[2:])
 

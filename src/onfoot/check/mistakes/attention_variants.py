@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onfoot.check.layer import Array, Mistake, Piece
+from onfoot.check.layers.attention_variants import by_group
 from onfoot.check.layers.rope import rotate
 from onfoot.check.mistakes.rope import rotate_adjacent
 
@@ -149,11 +150,6 @@ def _grouped(name: str, explains: str, fix: str, apply: Apply, equation: str = "
     return Mistake(name, "grouped_query_attention", explains, equation, fix, apply)
 
 
-def _of_group(d: Array, n_kv: int) -> Array:
-    """(B, H, T, D) -> (B, Hkv, G, T, D)."""
-    return d.reshape(d.shape[0], n_kv, -1, *d.shape[2:])
-
-
 def _tiled(x: Array, n_head: int) -> Array:
     """Query head h reads key head h % Hkv."""
     return np.tile(x, (1, n_head // x.shape[1], 1, 1))
@@ -174,19 +170,19 @@ GROUPED = (
         "dk and dv of the last query head of a group",
         "Each query head overwrites the gradient of the one before; all heads of a group share the keys and values.",
         ADD,
-        _both(lambda d, n_kv: _of_group(d, n_kv)[:, :, -1]),
+        _both(lambda d, n_kv: by_group(d, n_kv)[:, :, -1]),
     ),
     _grouped(
         "dk and dv of the first query head of a group",
         "Only one query head contributes; all heads of a group share the keys and values.",
         ADD,
-        _both(lambda d, n_kv: _of_group(d, n_kv)[:, :, 0]),
+        _both(lambda d, n_kv: by_group(d, n_kv)[:, :, 0]),
     ),
     _grouped(
         "dk and dv averaged over the group",
         "The gradients of the query heads of a group are averaged; they must be summed.",
         ADD,
-        _both(lambda d, n_kv: _of_group(d, n_kv).mean(axis=2)),
+        _both(lambda d, n_kv: by_group(d, n_kv).mean(axis=2)),
     ),
     _grouped(
         "dk and dv not summed over the group",

@@ -10,7 +10,6 @@ from onfoot.learn.layers.gpt2 import GPT2, OF_BLOCK
 from onfoot.learn.layers.grouped_query import GROUPED_QUERY
 from onfoot.learn.layers.kv_cache import KV_CACHE
 from onfoot.learn.layers.loss import MISTAKES as LOSS_MISTAKES
-from onfoot.learn.layers.relu import RELU
 from onfoot.learn.layers.self_attention import SELF_ATTENTION
 from onfoot.learn.layers.softmax import SOFTMAX
 from onfoot.learn.layers.tangents import LAYER_NORM_TANGENT, LINEAR_TANGENT, SOFTMAX_TANGENT
@@ -19,7 +18,6 @@ LOSS = replace(LAYERS["softmax_cross_entropy"], mistakes=LOSS_MISTAKES)
 BLOCK = replace(LAYERS["block"], gradients=("dx", *OF_BLOCK))  # its gradients by GPT-2's names
 
 OWN_LAYERS: dict[str, Layer] = {
-    "relu": RELU,
     "softmax": SOFTMAX,
     "self_attention": SELF_ATTENTION,
     "loss_with_ignored": LOSS,

@@ -84,7 +84,7 @@ MISTAKES = (
     ),
     *(
         mistake(
-            "self_attention",
+            "learn_self_attention",
             "33",
             "dq, dk, dv side by side in the wrong order",
             f"The columns of the projection are q | k | v, but the gradients are concatenated as {' | '.join(names)}.",
