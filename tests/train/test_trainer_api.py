@@ -468,19 +468,26 @@ def test_what_is_not_a_callback_is_named_with_the_way_out(text: Path) -> None:
         ("on_validation_end", "did you mean on_evaluation?"),  # Lightning
         ("on_evalution", "did you mean on_evaluation?"),
         ("on_gradients", "did you mean on_gradient?"),
+        ("on_train_batch_end", "did you mean on_step?"),  # Keras
         ("on_my_birthday", "choose from on_begin, on_gradient, "),
+        ("on_epoch_end", "choose from"),  # these have no equal
+        ("on_step_begin", "choose from"),
+        ("on_init_end", "choose from"),
+        ("on_load_checkpoint", "choose from"),
     ],
 )
 def test_a_method_that_no_event_would_call_is_an_error(name: str, meant: str, text: Path) -> None:
     mine = type("Mine", (onfoot.Callback,), {name: lambda self, trainer: None})
-    with pytest.raises(
-        ValueError, match=rf"Mine\.{name} would never be called: there is no such event; {re.escape(meant)}"
-    ):
+    said = rf"Mine\.{name} would never be called: there is no such event; {re.escape(meant)}"
+    with pytest.raises(ValueError, match=said + r"(.*\.)? A method of your own needs a name"):
         onfoot.Trainer(tiny(), text, options(), [mine()])
     heard: list[str] = []
     both = {name: heard.append, "on_begin": lambda self, trainer: heard.append("begin"), "on_call": 5}
     onfoot.Trainer(tiny(), text, options(), [type("ForTwoTrainers", (), both)()]).run()  # not derived from Callback
-    assert heard == ["begin"]
+    theirs = type("TheirCallback", (), {name: heard.append})
+    ours = type("Ours", (onfoot.Callback,), {"on_begin": lambda self, trainer: heard.append("again")})
+    onfoot.Trainer(tiny(), text, options(), [type("Both", (ours, theirs), {})()]).run()  # the method of another base
+    assert heard == ["begin", "again"]
 
 
 def test_tensorboard_reads_its_files(tmp_path: Path, text: Path) -> None:

@@ -63,7 +63,7 @@ class TrainingOptions:
     dropout: float = option(0.0, "Dropout probability in training. Small models on enough text need none.")
     freeze: str = option("", "Comma-separated parameters that do not train: names, starts of names, or globs (*.bias).")
     layer_decay: float = option(
-        1.0, "Learning rate of each block relative to the one above; embeddings have the least."
+        1.0, "Learning rate of each block relative to the one above; embeddings have the lowest."
     )
     ema: float = option(
         0.0, "Average the weights exponentially with this decay, as in 0.999; evaluated and saved. 0: no average."
