@@ -834,7 +834,7 @@ TRAIN = [
         ("if evaluation.last or evaluation.improved or self._due(trainer):", "if evaluation.last or evaluation.improved:"),
         ("if trainer.saved != trainer.state.step:", "if False:"),
         ("if self._due(trainer) and not trainer.evaluates_now:", "if False:"),
-        ("self.log.append(**evaluation.record)", "self.log.append(step=evaluation.step, val_loss=evaluation.loss)"),
+        ("self.log.append(evaluation.record)", "self.log.append({'step': evaluation.step, 'val_loss': evaluation.loss})"),
     ),
     *of(
         "train/schedule.py", "train/test_resume_with_changes.py",

@@ -89,6 +89,7 @@ class Callback:
         """When the run ends with an exception, which is raised afterwards."""
 
 
+LOGGED = {"step", "loss", "lr", "grad_norm", "tokens_per_s"}  # the names in the log of every step
 EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
 OTHER_TRAINERS_EVENTS = {  # those of transformers, Lightning and Keras that have an equal here
     "on_train_begin": "on_begin", "on_train_start": "on_begin", "on_fit_start": "on_begin",
@@ -133,8 +134,14 @@ def _check_names(kind: type[Callback]) -> None:
 
 
 def make_loggable(event: Any) -> None:
-    """Makes Python's numbers of NumPy's and PyTorch's that a callback has added; a TypeError names what has no JSON."""
+    """Makes JSON of what a callback has added: Python's numbers of NumPy's and PyTorch's, None of nan and infinity.
+
+    A TypeError or ValueError names what the log cannot hold.
+    """
     if isinstance(event, Step):
+        taken = sorted(LOGGED.intersection(event.more))
+        if taken:
+            raise ValueError(f"{taken[0]} is in the log of every step; choose another name in step.more")
         event.more = {name: _loggable(name, value) for name, value in event.more.items()}
     if isinstance(event, Validation):
         event.record = {name: _loggable(name, value) for name, value in event.record.items()}
@@ -148,7 +155,9 @@ def _loggable(name: str, value: Any) -> Any:
             f"{name} has a value of the class {type(one).__name__}, which the log cannot hold; pass a number"
         )
 
-    return json.loads(json.dumps(value, default=number))
+    if not isinstance(name, str):
+        raise TypeError(f"names in the log must be strings, got {name!r}")
+    return json.loads(json.dumps(value, default=number), parse_constant=lambda _: None)
 
 
 def _named(one: Any) -> str:
@@ -164,6 +173,8 @@ class Progress(Callback):
 
     def on_begin(self, trainer: Trainer) -> None:
         self.report = Reporter(trainer.options.steps, trainer.state.step).__enter__()
+        if trainer.options.warmup_warning:
+            self.report.say(f"warning: {trainer.options.warmup_warning}")
 
     def on_step(self, trainer: Trainer, step: Step) -> None:
         assert self.report is not None
@@ -204,10 +215,10 @@ class LogFile(Callback):
 
     def on_step(self, trainer: Trainer, step: Step) -> None:
         known = {"loss": step.loss if step.loss == step.loss else None, "lr": step.lr, "grad_norm": step.grad_norm}
-        self.log.append(step=step.step, **known, tokens_per_s=round(step.tokens_per_s), **step.more)
+        self.log.append({"step": step.step, **known, "tokens_per_s": round(step.tokens_per_s), **step.more})
 
     def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
-        self.log.append(**evaluation.record)
+        self.log.append(evaluation.record)
 
 
 class LossCurve(Callback):
@@ -290,6 +301,8 @@ class Logging(Callback):
 
     def on_begin(self, trainer: Trainer) -> None:
         logger.info("step %d of %d, %s", trainer.state.step, trainer.options.steps, trainer.folder or "no run folder")
+        if trainer.options.warmup_warning:
+            logger.warning(trainer.options.warmup_warning)
 
     def on_step(self, trainer: Trainer, step: Step) -> None:
         logger.debug("step %d: loss %.4f, lr %.2e, norm %.2f", step.step, step.loss, step.lr, step.grad_norm)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,10 @@ class Trainer:
         out: str | Path | None = None,
         write: Callable[[Path], None] | None = None,
     ) -> None:
+        if not isinstance(model, Model):
+            raise ValueError(f"model must be a model, got {type(model).__name__}; onfoot.load(path) loads one")
+        if not isinstance(out, str | PathLike | None):
+            raise ValueError(f"out must be the name of a folder, got {type(out).__name__}")
         options, self.source = settle(data, model, options)
         freeze(model, options.frozen)
         if options.dropout:
@@ -271,7 +276,7 @@ class Trainer:
 
     def _learning_rate(self) -> float:
         """The rate of the next step. That of a user's function must be finite and not negative."""
-        with self._saved_if_it_fails("trainer.learning_rate"):
+        with self.saved_if_it_fails("trainer.learning_rate"):
             lr = float(self.learning_rate(self.state.step))
             if not 0 <= lr < math.inf:
                 raise ValueError(f"the learning rate of step {self.state.step + 1} must be finite and >= 0, got {lr}")
@@ -280,7 +285,7 @@ class Trainer:
     def _tell(self, event: str, *args: Any) -> None:
         """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
         for callback in (one for one in self.callbacks if hasattr(one, event)):
-            with self._saved_if_it_fails(f"{type(callback).__name__}.{event}"):
+            with self.saved_if_it_fails(f"{type(callback).__name__}.{event}"):
                 getattr(callback, event)(self, *args)
                 for one in args:
                     make_loggable(one)
@@ -288,7 +293,7 @@ class Trainer:
             getattr(callback, event)(self, *args)
 
     @contextmanager
-    def _saved_if_it_fails(self, what: str) -> Iterator[None]:
+    def saved_if_it_fails(self, what: str) -> Iterator[None]:
         """Saves the run when a function of the user's fails, and raises an error that names it."""
         try:
             yield
@@ -333,9 +338,10 @@ class Trainer:
     def divergence_error(self, what: str, changed: bool = False) -> DivergedError:
         """The error of a step whose loss or gradient is not finite."""
         memory = "some weights in memory were already updated, but " if changed else ""
+        clip = f"a smaller --clip (was {self.options.clip:g})" if self.options.clip else "with --clip 1"
         return DivergedError(
             f"step {self.state.step + 1}: {what}; training stopped; {memory}no checkpoint was overwritten. Start a new "
-            f"run with a lower --lr (was {self.options.lr:g}) or a smaller --clip"
+            f"run with a lower --lr (was {self.options.lr:g}), or {clip}"
         )
 
     def dropout_seed(self, i: int) -> int:

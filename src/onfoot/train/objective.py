@@ -10,12 +10,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from onfoot.data.batches import Batch
 from onfoot.data.preference_source import PreferenceSource
+from onfoot.formats.files import shown
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
 from onfoot.train.privacy import Privacy
 from onfoot.train.private_step import Settings, private_step
+from onfoot.train.sources import OwnSource
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ class CrossEntropy:
     """The mean cross-entropy of the targets."""
 
     def step(self, trainer: Trainer, lr: float) -> StepResult:
-        batches = [Batch(*batch) for batch in trainer.source.microbatches(trainer.state.step, *trainer.share_args)]
+        batches = batches_of_step(trainer)
         n_targets = sum(int((b.targets != IGNORE).sum()) for b in batches)
         divisor, n_tokens = trainer.world.sum(n_targets, sum(b.tokens.size for b in batches))  # over all ranks
         if divisor == 0:
@@ -152,6 +156,30 @@ def objective_of(source: Any, privacy: Privacy | None) -> Objective:
     if isinstance(source, PreferenceSource):
         return Preferences()
     return CrossEntropy() if privacy is None else PrivateCrossEntropy(privacy)
+
+
+def batches_of_step(trainer: Trainer) -> list[Batch]:
+    """The batches of the next step. If a source of the user's own fails, the run is saved, and the error names it."""
+    source = trainer.source
+    if not isinstance(source, OwnSource) and type(source).__module__.startswith("onfoot."):
+        return [Batch(*batch) for batch in source.microbatches(trainer.state.step, *trainer.share_args)]
+    with trainer.saved_if_it_fails(f"{type(getattr(source, 'own', source)).__name__}.microbatches"):
+        found = source.microbatches(trainer.state.step, *trainer.share_args)
+        if not isinstance(found, list | tuple) or not found:
+            raise ValueError(f"it must return a list of batches (tokens, targets), got {shown(found)}")
+        return [as_batch(one) for one in found]
+
+
+def as_batch(given: Any) -> Batch:
+    """A batch of NumPy arrays; PyTorch tensors and lists of lists are converted."""
+    if not isinstance(given, list | tuple) or not 2 <= len(given) <= 3:
+        raise ValueError(f"a batch must be (tokens, targets) or (tokens, targets, segments), got {shown(given)}")
+    batch = Batch(*(None if part is None else np.asarray(part) for part in given))  # type: ignore[arg-type]
+    for name, x in batch._asdict().items():
+        if name != "segments" and (x is None or x.dtype.kind not in "iu" or x.ndim != 2):
+            kind = "nothing" if x is None else f"{x.dtype} {x.shape}"
+            raise ValueError(f"the {name} of a batch must be integers (B, T), got {kind}")
+    return batch
 
 
 def seeded_microbatches(trainer: Trainer, batches: list[Batch]) -> list[Microbatch]:
