@@ -702,6 +702,7 @@ TRAIN = [
     *of(
         "train/optimizer.py", "train/test_step_details.py train/test_optimizer.py",
         [("if self._waiting_numbers >= TOGETHER:\n            self.end_step(scale)", "if self._waiting_numbers >= TOGETHER:\n            self.end_step()"), ('self.betas, self.eps, self.steps + 1, self._scale)', 'self.betas, self.eps, self.steps + 1, self._scale if self._pending_elements < UPDATE_ELEMENTS else 1.0)')],
+        ("return sum(sorted(self.model.engine.sum_of_squares(g) for g in grads.values()))", "return sum(self.model.engine.sum_of_squares(g) for g in grads.values())"),
         ("decays=p.ndim > 1", "decays=p.ndim >= 1"),
         ("self.weight_decay if decays else 0.0", "self.weight_decay"),
         ("return max_norm / norm if max_norm and norm > max_norm else 1.0", "return max_norm / norm if max_norm else 1.0"),
@@ -813,19 +814,27 @@ TRAIN = [
     *of(
         "train/objective.py", "train/test_step_details.py train/test_training.py train/test_dpo.py",
         ("n_targets = sum(int((b.targets != IGNORE).sum()) for b in batches)", "n_targets = sum(b.targets.size for b in batches)"),
-        ("microbatches[0], int(divisor), lr, trainer.diverged)", "microbatches[0], int(divisor) + 1, lr, trainer.diverged)"),
+        ("microbatches[0], int(divisor), lr, trainer.divergence_error)", "microbatches[0], int(divisor) + 1, lr, trainer.divergence_error)"),
         ("microbatches, int(divisor), *settings, on_gradients", "microbatches, n_targets // len(batches), *settings, on_gradients"),
-        ("settings = lr, trainer.options.clip, trainer.diverged, trainer.accumulator, trainer.world\n            loss", "settings = lr, 0.0, trainer.diverged, trainer.accumulator, trainer.world\n            loss"),
+        ("settings = lr, trainer.options.clip, trainer.divergence_error, trainer.accumulator, trainer.world\n            loss", "settings = lr, 0.0, trainer.divergence_error, trainer.accumulator, trainer.world\n            loss"),
         ("(trainer.dropout_seed(2 * i), trainer.dropout_seed(2 * i + 1))", "(trainer.dropout_seed(i), trainer.dropout_seed(i + 1))"),
         ("n = int((batch.targets != IGNORE).sum())", "n = batch.targets.size"),
         ("n_targets += n", "n_targets += 1"),
+        ("sum(r.loss for r in results), len(results)", "sum(r.loss for r in results), 2 * len(results)"),
+        ("float(sum(margin > 0 for margin in margins))}", "float(sum(margin < 0 for margin in margins))}"),
+        ("margin {means['margin']:.4f}", "margin {means['accuracy']:.4f}"),
+    ),
+    *of(
+        "train/objective.py", "train/test_private.py",
+        ("trainer.source.batches_of(privacy.sample(step))", "trainer.source.batches_of(privacy.sample(0))"),
+        ("epsilon = privacy.epsilon(step + 1)", "epsilon = privacy.epsilon(step)"),
     ),
     *of(
         "train/callbacks.py", "train/test_trainer_api.py train/test_training.py",
         ("if evaluation.last or evaluation.improved or self._due(trainer):", "if evaluation.last or evaluation.improved:"),
         ("if trainer.saved != trainer.state.step:", "if False:"),
         ("if self._due(trainer) and not trainer.evaluates_now:", "if False:"),
-        ("self.log.append(**evaluation.record)", "self.log.append(step=evaluation.step, val_loss=evaluation.loss)"),
+        ("self.log.append(evaluation.record)", "self.log.append({'step': evaluation.step, 'val_loss': evaluation.loss})"),
     ),
     *of(
         "train/schedule.py", "train/test_resume_with_changes.py",

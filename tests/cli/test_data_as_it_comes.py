@@ -58,6 +58,32 @@ def test_standard_input_is_trained_on_and_kept_for_the_run(tmp_path: Path) -> No
     assert "resuming" in resumed and "1 document from standard input" in resumed
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(b"", "standard input is empty"), (b"%PDF-1.7 x", "standard input is a PDF file, not UTF-8 text")],
+)
+def test_standard_input_that_cannot_be_trained_on_is_named_as_such(given: bytes, said: str, tmp_path: Path) -> None:
+    output = run("train", "-", "--out", tmp_path / "run", *TINY, "--no-quiet", stdin=given, status=2)
+    assert "reading standard input" in output and said in " ".join(output.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_examples_given_as_text_are_led_to_the_right_command(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n' * 40)
+    output = " ".join(run("train", path, "--out", tmp_path / "run", *TINY, status=2).split())
+    assert "examples are for onfoot finetune MODEL --data FILE" in output
+    output = " ".join(run("train", path, "--out", tmp_path / "run", *TINY, "--skip-bad", status=2).split())
+    assert "no text is left: 40 bad records skipped, the first: " in output and "onfoot finetune" in output
+
+
+def test_less_than_one_step_of_a_pass_is_one_step(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    run("train", tmp_path / "text.txt", "--out", tmp_path / "run", "--epochs", "1e-9", "--n-embd", 16,
+        "--n-layer", 1, "--n-head", 1, "--context", 16, "--sample-tokens", 0, "--tokenizer", "byte")  # fmt: skip
+    assert TrainOptions.load(tmp_path / "run" / "run.json").steps == 1
+
+
 def test_an_interrupted_start_does_not_read_standard_input_again(tmp_path: Path) -> None:
     (tmp_path / "stdin.txt").write_text(TEXT)
     (text,) = pretrain.find_texts(TrainOptions(texts=["-"]), tmp_path)

@@ -176,7 +176,12 @@ def test_epochs_set_the_number_of_steps(text: Path, tmp_path: Path) -> None:
 def test_a_warmup_that_takes_the_whole_run_is_warned_of(text: Path, tmp_path: Path) -> None:
     output = run("train", text, "--out", tmp_path / "a", *SMALL, "--steps", 4, "--warmup", 4)
     assert "warning: the warmup of 4 steps is not less than the 4 steps of the run" in output
-    assert "warning" not in run("train", text, "--out", tmp_path / "b", *SMALL, "--steps", 4, "--warmup", 3)
+    output = run("train", text, "--out", tmp_path / "b", *SMALL, "--steps", 4, "--warmup", 3)
+    assert output.count("warning") == 1
+    assert "warning: the warmup of 3 steps takes more than half of the 4 steps of the run; pass --warmup 1" in output
+    quiet = run("train", text, "--out", tmp_path / "q", *SMALL, "--steps", 4, "--warmup", 3, "--quiet")
+    assert quiet.count("the warmup of 3") == 1
+    assert "warning" not in run("train", text, "--out", tmp_path / "c", *SMALL, "--steps", 4, "--warmup", 2)
     assert TrainOptions(steps=200).warmup == 20 and TrainOptions(steps=3).warmup == 1
 
 

@@ -143,6 +143,18 @@ def test_the_end_of_a_run_is_reported_also_if_its_sample_is_interrupted(capsys: 
     assert f"{Path('runs/x') / 'best'}" in output and "loss.png" in output and "onfoot generate runs/x" in output
 
 
+def test_the_end_of_a_run_is_reported_also_if_it_is_interrupted_before_its_sample(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onfoot.train.pretrain.bits_per_byte", interrupted)
+    train_and_report(Ended(1.0, None))  # type: ignore[arg-type]
+    output = capsys.readouterr().out
+    assert "(interrupted)" in output and "loss.png" in output and "onfoot generate runs/x" in output
+
+
 def test_the_length_of_the_run_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     train_and_report(Ended(1.0, None))  # type: ignore[arg-type]
     said = "7 steps of 12 rows, 1 pass over the data; learning rate 0.003 after 1 warmup step\n"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from onfoot.blame.run import open_run
 from onfoot.cli import app
+from onfoot.cli.config_file import read_config
 from onfoot.data.batches import Place, place
 from onfoot.train import finetune, pretrain
 from onfoot.train.options import FinetuneOptions, TrainOptions
@@ -233,8 +234,8 @@ def test_an_extension_that_is_shorter_than_the_warmup_decays_too(tmp_path: Path,
     code, said = onfoot("train", "--resume", run, "--steps", 14)
     assert code == 0 and "never decays" not in said
     assert "with steps 14 (was 10), warmup 1 (was 4): the learning rate goes from " in " ".join(said.split())
-    assert "to 1.00e-02 over 1 step, then decays (cosine) to 1.00e-03 at step 14" in " ".join(said.split())
     rates = records(run, "lr")
+    assert f"to 1.00e-02 over 1 step, then decays (cosine) to {rates[13]:.2e} at step 14" in " ".join(said.split())
     assert rates[10] == rates[11] == 1e-2 > rates[12] > rates[13]
     assert json.loads((run / "run.json").read_text())["changes"][0]["before"] == {"steps": 10, "warmup": 4}
     code, said = onfoot("train", "--resume", run, "--steps", 18, "--warmup", 8)  # asked for, so it is done, and said
@@ -271,6 +272,70 @@ def test_a_runs_own_file_is_a_config(tmp_path: Path, text: Path) -> None:
     assert code != 0 and "has the options of onfoot train, not of finetune" in said
 
 
+def test_what_is_printed_with_epochs_is_a_config(tmp_path: Path, text: Path) -> None:
+    code, printed = onfoot("train", text, "--epochs", 2, "--print-config")
+    assert code == 0 and {"epochs = 2.0", "steps = 0"} <= set(printed.splitlines())
+    again = tmp_path / "again.toml"
+    again.write_text(printed)
+    assert onfoot("train", "--config", again, "--print-config") == (0, printed)
+    assert values_of("train", "--config", again, "--steps", 5)["epochs"] == "0.0"
+
+
+def test_what_a_run_chose_from_its_data_is_chosen_anew_for_other_data(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "base", options(text)).run()
+
+    def examples(name: str, n: int, length: int) -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps({"prompt": f"{i}", "completion": "a" * length}) + "\n" for i in range(n)))
+        return str(path)
+
+    settings: dict[str, Any] = {"r": 3, "sample_tokens": 0, "quiet": True, "max_length": 16}
+    first = examples("first.jsonl", 20, 2)
+    run = tmp_path / "run"
+    trainer = finetune.start(run, FinetuneOptions(model=str(tmp_path / "base"), data=[first], **settings))
+    trainer.lock.release()
+    file = run / "run.json"
+    chosen = set(json.loads(file.read_text())["made_with"]["chosen"])
+    assert chosen == {"batch_size", "accumulate", "row_length", "epochs", "steps", "lr", "warmup", "template"} & {
+        name for name, value in vars(trainer.options).items() if value != getattr(FinetuneOptions(), name)
+    }
+    again = finetune.start(tmp_path / "again", FinetuneOptions(**typed_values(file)))  # the same data: the same choices
+    assert again.options == trainer.options
+    other = examples("other.jsonl", 300, 9)
+    found = finetune.start(tmp_path / "other", FinetuneOptions(**{**typed_values(file), "data": [other]})).options
+    fresh = finetune.start(
+        tmp_path / "fresh", FinetuneOptions(model=str(tmp_path / "base"), data=[other], **settings)
+    ).options
+    assert found == fresh and found.row_length > trainer.options.row_length
+    resumed, _ = finetune.resume(run, lr=0.25)  # given, so it is no choice any more
+    resumed.lock.release()
+    assert "lr" not in json.loads(file.read_text())["made_with"]["chosen"] and typed_values(file)["lr"] == 0.25
+    with pytest.raises(ValueError, match="lr must be > 0 when a fine-tune is resumed, got 0"):
+        finetune.resume(run, lr=0.0)
+
+
+def typed_values(path: Path) -> dict[str, Any]:
+    """The options in a file, as --config reads them."""
+    return read_config(path, "finetune", FinetuneOptions)
+
+
+def test_the_passes_of_a_resumed_run_count_the_rows_of_each_batch_size(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    trainer = pretrain.start(run, options(text, steps=2, batch_size=4))
+    trainer.run()
+    code, said = onfoot("train", "--resume", run, "--steps", 6, "--batch-size", 2)
+    assert code == 0
+    passes = (2 * 4 + 4 * 2) / trainer.source.rows
+    assert f"6 steps of 2 rows, {passes:.3g} pass" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("words", [("--max-iters", 3, "--steps", 4), ("--learning_rate=1", "--lr=2")])
+def test_two_names_of_one_option_are_refused(words: tuple[object, ...]) -> None:
+    code, said = onfoot("train", *words, "--print-config")
+    first, second = (str(word).partition("=")[0] for word in words if str(word).startswith("--"))
+    assert code != 0 and f"{first} and {second} are the same option; give one of them" in " ".join(said.split())
+
+
 def test_the_files_of_a_runs_own_file_are_found_from_another_folder(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +353,10 @@ def test_the_files_of_a_runs_own_file_are_found_from_another_folder(
         ("--warmup_ratio=0.1", "here the warmup is in steps"),
         ("--adam-beta2=0.95", "give both betas: --betas 0.9 0.99"),
         ("--device=cuda", "onfoot computes on the CPU"),
+        ("--eval_iters=20", "no option --eval-iters; --eval-windows is the number of validation sequences"),
+        ("--lr_decay_iters=2000", "no option --lr-decay-iters; the learning rate decays over all --steps"),
+        ("--init-from=resume", "no option --init-from; --init MODEL starts from a model, --resume RUN goes on"),
+        ("--gradient-checkpointing=true", "no option --gradient-checkpointing; --recompute block"),
     ],
 )
 def test_an_option_that_means_something_else_here_is_answered_with_ours(given: str, said: str, tmp_path: Path) -> None:
@@ -336,7 +405,8 @@ def test_the_file_of_a_fine_tune_can_be_made_longer_and_contradictions_are_named
     file = tmp_path / "run" / "run.json"
     steps = json.loads(file.read_text())["steps"]
     assert steps > 1 and json.loads(file.read_text())["epochs"] == 1.0
-    assert values_of("finetune", "--config", file)["steps"] == str(steps)  # both are in the file, and agree
+    found = values_of("finetune", "--config", file)
+    assert (found["steps"], found["epochs"]) == ("0", "1.0")  # its steps were computed from them, and are again
     found = values_of("finetune", "--config", file, "--epochs", 5)
     assert (found["steps"], found["epochs"]) == ("0", "5.0")
     config = tmp_path / "full.toml"

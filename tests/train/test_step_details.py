@@ -148,6 +148,17 @@ def test_the_norm_is_that_of_all_gradients_as_one_vector() -> None:
     assert clip_scale(13.0, 6.5) == 0.5 and clip_scale(6.5, 6.5) == clip_scale(1.0, 6.5) == clip_scale(13.0, 0.0) == 1
 
 
+def test_the_sum_of_squares_has_the_same_bits_in_whatever_order_gradients_come() -> None:
+    config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=2, n_head=1)
+    optimizer = AdamW(onfoot.create(config, dtype="float64", engine="numpy"))
+    rng = np.random.default_rng(0)
+    grads = {name: rng.normal(size=p.shape) * 10.0 ** rng.integers(-9, 9) for name, p in optimizer.model.params.items()}
+    orders = [rng.permutation(sorted(grads)).tolist() for _ in range(20)]
+    assert len({sum(float((grads[name] ** 2).sum()) for name in order) for order in orders}) > 1  # it would matter
+    (found,) = {optimizer.squares({name: grads[name] for name in order}) for order in orders}
+    assert found == pytest.approx(sum(float((g**2).sum()) for g in grads.values()), rel=1e-14)
+
+
 def test_a_learning_rate_passed_to_a_step_applies_to_that_step_only() -> None:
     config = onfoot.GPT2Config(vocab_size=9, n_positions=4, n_embd=4, n_layer=1, n_head=1)
     model = Model(config, scrambled(onfoot.create(config).params, 0), "float64", "numpy")

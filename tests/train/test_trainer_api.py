@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -468,19 +469,26 @@ def test_what_is_not_a_callback_is_named_with_the_way_out(text: Path) -> None:
         ("on_validation_end", "did you mean on_evaluation?"),  # Lightning
         ("on_evalution", "did you mean on_evaluation?"),
         ("on_gradients", "did you mean on_gradient?"),
+        ("on_train_batch_end", "did you mean on_step?"),  # Keras
         ("on_my_birthday", "choose from on_begin, on_gradient, "),
+        ("on_epoch_end", "choose from"),  # these have no equal
+        ("on_step_begin", "choose from"),
+        ("on_init_end", "choose from"),
+        ("on_load_checkpoint", "choose from"),
     ],
 )
 def test_a_method_that_no_event_would_call_is_an_error(name: str, meant: str, text: Path) -> None:
     mine = type("Mine", (onfoot.Callback,), {name: lambda self, trainer: None})
-    with pytest.raises(
-        ValueError, match=rf"Mine\.{name} would never be called: there is no such event; {re.escape(meant)}"
-    ):
+    said = rf"Mine\.{name} would never be called: there is no such event; {re.escape(meant)}"
+    with pytest.raises(ValueError, match=said + r"(.*\.)? A method of your own needs a name"):
         onfoot.Trainer(tiny(), text, options(), [mine()])
     heard: list[str] = []
     both = {name: heard.append, "on_begin": lambda self, trainer: heard.append("begin"), "on_call": 5}
     onfoot.Trainer(tiny(), text, options(), [type("ForTwoTrainers", (), both)()]).run()  # not derived from Callback
-    assert heard == ["begin"]
+    theirs = type("TheirCallback", (), {name: heard.append})
+    ours = type("Ours", (onfoot.Callback,), {"on_begin": lambda self, trainer: heard.append("again")})
+    onfoot.Trainer(tiny(), text, options(), [type("Both", (ours, theirs), {})()]).run()  # the method of another base
+    assert heard == ["begin", "again"]
 
 
 def test_tensorboard_reads_its_files(tmp_path: Path, text: Path) -> None:
@@ -636,3 +644,116 @@ def test_options_of_an_adapter_need_one_and_options_of_examples_need_examples(te
     for given in ([onfoot.Callback()], {"steps": 3}):
         with pytest.raises(ValueError, match=f"options must be onfoot.TrainingOptions .* got {type(given).__name__}"):
             onfoot.Trainer(tiny(), text, given)
+
+
+class FailsLater:
+    """A source of the user's own that does what it is told at step 3."""
+
+    def __init__(self, then: Any) -> None:
+        self.then = then
+
+    def microbatches(self, step: int) -> Any:
+        tokens = np.arange(32).reshape(2, 16) + step
+        if step < 3:
+            return [(tokens, tokens + 1)]
+        return self.then(tokens) if callable(self.then) else self.then
+
+
+def _raise(tokens: np.ndarray) -> Any:
+    raise OSError("disk gone")
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (_raise, "OSError: disk gone"),
+        (None, "ValueError: it must return a list of batches (tokens, targets), got None"),
+        ([], "ValueError: it must return a list of batches (tokens, targets), got []"),
+        ([5], "ValueError: a batch must be (tokens, targets) or (tokens, targets, segments), got 5"),
+        (lambda x: [(x, x / 2)], "ValueError: the targets of a batch must be integers (B, T), got float64 (2, 16)"),
+        (lambda x: [(x[0], x[0])], "ValueError: the tokens of a batch must be integers (B, T), got int64 (16,)"),
+        (lambda x: [(x, None)], "ValueError: the targets of a batch must be integers (B, T), got nothing"),
+    ],
+)
+def test_an_own_source_that_fails_is_named_and_the_run_is_saved(then: Any, said: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = onfoot.Trainer(tiny(), FailsLater(then), options(), out=run)
+    message = f"FailsLater.microbatches failed after step 3: {said}; the run is saved at step 3, in {run}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        trainer.run()
+    model = onfoot.load(run / "last", dtype="float64", engine="numpy")
+    for name, value in model.params.items():
+        assert (value == trainer.model.params[name]).all()
+
+
+def test_an_own_source_may_return_tensors_and_lists() -> None:
+    torch = pytest.importorskip("torch")
+    losses = []
+    for make in (np.asarray, torch.tensor, np.ndarray.tolist):
+        trainer = onfoot.Trainer(tiny(), FailsLater(lambda x, make=make: [(make(x), make(x + 1))]), options())
+        losses.append([step.loss for step in trainer])
+    assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("event", "add", "said"),
+    [
+        ("on_step", lambda step: step.more.update(loss=1.0), "ValueError: loss is in the log of every step; choose"),
+        ("on_step", lambda step: step.more.update(step=1), "ValueError: step is in the log of every step; choose"),
+        ("on_evaluation", lambda one: one.record.update({1: 2}), "TypeError: names in the log must be strings, got 1"),
+    ],
+)
+def test_what_the_log_cannot_hold_is_an_error_of_the_callback_and_the_run_is_saved(
+    event: str, add: Callable[[Any], None], said: str, text: Path, tmp_path: Path
+) -> None:
+    mine = type("Mine", (onfoot.Callback,), {event: lambda self, trainer, one: add(one)})()
+    with pytest.raises(ValueError, match=rf"^Mine\.{event} failed after step \d: {re.escape(said)}.* the run is saved"):
+        onfoot.Trainer(tiny(), text, options(), [mine], out=tmp_path / "run").run()
+    assert (tmp_path / "run" / "last" / "model.safetensors").is_file()
+
+
+def test_numbers_that_json_does_not_have_are_logged_as_null(text: Path, tmp_path: Path) -> None:
+    class Odd(onfoot.Callback):
+        def on_step(self, trainer: Any, step: Any) -> None:
+            step.more |= {"a": float("nan"), "b": [np.inf, 1.0], "self": 2}
+
+    onfoot.Trainer(tiny(), text, options(), [Odd()], out=tmp_path / "run").run()
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    steps = [record for record in (json.loads(line, parse_constant=refuse) for line in lines) if "loss" in record]
+    assert [(one["a"], one["b"], one["self"]) for one in steps] == [(None, [None, 1.0], 2)] * 6
+
+
+def test_what_is_not_a_model_or_a_folder_is_named(text: Path) -> None:
+    with pytest.raises(ValueError, match=r"^model must be a model, got str; onfoot\.load\(path\) loads one$"):
+        onfoot.Trainer("base", text, options())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^out must be the name of a folder, got int$"):
+        onfoot.Trainer(tiny(), text, options(), out=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^data is an empty name; pass the name of a file or folder$"):
+        onfoot.Trainer(tiny(), "", options())
+
+
+def test_numpy_numbers_and_a_list_of_betas_are_options(text: Path) -> None:
+    given = onfoot.TrainingOptions(steps=np.int64(3), lr=np.float32(0.5), betas=[0.9, 0.95])  # type: ignore[arg-type]
+    assert given == onfoot.TrainingOptions(steps=3, lr=0.5, betas=(0.9, 0.95))
+    assert (type(given.steps), type(given.lr)) == (int, float)
+
+
+def test_muon_is_refused_for_lora_layers(text: Path) -> None:
+    model = tiny()
+    model.add_lora(r=2)
+    with pytest.raises(ValueError, match=r"optimizer='muon' is for the matrices of the blocks, .* leave frozen"):
+        onfoot.Trainer(model, text, options(optimizer="muon"))
+
+
+def test_a_long_warmup_is_warned_of_once_in_python_too(
+    text: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "onfoot.train"):
+        onfoot.Trainer(tiny(), text, options(warmup=5, quiet=False)).run()
+    said = "the warmup of 5 steps takes more than half of the 6 steps of the run; pass --warmup 1, or more --steps"
+    assert " ".join(capsys.readouterr().out.split()).count(f"warning: {said}") == 1
+    assert [record.getMessage() for record in caplog.records] == [said]

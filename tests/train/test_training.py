@@ -372,7 +372,7 @@ def test_one_step_is_the_gradient_clipped_and_pytorchs_adamw(tmp_path: Path, tex
         for group in peer.param_groups:
             group["lr"] = lr
         peer.step()
-        ours = trainer.step(lr).norm
+        ours = trainer.step(lr).grad_norm
         trainer.state.step += 1
         assert ours == pytest.approx(float(norm), rel=1e-7)  # PyTorch adds 1e-6 to the norm when it clips
     for name, leaf in leaves.items():

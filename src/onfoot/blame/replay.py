@@ -158,7 +158,7 @@ class Replay:
         """Repeats the step at the present state."""
         number, options = self.trainer.state.step, self.trainer.options
         params, lr = self.layout.flat(self.model.params), options.learning_rate(number)
-        norm = self.trainer.step(lr).norm
+        norm = self.trainer.step(lr).grad_norm
         self.trainer.state.step += 1
         optimizer = self.optimizer
         settings = UpdateSettings(lr, optimizer.betas, optimizer.eps, optimizer.steps, optimizer.scale, norm)

@@ -31,12 +31,14 @@ PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print all opt
 
 def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
     """The options in a file, by name; raises ValueError for one that the command does not have."""
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise ValueError(f"{path} is YAML; write the options as TOML (name = value), or use the run.json of a run")
     values = _toml(path) if path.suffix.lower() == ".toml" else read_json(path)
     if values.get("command", command) != command:
         raise ValueError(f"{path} has the options of onfoot {plain_name(str(values['command']))}, not of {command}")
-    is_run = "made_with" in values
+    is_run, values_of_run = "made_with" in values, dict(values)
     if is_run:
-        from onfoot.train.runs import located
+        from onfoot.train.runs import chosen_in, located
 
         values |= located(values, values["made_with"])
     known = {f.name for f in fields(cls)}
@@ -46,12 +48,15 @@ def read_config(path: Path, command: str, cls: type) -> dict[str, Any]:
         raise ValueError(f"{path}: unknown option {plain_name(unknown[0])}; {_advice(unknown[0], known)}")
     if is_own(values.get("engine")):
         raise ValueError(f"{path}: engine is a file of Python code; name it on the command line with --engine")
-    if isinstance(values.get("betas"), list):
-        values["betas"] = tuple(values["betas"])
+    if is_run:
+        for name in chosen_in(values_of_run):
+            values.pop(name, None)  # chosen from the data and the model, so they are chosen anew
     if values.get("steps") and values.get("epochs"):
         if not is_run:
             raise ValueError(f"{path}: steps and epochs both set the length of the run; keep one of them")
         del values["epochs"]  # the steps were computed from them
+    if values.get("epochs") and values.get("steps") == 0:  # as --print-config writes it
+        del values["steps"]
     return values
 
 

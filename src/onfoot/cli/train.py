@@ -87,7 +87,8 @@ def train(
         show_config(options)
         return
     if not options.quiet and launched()[0] == 0:  # before the imports, which take as long as all that was done so far
-        show_text(f"reading {', '.join(options.texts) or 'the language reference included with Python'}", "dim")
+        names = ["standard input" if name == "-" else name for name in options.texts]
+        show_text(f"reading {', '.join(names) or 'the language reference included with Python'}", "dim")
     from onfoot.train import pretrain
 
     if find_lr:
@@ -191,14 +192,13 @@ def _changes(trainer: Trainer) -> str:
     if options.warmup >= options.steps - step:
         return f"{start} {options.learning_rate(options.steps - 1):.2e} at step {options.steps:,}, within the warmup"
     end = "stays there" if options.schedule == "constant" else (
-        f"decays ({options.schedule}) to {options.lr * options.lr_floor:.2e} at step {options.steps:,}"
+        f"decays ({options.schedule}) to {options.learning_rate(options.steps - 1):.2e} at step {options.steps:,}"
     )  # fmt: skip
     return f"{start} {options.lr:.2e} over {_counted(options.warmup, 'step')}, then {end}"
 
 
 def train_and_report(trainer: Trainer) -> None:
     """Trains, then prints the validation loss, a sample, the files written and the next command."""
-    from onfoot.train.automatic import warmup_warning
     from onfoot.train.pretrain import bits_per_byte
 
     model, options, run = trainer.model, trainer.options, trainer.folder
@@ -209,9 +209,8 @@ def train_and_report(trainer: Trainer) -> None:
         f"{model.engine.name}; run folder {run}"
     )
     show_text(summary(trainer))
-    warning = warmup_warning(options)
-    if warning:
-        show_text(f"warning: {warning}", "yellow")
+    if options.quiet and options.warmup_warning:  # else it is said with the progress
+        show_text(f"warning: {options.warmup_warning}", "yellow")
     if trainer.privacy is not None:
         show_text(trainer.privacy.report())
     outcome = trainer.run()
@@ -236,12 +235,13 @@ def train_and_report(trainer: Trainer) -> None:
             f"a bigram model fitted on the training text has {trainer.bigram:.4f} nats per token on the held-out text: "
             f"the model is {word} it"
         )
-    scale = bits_per_byte(trainer, loss)
-    if scale:
-        said = ", ".join(f"{name} {bits:.2f}" for name, bits in scale)
-        show_text(f"in bits per byte of the held-out text: {said}")
-    show_spent(trainer, outcome.state.step)
+    sample = None
     try:
+        scale = bits_per_byte(trainer, loss)
+        if scale:
+            said = ", ".join(f"{name} {bits:.2f}" for name, bits in scale)
+            show_text(f"in bits per byte of the held-out text: {said}")
+        show_spent(trainer, outcome.state.step)
         sample = trainer.sample()
     except KeyboardInterrupt:  # the run is complete all the same
         sample = "(interrupted)"
@@ -268,7 +268,10 @@ def summary(trainer: Trainer) -> str:
     options = trainer.options
     rows = options.batch_size * options.accumulate
     per_pass = trainer.source.rows if options.dp_clip is None else trainer.source.n_examples
-    passes = f"{options.steps * rows / per_pass:.3g}"
+    phases = options.phases()  # a resumed run may have had another batch
+    ends = [*(step for step, _ in phases[1:]), options.steps]
+    all_rows = sum((end - step) * o.batch_size * o.accumulate for (step, o), end in zip(phases, ends, strict=True))
+    passes = f"{all_rows / per_pass:.3g}"
     return (
         f"{_counted(options.steps, 'step')} of {_counted(rows, 'row')}, {passes} pass{'es' * (passes != '1')} over the "
         f"data; learning rate {options.lr:g} after {_counted(options.warmup, 'warmup step')}"

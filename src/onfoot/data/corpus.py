@@ -26,6 +26,7 @@ PIECE = 1 << 20  # bytes of text that are tokenized at a time
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")  # of the files that a folder is searched for
 DTYPES = ("uint16", "uint32")  # of token ids: the smaller one that fits the vocabulary
 STDIN = "-"  # the name of standard input
+EXAMPLE_FIELDS = {"prompt", "completion", "instruction", "messages", "conversations", "chosen"}  # not those of texts
 SIGNATURES = {  # how some files begin that are not text
     b"%PDF-": "a PDF file",
     b"PK\x03\x04": "a ZIP archive (.zip, .docx, .epub, …)",
@@ -101,21 +102,22 @@ def _or(names: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _check_readable(path: Path) -> None:
-    """Raises ValueError for an empty file, and for a file that is plainly not text."""
+def _check_readable(path: Path, name: str = "") -> None:
+    """Raises ValueError for an empty file, and for a file that is plainly not text; `name` is for its messages."""
+    name = name or str(path)
     if path.is_dir():
         return
     with open_file(path) as file:
         head = file.read(1 << 13)
     if not head:
-        raise ValueError(f"{path} is empty")
+        raise ValueError(f"{name} is empty")
     if _suffix(path) == ".parquet":
         return
     kind = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
     if kind is None and b"\0" in head:
         kind = f"a binary file (byte 0 at position {head.index(0):,})"
     if kind is not None:
-        raise ValueError(f"{path} is {kind}, not UTF-8 text; convert it first")
+        raise ValueError(f"{name} is {kind}, not UTF-8 text; convert it first")
 
 
 def _suffix(path: Path) -> str:
@@ -129,7 +131,7 @@ def save_stdin(path: Path) -> Text:
         with partial.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, PIECE)
         partial.replace(path)
-    _check_readable(path)
+    _check_readable(path, "standard input")
     return Text("standard input", path=path)
 
 
@@ -147,7 +149,9 @@ def documents(text: Text, log: ReadLog | None = None) -> Iterator[Iterator[str]]
 def _text_of(value: Any, where: str) -> str:
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         found = f"; it has the fields {fields_of(value)}" if isinstance(value, dict) else ""
-        raise ValueError(f'the field "text" is missing or not a string{found}')
+        examples = isinstance(value, dict) and value.keys() & EXAMPLE_FIELDS
+        hint = "; examples are for onfoot finetune MODEL --data FILE" if examples else ""
+        raise ValueError(f'the field "text" is missing or not a string{found}{hint}')
     return _check_surrogates(value["text"], where)
 
 
@@ -229,6 +233,8 @@ def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path, log:
                     file.write(ids.tobytes())
                     digest.update(ids.tobytes())
                     count += ids.size
+    if not count and log.n_bad:
+        raise ValueError(f"no text is left: {log.bad_report()}")
     meta = {
         "tokens": count, "dtype": dtype.name, "sha256": digest.hexdigest(), "sources": [t.name for t in texts],
         "starts": starts, "about": _about(texts, n_documents, log),

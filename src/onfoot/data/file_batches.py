@@ -69,7 +69,7 @@ def _has_texts(path: Path) -> bool:
 def _windows(path: Path, tokenizer: Tokenizer, context: int, seed: int) -> Windows:
     ids = corpus.mapped_tokens([corpus.Text(str(path), path=path)], tokenizer)
     if len(ids) < 2:
-        raise ValueError(f"{path} is too short: {len(ids)} tokens; at least 2 are needed, one input and one target")
+        raise ValueError(f"{path} is too short: {len(ids)} tokens; a text needs at least 2, one input and one target")
     return Windows(ids, min(context, len(ids) - 1), seed)
 
 

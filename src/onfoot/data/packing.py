@@ -72,7 +72,10 @@ class Rows:
         self.lengths = lengths_of(examples)
         longest = int(self.lengths.max())
         if longest > max_length:
-            raise ValueError(f"an example of {longest} tokens does not fit into rows of {max_length}")
+            raise ValueError(
+                f"an example of {longest} tokens does not fit into rows of {max_length}; pass --row-length {longest}, "
+                f"or 0, which chooses it"
+            )
         self.plan = self.pack_rows(np.arange(len(examples)))
         self._numbers = Windows(np.arange(len(self.plan) + 1), 1, seed)  # windows of one token, the row number
 

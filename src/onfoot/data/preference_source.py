@@ -109,7 +109,8 @@ class PreferenceSource:
         """The number of steps of `epochs` passes over the pairs."""
         if not epochs > 0:
             raise ValueError(f"epochs must be > 0, got {epochs}")
-        return math.ceil(round(epochs * len(self.train) / (self.batch_size * self.accumulate), 9))  # 1.1 · 10 is 11
+        steps = epochs * len(self.train) / (self.batch_size * self.accumulate)
+        return max(1, math.ceil(round(steps, 9)))  # 1.1 · 10 is 11
 
     def fingerprint(self) -> str:
         """A hash of all token ids and target masks, so that a resumed run can detect changed data."""

@@ -88,7 +88,7 @@ class SftSource:
         if not epochs > 0:
             raise ValueError(f"epochs must be > 0, got {epochs}")
         count = self.n_examples if private else self.rows
-        return math.ceil(round(epochs * count / (self.batch_size * self.accumulate), 9))  # 1.1 · 10 is 11
+        return max(1, math.ceil(round(epochs * count / (self.batch_size * self.accumulate), 9)))  # 1.1 · 10 is 11
 
     def fingerprint(self) -> str:
         """A hash of all token ids and target masks, so that a resumed run can detect changed data."""

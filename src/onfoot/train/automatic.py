@@ -19,7 +19,7 @@ from onfoot.data.sft import SftSource
 from onfoot.models.model import Model
 from onfoot.train.dpo import set_reference
 from onfoot.train.given import check_options
-from onfoot.train.options import WARMUP, FinetuneOptions, TrainingOptions
+from onfoot.train.options import FinetuneOptions, TrainingOptions
 from onfoot.train.sources import as_source
 
 MIN_STEPS = 100  # optimizer steps that a fine-tune gets at least, unless that takes more than MAX_EPOCHS passes
@@ -128,16 +128,3 @@ def rate_for(width: int, steps: int, full: bool) -> float:
     """The peak learning rate of a fine-tune: lower for wide models and long runs, a tenth for all weights."""
     lora = 3e-4 * (2048 / width) ** 0.75 * min(1.0, math.sqrt(LONG_RUN / steps))
     return float(f"{lora / 10 if full else lora:.1e}")
-
-
-def warmup_warning(options: TrainingOptions) -> str:
-    """A warning if the learning rate never decays, else an empty text."""
-    since, steps = options.last_schedule[:2]
-    left = steps - since
-    if options.warmup < max(left, 2):
-        return ""
-    run = "one step" if left == 1 else f"{left:,} steps"
-    return (
-        f"the warmup of {options.warmup:,} steps is not less than the {run} of the run{' from here on' * bool(since)}, "
-        f"so the learning rate never decays; pass --warmup {round(WARMUP * left)}, or more --steps"
-    )

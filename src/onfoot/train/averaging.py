@@ -22,9 +22,9 @@ class WeightAverage:
         self.model, self.decay = model, decay
         self.weights: dict[str, Array] = {}
         self._raw: dict[str, Array] | None = None  # the weights that train, while the model has the average
-        self.take()
+        self.copy_weights()
 
-    def take(self) -> None:
+    def copy_weights(self) -> None:
         """Starts from the model's current weights."""
         self.weights = {name: copy_of(self.model.params[name]) for name in sorted(self.model.trainable)}
 
@@ -57,7 +57,7 @@ class WeightAverage:
         """The model has the average, from a checkpoint; this gives it the weights that train."""
         if set(raw) != set(self.weights) or any(raw[n].shape != tuple(w.shape) for n, w in self.weights.items()):
             raise ValueError("its trained weights do not match the parameters of this run")
-        self.take()
+        self.copy_weights()
         floats = self.model.engine.floats
         self._set({name: floats(raw[name].copy(), self.model.dtype) for name in self.weights})
 

@@ -36,7 +36,7 @@ class Step:
     grad_norm: float  # before clipping
     n_tokens: int
     seconds: float
-    more: dict[str, Any] = field(default_factory=dict)  # of several ranks or of private training, for the log
+    more: dict[str, Any] = field(default_factory=dict)  # of several ranks, private training or pairs, for the log
 
     @property
     def tokens_per_s(self) -> float:
@@ -52,6 +52,7 @@ class Validation:
     improved: bool  # the best so far
     last: bool  # of the run
     batch: Batch | None  # the first of the validation data
+    means: dict[str, float] = field(default_factory=dict)  # of preference pairs: margin and accuracy
     record: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
@@ -88,14 +89,18 @@ class Callback:
         """When the run ends with an exception, which is raised afterwards."""
 
 
+LOGGED = {"step", "loss", "lr", "grad_norm", "tokens_per_s"}  # the names in the log of every step
 EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
-ELSEWHERE = {  # the events of transformers' and Lightning's trainers
-    "on_train_begin": "on_begin", "on_train_start": "on_begin", "on_pre_optimizer_step": "on_gradient",
-    "on_before_optimizer_step": "on_gradient", "on_step_end": "on_step", "on_optimizer_step": "on_step",
-    "on_train_batch_end": "on_step", "on_log": "on_step", "on_evaluate": "on_evaluation",
-    "on_validation_end": "on_evaluation", "on_save": "on_checkpoint", "on_save_checkpoint": "on_checkpoint",
-    "on_train_end": "on_end", "on_exception": "on_error",
+OTHER_TRAINERS_EVENTS = {  # those of transformers, Lightning and Keras that have an equal here
+    "on_train_begin": "on_begin", "on_train_start": "on_begin", "on_fit_start": "on_begin",
+    "on_pre_optimizer_step": "on_gradient", "on_before_optimizer_step": "on_gradient",
+    "on_after_backward": "on_gradient", "on_step_end": "on_step", "on_optimizer_step": "on_step",
+    "on_train_batch_end": "on_step", "on_batch_end": "on_step", "on_log": "on_step",
+    "on_evaluate": "on_evaluation", "on_validation_end": "on_evaluation", "on_validation_epoch_end": "on_evaluation",
+    "on_test_end": "on_evaluation", "on_save": "on_checkpoint", "on_save_checkpoint": "on_checkpoint",
+    "on_train_end": "on_end", "on_fit_end": "on_end", "on_exception": "on_error",
 }  # fmt: skip
+MISSPELT = 0.85  # the similarity from which on a name is one of EVENTS misspelt; on_load_checkpoint is below it
 
 
 def as_callbacks(given: Any) -> list[Any]:
@@ -117,22 +122,29 @@ def as_callbacks(given: Any) -> list[Any]:
 
 def _check_names(kind: type[Callback]) -> None:
     """Raises ValueError for a method that is named like an event and is none: it would never be called."""
-    for name in dir(kind):
+    names = {name: None for base in kind.__mro__ if issubclass(base, Callback) for name in vars(base)}
+    for name in names:  # not those of other bases, such as transformers' TrainerCallback
         if name.startswith("on_") and name not in EVENTS and callable(getattr(kind, name)):
-            near = ELSEWHERE.get(name) or next(iter(get_close_matches(name, EVENTS, 1)), None)
-            meant = f"did you mean {near}?" if near else f"choose from {', '.join(EVENTS)}"
+            near = OTHER_TRAINERS_EVENTS.get(name) or next(iter(get_close_matches(name, EVENTS, 1, MISSPELT)), None)
+            meant = f"did you mean {near}?" if near else f"choose from {', '.join(EVENTS)}."
             raise ValueError(
                 f"{kind.__name__}.{name} would never be called: there is no such event; {meant} A method of your own "
                 f"needs a name that does not begin with on_"
             )
 
 
-def make_loggable(told: Any) -> None:
-    """Makes Python's numbers of NumPy's and PyTorch's that a callback has added; a TypeError names what has no JSON."""
-    if isinstance(told, Step):
-        told.more = {name: _loggable(name, value) for name, value in told.more.items()}
-    if isinstance(told, Validation):
-        told.record = {name: _loggable(name, value) for name, value in told.record.items()}
+def make_loggable(event: Any) -> None:
+    """Makes JSON of what a callback has added: Python's numbers of NumPy's and PyTorch's, None of nan and infinity.
+
+    A TypeError or ValueError names what the log cannot hold.
+    """
+    if isinstance(event, Step):
+        taken = sorted(LOGGED.intersection(event.more))
+        if taken:
+            raise ValueError(f"{taken[0]} is in the log of every step; choose another name in step.more")
+        event.more = {name: _loggable(name, value) for name, value in event.more.items()}
+    if isinstance(event, Validation):
+        event.record = {name: _loggable(name, value) for name, value in event.record.items()}
 
 
 def _loggable(name: str, value: Any) -> Any:
@@ -143,7 +155,9 @@ def _loggable(name: str, value: Any) -> Any:
             f"{name} has a value of the class {type(one).__name__}, which the log cannot hold; pass a number"
         )
 
-    return json.loads(json.dumps(value, default=number))
+    if not isinstance(name, str):
+        raise TypeError(f"names in the log must be strings, got {name!r}")
+    return json.loads(json.dumps(value, default=number), parse_constant=lambda _: None)
 
 
 def _named(one: Any) -> str:
@@ -159,6 +173,8 @@ class Progress(Callback):
 
     def on_begin(self, trainer: Trainer) -> None:
         self.report = Reporter(trainer.options.steps, trainer.state.step).__enter__()
+        if trainer.options.warmup_warning:
+            self.report.say(f"warning: {trainer.options.warmup_warning}")
 
     def on_step(self, trainer: Trainer, step: Step) -> None:
         assert self.report is not None
@@ -168,14 +184,9 @@ class Progress(Callback):
         if trainer.validation_loss is not None:
             figures["val"] = f"{trainer.validation_loss:.4f}"
         figures |= {"lr": f"{step.lr:.2e}", "norm": f"{step.grad_norm:.2f}", "tokens/s": f"{self.speed:,.0f}"}
-        if "margin" in step.more:
-            figures["margin"] = f"{step.more['margin']:.3f}"
         if "waiting" in step.more:
             figures["waiting"] = f"{step.more['waiting']:.0%}"
-        if trainer.privacy is not None:
-            epsilon = trainer.privacy.epsilon(step.step)
-            figures |= {"clipped": f"{step.more['clipped']:.0%}", "ε": f"{epsilon:.3g}"}
-        self.report.update(step.step, figures)
+        self.report.update(step.step, figures | trainer.objective.figures(step.more))
 
     def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
         if not evaluation.lines:  # a callback has removed them
@@ -204,10 +215,10 @@ class LogFile(Callback):
 
     def on_step(self, trainer: Trainer, step: Step) -> None:
         known = {"loss": step.loss if step.loss == step.loss else None, "lr": step.lr, "grad_norm": step.grad_norm}
-        self.log.append(step=step.step, **known, tokens_per_s=round(step.tokens_per_s), **step.more)
+        self.log.append({"step": step.step, **known, "tokens_per_s": round(step.tokens_per_s), **step.more})
 
     def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
-        self.log.append(**evaluation.record)
+        self.log.append(evaluation.record)
 
 
 class LossCurve(Callback):
@@ -286,10 +297,12 @@ class Checkpoints(Callback):
 
 
 class Logging(Callback):
-    """The same by Python's `logging`, as the logger "onfoot.train"."""
+    """Steps, evaluations and checkpoints as messages of Python's logger "onfoot.train"."""
 
     def on_begin(self, trainer: Trainer) -> None:
         logger.info("step %d of %d, %s", trainer.state.step, trainer.options.steps, trainer.folder or "no run folder")
+        if trainer.options.warmup_warning:
+            logger.warning(trainer.options.warmup_warning)
 
     def on_step(self, trainer: Trainer, step: Step) -> None:
         logger.debug("step %d: loss %.4f, lr %.2e, norm %.2f", step.step, step.loss, step.lr, step.grad_norm)

@@ -21,7 +21,7 @@ from onfoot.quantized import frozen_weight
 from onfoot.recording.pool import threads
 from onfoot.train.parallel import world
 
-FOLDER, HASHES = "folder", "fingerprints"
+FOLDER, HASHES, CHOSEN = "folder", "fingerprints", "chosen"
 
 
 def fingerprint(model: Model) -> str:
@@ -72,6 +72,8 @@ def made_with(run: Path, model: Model) -> dict[str, Any]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "numba": _version("numba"),
+        "tokenizers": _version("tokenizers"),
+        **({"torch": _version("torch")} if model.engine.name == "torch" else {}),
         "engine": model.engine.name,
         "threads": str(threads()),
         HASHES: fingerprints(run, model),

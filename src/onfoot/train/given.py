@@ -71,6 +71,11 @@ def check_model(options: TrainingOptions, model: Model) -> None:
         is_now |= {"r": one.r, "alpha": one.alpha, "lora_dropout": one.dropout, "use_rslora": one.use_rslora}
         same = set(match_layers(model, options.target_list)) == set(adapter.layers)
         is_now["targets"] = options.targets if same else ", ".join(adapter.layers)
+    if adapter is not None and options.optimizer == "muon":
+        raise ValueError(
+            "optimizer='muon' is for the matrices of the blocks, which this model's LoRA layers leave frozen; choose "
+            "adamw, or train all weights with model.use_adapter(None)"
+        )
     for name in changed(options, list(is_now)):
         given, now = getattr(options, name), is_now[name]
         if given != now:

@@ -17,7 +17,7 @@ class Log:
         self.path = path
         self.writes = writes  # True on rank 0 only
 
-    def append(self, **record: Any) -> None:
+    def append(self, record: dict[str, Any]) -> None:
         if self.writes:
             append(self.path, json.dumps(record) + "\n")
 
@@ -76,7 +76,7 @@ def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes
     if bigram is not None:
         axes.axhline(bigram, color="#4b5563", linestyle="--", linewidth=1, label=f"bigram model, {bigram:.2f}")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
+    axes.set_ylabel(f"loss (nats per {'pair' if any('margin' in r for r in records) else 'token'})")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     out = io.BytesIO()

@@ -11,20 +11,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from onfoot.arrays import Array, to_numpy
+from onfoot.arrays import Array
 from onfoot.data.preference_source import PreferenceSource
 from onfoot.formats.run_folder import checkpoint_folder, read_state, run_in
 from onfoot.models.model import Model
 from onfoot.own_engine import OwnEngine
 from onfoot.train.automatic import settle
 from onfoot.train.averaging import WeightAverage
-from onfoot.train.buckets import AllReduceGradients, GradientAccumulator, ReduceScatterGradients
 from onfoot.train.callbacks import (
     Callback,
     Checkpoints,
@@ -46,16 +46,14 @@ from onfoot.train.engine_check import EngineCheck
 from onfoot.train.interrupts import stop_requested
 from onfoot.train.lock import take_lock
 from onfoot.train.log import Log
-from onfoot.train.muon import Muon
 from onfoot.train.objective import StepResult, objective_of
-from onfoot.train.optimizer import AdamW
 from onfoot.train.options import TrainingOptions
-from onfoot.train.parallel import World, world
+from onfoot.train.parallel import world
 from onfoot.train.privacy import plan
-from onfoot.train.rates import freeze, lr_scales
+from onfoot.train.rates import freeze
 from onfoot.train.shard import ShardedAdamW
 from onfoot.train.trackers import tracker
-from onfoot.train.vector import BucketLayout
+from onfoot.train.update import make_update, replicated_state
 
 
 @dataclass
@@ -107,13 +105,17 @@ class Trainer:
         out: str | Path | None = None,
         write: Callable[[Path], None] | None = None,
     ) -> None:
+        if not isinstance(model, Model):
+            raise ValueError(f"model must be a model, got {type(model).__name__}; onfoot.load(path) loads one")
+        if not isinstance(out, str | PathLike | None):
+            raise ValueError(f"out must be the name of a folder, got {type(out).__name__}")
         options, self.source = settle(data, model, options)
         freeze(model, options.frozen)
         if options.dropout:
             set_dropout(model, options.dropout)
         self.options, self.model = options, model
-        pairs = isinstance(self.source, PreferenceSource)
-        self._is_reference = pairs and self.source is not data and model.active_adapter is None
+        has_pairs = isinstance(self.source, PreferenceSource)
+        self._is_reference = has_pairs and self.source is not data and model.active_adapter is None
         self.folder = None if out is None else Path(out)
         if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"out={str(self.folder)!r} is a file; choose a folder for the run")
@@ -125,7 +127,7 @@ class Trainer:
         self.accumulator, self.optimizer = make_update(self.world, model, options)
         self.average = WeightAverage(model, options.ema) if options.ema else None
         self.privacy = None if options.dp_clip is None else plan(options, self.source.n_examples, self.world.size)
-        self.objective = objective_of(self)
+        self.objective = objective_of(self.source, self.privacy)
         self.learning_rate: Callable[[int], float] = options.learning_rate
         self.state = State()
         self.saved: int | None = None  # the step of the last checkpoint
@@ -274,7 +276,7 @@ class Trainer:
 
     def _learning_rate(self) -> float:
         """The rate of the next step. That of a user's function must be finite and not negative."""
-        with self._saved_if_it_fails("trainer.learning_rate"):
+        with self.saved_if_it_fails("trainer.learning_rate"):
             lr = float(self.learning_rate(self.state.step))
             if not 0 <= lr < math.inf:
                 raise ValueError(f"the learning rate of step {self.state.step + 1} must be finite and >= 0, got {lr}")
@@ -283,7 +285,7 @@ class Trainer:
     def _tell(self, event: str, *args: Any) -> None:
         """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
         for callback in (one for one in self.callbacks if hasattr(one, event)):
-            with self._saved_if_it_fails(f"{type(callback).__name__}.{event}"):
+            with self.saved_if_it_fails(f"{type(callback).__name__}.{event}"):
                 getattr(callback, event)(self, *args)
                 for one in args:
                     make_loggable(one)
@@ -291,7 +293,7 @@ class Trainer:
             getattr(callback, event)(self, *args)
 
     @contextmanager
-    def _saved_if_it_fails(self, what: str) -> Iterator[None]:
+    def saved_if_it_fails(self, what: str) -> Iterator[None]:
         """Saves the run when a function of the user's fails, and raises an error that names it."""
         try:
             yield
@@ -324,21 +326,22 @@ class Trainer:
                 self.lock.release(force=True)
 
     def step(self, lr: float) -> StepResult:
-        """One optimizer step alone: no event but `on_gradient`, no evaluation, and the step is not counted."""
+        """The result of one optimizer step made alone: no event but `on_gradient`, no evaluation; it is not counted."""
         return self.objective.step(self, lr)
 
-    def on_gradients(self) -> Callable[[dict[str, Array]], None] | None:
-        """Tells the callbacks about the gradients; None if none of them wants to know."""
+    def gradient_listener(self) -> Callable[[dict[str, Array]], None] | None:
+        """A function that tells the callbacks about gradients; None if none of them has `on_gradient`."""
         wanted = (getattr(type(callback), "on_gradient", None) for callback in self.callbacks)
         hears = any(method not in (None, Callback.on_gradient) for method in wanted)
         return (lambda grads: self._tell("on_gradient", grads)) if hears else None
 
-    def diverged(self, what: str, changed: bool = False) -> DivergedError:
+    def divergence_error(self, what: str, changed: bool = False) -> DivergedError:
         """The error of a step whose loss or gradient is not finite."""
         memory = "some weights in memory were already updated, but " if changed else ""
+        clip = f"a smaller --clip (was {self.options.clip:g})" if self.options.clip else "with --clip 1"
         return DivergedError(
             f"step {self.state.step + 1}: {what}; training stopped; {memory}no checkpoint was overwritten. Start a new "
-            f"run with a lower --lr (was {self.options.lr:g}) or a smaller --clip"
+            f"run with a lower --lr (was {self.options.lr:g}), or {clip}"
         )
 
     def dropout_seed(self, i: int) -> int:
@@ -357,12 +360,12 @@ class Trainer:
         self.validation_loss = loss = total / n_all
         step = self.state.step
         if not math.isfinite(loss):
-            raise self.world.agreed(self.diverged(f"the validation loss is {loss}"))
+            raise self.world.agreed(self.divergence_error(f"the validation loss is {loss}"))
         improved = loss < self.state.best_loss
         if improved:
             self.state.best_loss, self.state.best_step = loss, step
-        evaluation = Validation(step, loss, improved, step == self.options.steps, sums.first)
         means = {name: value / n_all for name, value in zip(sums.others, others, strict=True)}
+        evaluation = Validation(step, loss, improved, step == self.options.steps, sums.first, means)
         evaluation.record |= {"step": step, "val_loss": loss} | {f"val_{name}": mean for name, mean in means.items()}
         evaluation.lines.append(f"step {step}: validation loss {loss:.4f}{self.objective.describe(means)}")
         self._tell("on_evaluation", evaluation)
@@ -410,27 +413,7 @@ class Trainer:
         self._tell("on_checkpoint", checkpoint_folder(self.folder, self.state.step))
 
 
-def replicated_state(optimizer: AdamW) -> dict[str, np.ndarray]:
-    """The arrays that must be identical on all ranks: the trained weights, and the moments unless they are sharded."""
-    model = optimizer.model
-    weights = {name: to_numpy(model.params[name]) for name in sorted(model.trainable)}
-    return weights if isinstance(optimizer, ShardedAdamW) else weights | optimizer.moments()
-
-
 def set_dropout(model: Model, p: float) -> None:
     """Sets all dropout probabilities of a loaded model's configuration."""
     fields = ("embd_pdrop", "attn_pdrop", "resid_pdrop", "attention_dropout")
     model.config = replace(model.config, **{name: p for name in fields if hasattr(model.config, name)})
-
-
-def make_update(ranks: World, model: Model, options: TrainingOptions) -> tuple[GradientAccumulator, AdamW]:
-    """The gradient accumulator (over microbatches and ranks) and the optimizer."""
-    settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
-    settings["lr_scales"] = lr_scales(model, options.layer_decay, getattr(options, "lora_plus", 1.0))
-    kind = Muon if options.optimizer == "muon" else AdamW
-    if ranks.size == 1:
-        return GradientAccumulator(), kind(model, **settings)
-    layout = BucketLayout.of(model, options.bucket_mb, ranks.size)
-    if options.shard:
-        return ReduceScatterGradients(ranks, layout, model), ShardedAdamW(model, ranks, layout, **settings)
-    return AllReduceGradients(ranks, layout, model), kind(model, **settings)

@@ -27,7 +27,7 @@ LOW, HIGH = 1e-6, 1.0  # the first rate and the last
 NEIGHBOURS = 3  # steps on either side in the smoothed loss
 FEWEST = 4 * NEIGHBOURS  # steps
 FRACTION = 0.8  # of the loss's fall, at the suggested rate
-LEAST = 0.1  # of the first loss; a fall that is smaller counts as this much
+MINIMUM_FALL = 0.1  # of the first loss; a fall that is smaller counts as this much
 ROW, BAR = 8, 40  # steps per row of the table, and the length of its longest bar
 RISEN = 0.5  # the test ends when so much of what the loss had fallen is lost again
 
@@ -142,7 +142,7 @@ def _risen(losses: list[float], rate: float) -> str:
         return ""
     means = np.convolve(means, np.full(recent, 1 / recent), "valid")
     fallen, risen = means[0] - means.min(), means[-1] - means.min()
-    if risen <= RISEN * max(fallen, LEAST * means[0]):
+    if risen <= RISEN * max(fallen, MINIMUM_FALL * means[0]):
         return ""
     return f"at {rate:.1e} the loss has risen by more than half of what it had fallen: the test ended"
 

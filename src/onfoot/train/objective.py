@@ -1,7 +1,8 @@
 """What a run minimizes, and one step of it: cross-entropy, that of private steps, or the loss of preference pairs.
 
-An objective makes the steps and measures the validation data of a `Trainer`, which does everything around that. It
-does not keep the trainer: the trainer keeps it, and the lock on a run is released with the last name of its trainer.
+An objective makes the steps and measures the validation data of a `Trainer`, which does everything around that. The
+trainer is an argument and not an attribute: without a cycle of references, a trainer that nobody holds any more is
+freed at once, and with it the lock on its run.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from onfoot.data.batches import Batch
 from onfoot.data.preference_source import PreferenceSource
+from onfoot.formats.files import shown
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
 from onfoot.train.privacy import Privacy
 from onfoot.train.private_step import Settings, private_step
+from onfoot.train.sources import OwnSource
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
 
 if TYPE_CHECKING:
@@ -26,40 +31,40 @@ class StepResult(NamedTuple):
     """The result of one optimizer step."""
 
     loss: float  # nats per target, or per pair
-    norm: float  # of the gradient, before clipping
+    grad_norm: float  # before clipping
     n_tokens: int  # of all ranks
     more: dict[str, Any]  # what else the log records
 
 
-class Sums(NamedTuple):
+class ValidationSums(NamedTuple):
     """The validation data of one rank, summed: the ranks' sums are added, then divided by `n`."""
 
     loss: float
     n: int  # the number of targets, or of pairs
     first: Batch | None
-    others: dict[str, float]  # of more figures, by name
+    others: dict[str, float]  # sums of further figures, by name
 
 
 class CrossEntropy:
     """The mean cross-entropy of the targets."""
 
     def step(self, trainer: Trainer, lr: float) -> StepResult:
-        batches = [Batch(*batch) for batch in trainer.source.microbatches(trainer.state.step, *trainer.share_args)]
+        batches = batches_of_step(trainer)
         n_targets = sum(int((b.targets != IGNORE).sum()) for b in batches)
         divisor, n_tokens = trainer.world.sum(n_targets, sum(b.tokens.size for b in batches))  # over all ranks
         if divisor == 0:
             where = f"step {trainer.state.step + 1}"
             raise trainer.world.agreed(ValueError(f"{where}: all {n_tokens:.0f} targets are ignored ({IGNORE})"))
-        microbatches = seeded(trainer, batches)
-        model, optimizer, on_gradients = trainer.model, trainer.optimizer, trainer.on_gradients()
+        microbatches = seeded_microbatches(trainer, batches)
+        model, optimizer, on_gradients = trainer.model, trainer.optimizer, trainer.gradient_listener()
         if len(microbatches) == 1 and trainer.world.size == 1 and not trainer.options.clip and on_gradients is None:
-            loss, norm = fused_step(model, optimizer, microbatches[0], int(divisor), lr, trainer.diverged)
+            loss, norm = fused_step(model, optimizer, microbatches[0], int(divisor), lr, trainer.divergence_error)
         else:
-            settings = lr, trainer.options.clip, trainer.diverged, trainer.accumulator, trainer.world
+            settings = lr, trainer.options.clip, trainer.divergence_error, trainer.accumulator, trainer.world
             loss, norm = accumulated_step(model, optimizer, microbatches, int(divisor), *settings, on_gradients)
         return StepResult(loss, norm, int(n_tokens), {})
 
-    def validate(self, trainer: Trainer) -> Sums:
+    def validate(self, trainer: Trainer) -> ValidationSums:
         """The summed loss and the number of targets of this rank's validation batches, and the first of them."""
         total, n_targets = 0.0, 0
         first = None
@@ -69,15 +74,19 @@ class CrossEntropy:
             loss = trainer.model.loss
             total += loss(batch.tokens, batch.targets, divisor=1.0, segments=batch.segments) if n else 0.0
             n_targets += n
-        return Sums(total, n_targets, first, {})
+        return ValidationSums(total, n_targets, first, {})
+
+    def figures(self, more: dict[str, Any]) -> dict[str, str]:
+        """What the progress line shows beside the loss, of what `step` has returned as `more`."""
+        return {}
 
     def describe(self, means: dict[str, float]) -> str:
-        """The figures beside the validation loss, in words."""
+        """The means beside the validation loss, in words."""
         return ""
 
 
 class PrivateCrossEntropy(CrossEntropy):
-    """The same, on a random sample of the examples: each one's gradient is clipped, and noise is added to their sum."""
+    """Cross-entropy of a random sample of examples: each one's gradient is clipped, and noise is added to their sum."""
 
     def __init__(self, privacy: Privacy) -> None:
         self.privacy = privacy
@@ -86,11 +95,16 @@ class PrivateCrossEntropy(CrossEntropy):
         privacy, step = self.privacy, trainer.state.step
         batches: list[Batch] = trainer.source.batches_of(privacy.sample(step))
         settings = Settings(privacy.clip, privacy.noise, privacy.expected, privacy.seed, step)
-        microbatches = seeded(trainer, batches)
-        result = private_step(trainer.model, trainer.optimizer, microbatches, lr, settings, trainer.diverged)
+        microbatches = seeded_microbatches(trainer, batches)
+        result = private_step(trainer.model, trainer.optimizer, microbatches, lr, settings, trainer.divergence_error)
         epsilon = privacy.epsilon(step + 1)
         more = {"clipped": round(result.clipped, 4), "epsilon": epsilon if math.isfinite(epsilon) else None}
         return StepResult(result.loss, result.norm, sum(b.tokens.size for b in batches), more)
+
+    def figures(self, more: dict[str, Any]) -> dict[str, str]:
+        """How many examples were clipped, and the ε that is spent; without noise it is infinite."""
+        epsilon = math.inf if more["epsilon"] is None else more["epsilon"]
+        return {"clipped": f"{more['clipped']:.0%}", "ε": f"{epsilon:.3g}"}
 
 
 class Preferences:
@@ -108,22 +122,26 @@ class Preferences:
             return result
 
         seeds = [(trainer.dropout_seed(2 * i), trainer.dropout_seed(2 * i + 1)) for i in range(len(pairs))]
-        settings = lr, trainer.options.clip, trainer.diverged, trainer.accumulator, trainer.world
+        settings = lr, trainer.options.clip, trainer.divergence_error, trainer.accumulator, trainer.world
         seeded_pairs = list(map(SeededPair, pairs, seeds))
         loss, norm = accumulated_step(
-            trainer.model, trainer.optimizer, seeded_pairs, divisor, *settings, trainer.on_gradients(), gradients
+            trainer.model, trainer.optimizer, seeded_pairs, divisor, *settings, trainer.gradient_listener(), gradients
         )
         total, right = trainer.world.sum(sum(margins), sum(margin > 0 for margin in margins))
         return StepResult(loss, norm, int(n_tokens), {"margin": total / divisor, "accuracy": right / divisor})
 
-    def validate(self, trainer: Trainer) -> Sums:
+    def validate(self, trainer: Trainer) -> ValidationSums:
         """The summed loss, the number, margins and right preferences of this rank's pairs, and the first answer."""
         source = trainer.source
         pairs = source.validation(*trainer.share_args)
         results = [pair_loss(trainer.model, pair, source.beta, source.label_smoothing) for pair in pairs]
         margins = [result.margin for result in results]
         others = {"margin": sum(margins), "accuracy": float(sum(margin > 0 for margin in margins))}
-        return Sums(sum(r.loss for r in results), len(results), pairs[0].chosen if pairs else None, others)
+        return ValidationSums(sum(r.loss for r in results), len(results), pairs[0].chosen if pairs else None, others)
+
+    def figures(self, more: dict[str, Any]) -> dict[str, str]:
+        """The margin."""
+        return {"margin": f"{more['margin']:.3f}"}
 
     def describe(self, means: dict[str, float]) -> str:
         """The margin and the accuracy, in words."""
@@ -133,13 +151,37 @@ class Preferences:
 Objective = CrossEntropy | Preferences
 
 
-def objective_of(trainer: Trainer) -> Objective:
-    """The objective that the trainer's data and options ask for."""
-    if isinstance(trainer.source, PreferenceSource):
+def objective_of(source: Any, privacy: Privacy | None) -> Objective:
+    """The objective that the data asks for, private if there is a plan for it."""
+    if isinstance(source, PreferenceSource):
         return Preferences()
-    return CrossEntropy() if trainer.privacy is None else PrivateCrossEntropy(trainer.privacy)
+    return CrossEntropy() if privacy is None else PrivateCrossEntropy(privacy)
 
 
-def seeded(trainer: Trainer, batches: list[Batch]) -> list[Microbatch]:
+def batches_of_step(trainer: Trainer) -> list[Batch]:
+    """The batches of the next step. If a source of the user's own fails, the run is saved, and the error names it."""
+    source = trainer.source
+    if not isinstance(source, OwnSource) and type(source).__module__.startswith("onfoot."):
+        return [Batch(*batch) for batch in source.microbatches(trainer.state.step, *trainer.share_args)]
+    with trainer.saved_if_it_fails(f"{type(getattr(source, 'own', source)).__name__}.microbatches"):
+        found = source.microbatches(trainer.state.step, *trainer.share_args)
+        if not isinstance(found, list | tuple) or not found:
+            raise ValueError(f"it must return a list of batches (tokens, targets), got {shown(found)}")
+        return [as_batch(one) for one in found]
+
+
+def as_batch(given: Any) -> Batch:
+    """A batch of NumPy arrays; PyTorch tensors and lists of lists are converted."""
+    if not isinstance(given, list | tuple) or not 2 <= len(given) <= 3:
+        raise ValueError(f"a batch must be (tokens, targets) or (tokens, targets, segments), got {shown(given)}")
+    batch = Batch(*(None if part is None else np.asarray(part) for part in given))  # type: ignore[arg-type]
+    for name, x in batch._asdict().items():
+        if name != "segments" and (x is None or x.dtype.kind not in "iu" or x.ndim != 2):
+            kind = "nothing" if x is None else f"{x.dtype} {x.shape}"
+            raise ValueError(f"the {name} of a batch must be integers (B, T), got {kind}")
+    return batch
+
+
+def seeded_microbatches(trainer: Trainer, batches: list[Batch]) -> list[Microbatch]:
     """The batches of the present step, with their dropout seeds."""
     return [Microbatch(*batch, trainer.dropout_seed(i)) for i, batch in enumerate(batches)]

@@ -63,7 +63,7 @@ class TrainingOptions:
     dropout: float = option(0.0, "Dropout probability in training. Small models on enough text need none.")
     freeze: str = option("", "Comma-separated parameters that do not train: names, starts of names, or globs (*.bias).")
     layer_decay: float = option(
-        1.0, "Learning rate of each block relative to the one above; embeddings have the least."
+        1.0, "Learning rate of each block relative to the one above; embeddings have the lowest."
     )
     ema: float = option(
         0.0, "Average the weights exponentially with this decay, as in 0.999; evaluated and saved. 0: no average."
@@ -108,6 +108,7 @@ class TrainingOptions:
     changes: list[dict[str, Any]] = field(default_factory=list)  # of a resumed run: steps, and the values before them
 
     def __post_init__(self) -> None:
+        self.use_plain_values()
         self.check_types()
         self.check_at_least(
             steps=self.min_steps, batch_size=self.min_batch, accumulate=self.min_batch, lr=0, warmup=-1, weight_decay=0,
@@ -213,6 +214,19 @@ class TrainingOptions:
         """The schedule since the last change that concerns it."""
         return self._schedules[-1]
 
+    @property
+    def warmup_warning(self) -> str:
+        """A warning if the warmup takes more than half of the run, or of what is left of it; else an empty text."""
+        since, steps = self.last_schedule[:2]
+        left = steps - since
+        if 2 * self.warmup <= max(left, 2):
+            return ""
+        run = f"the {'one step' if left == 1 else f'{left:,} steps'} of the run{' from here on' * bool(since)}"
+        too_long = f"takes more than half of {run}"
+        if self.warmup >= left:
+            too_long = f"is not less than {run}, so the learning rate never decays"
+        return f"the warmup of {self.warmup:,} steps {too_long}; pass --warmup {default_warmup(left)}, or more --steps"
+
     @cached_property
     def _schedules(self) -> list[Schedule]:
         """The schedules between the changes that concern them."""
@@ -222,6 +236,15 @@ class TrainingOptions:
             if not out or out[-1][1:] != settings:
                 out.append(Schedule(since, *settings))
         return out
+
+    def use_plain_values(self) -> None:
+        """Makes Python's numbers of NumPy's, and a tuple of a list of betas, as files have it."""
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
+            if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+                object.__setattr__(self, name, value.item())
+            if name == "betas" and isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
 
     def check_types(self) -> None:
         """Raises ValueError for a value that is not of its field's type, and for a number out of range."""
@@ -276,8 +299,6 @@ class TrainingOptions:
         unknown = sorted(set(values) - {f.name for f in fields(cls)})
         if unknown:
             raise ValueError(f"{path}: unknown option {shown(unknown[0])}; this version of onfoot does not have it")
-        if isinstance(values.get("betas"), list):
-            values["betas"] = tuple(values["betas"])
         with naming(path):
             return cls(**{**cls.before, **values})
 
@@ -390,14 +411,16 @@ class FinetuneOptions(TrainingOptions):
             raise ValueError("--full trains all weights, --quantized freezes them: choose one")
         if self.freeze and not self.full:
             raise ValueError(
-                "--freeze needs --full: LoRA freezes all weights of the model; choose layers with --targets"
+                "--freeze needs --full (full=True): LoRA freezes all weights of the model; choose layers with --targets"
             )
         if not self.lora_plus > 0:
             raise ValueError(f"lora_plus must be > 0, got {self.lora_plus}")
         if self.full and self.lora_plus != 1:
             raise ValueError("--lora-plus is for LoRA layers, which --full does not have")
         if self.optimizer == "muon" and not self.full:
-            raise ValueError("--optimizer muon needs --full: it is for the matrices of the blocks, which LoRA freezes")
+            raise ValueError(
+                "--optimizer muon needs --full (full=True): it is for the matrices of the blocks, which LoRA freezes"
+            )
         self.check_preferences()
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must be in (0, 1), got {self.validation}")

@@ -19,7 +19,7 @@ from onfoot.formats.run_folder import RUN_FILE, read_state
 from onfoot.formats.write import write_json
 from onfoot.own_engine import is_own
 from onfoot.train.checkpoint import checkpoint_to_resume
-from onfoot.train.fingerprint import FOLDER, HASHES, made_with
+from onfoot.train.fingerprint import CHOSEN, FOLDER, HASHES, made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
 from onfoot.train.options import CHANGEABLE, TrainingOptions
@@ -49,7 +49,8 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
             ranks.run_all_or_raise(trainer.check_engine)
             trainer.lock = lock
             if ranks.writes:
-                versions = made_with(run, trainer.model)
+                chosen = [n for n, value in vars(trainer.options).items() if value != getattr(options, n, value)]
+                versions = {**made_with(run, trainer.model), CHOSEN: chosen}
                 _record(run, trainer.options, versions)  # again: `build` may have completed the options
         except BaseException:
             if lock is not None:
@@ -135,7 +136,8 @@ def resume(
             trainer.lock = lock
             versions_now = made_with(run, trainer.model)
             if (checkpoint is None or changes) and ranks.writes:
-                _record(run, trainer.options, versions_now if checkpoint is None else versions_before)
+                left = {CHOSEN: [n for n in chosen_in({"made_with": versions_before}) if n not in (changes or {})]}
+                _record(run, trainer.options, (versions_now if checkpoint is None else versions_before) | left)
         except BaseException:
             if lock is not None:
                 lock.release(force=True)
@@ -174,6 +176,8 @@ def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
     for name in ("batch_size", "accumulate"):
         if values.get(name, 1) < 1:
             raise ValueError(f"{name} must be >= 1 when a run is resumed, got {values[name]}")
+    if options.command == "finetune" and values.get("lr") == 0:  # where it would be chosen
+        raise ValueError("lr must be > 0 when a fine-tune is resumed, got 0")
     if values.get("steps", options.steps) < step:
         raise ValueError(f"--steps {values['steps']:,} is less than the {step:,} steps that are done")
     return options.changed(step, **values)
@@ -222,6 +226,13 @@ def located(values: Mapping[str, Any], versions: Any) -> dict[str, Any]:
         found |= {name: find(value)} if isinstance(value, str) else {}
         found |= {name: [find(str(one)) for one in value]} if isinstance(value, list) else {}
     return found
+
+
+def chosen_in(run: Mapping[str, Any]) -> list[str]:
+    """The options in the values of a run.json that nobody gave: they were chosen from the data and the model."""
+    versions = run.get("made_with")
+    names = versions.get(CHOSEN) if isinstance(versions, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _hash(values: dict[str, Any]) -> str:

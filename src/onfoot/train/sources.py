@@ -152,7 +152,7 @@ class TextSource(Source):
 
     def steps_for(self, epochs: float) -> int:
         """The number of steps of `epochs` passes over the windows."""
-        return math.ceil(round(epochs * len(self.train) / (self.batch_size * self.accumulate), 9))
+        return max(1, math.ceil(round(epochs * len(self.train) / (self.batch_size * self.accumulate), 9)))
 
     def report(self) -> str:
         epoch = -(-len(self.train) // (self.batch_size * self.accumulate))
@@ -184,6 +184,8 @@ def as_source(data: Any, model: Model, options: TrainingOptions) -> Any:
     if items and all(isinstance(item, dict) for item in items):
         return _examples(items, model, options)
     if items and all(isinstance(item, str | Path) for item in items):
+        if "" in items:
+            raise ValueError("data is an empty name; pass the name of a file or folder")
         try:
             return _files([Path(item) for item in items], model, options)
         except OSError as error:

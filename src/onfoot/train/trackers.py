@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from onfoot.train.loop import Outcome, Trainer
 
 
-PAIRS = ("margin", "accuracy")  # of preference tuning
-
-
 class Tracker(Callback):
     """Logs the loss, learning rate, gradient norm and speed of every step, and every validation loss."""
 
@@ -33,10 +30,8 @@ class Tracker(Callback):
         self.log(step.step, values)
 
     def on_evaluation(self, trainer: Trainer, evaluation: Validation) -> None:
-        pairs = {name: evaluation.record[f"val_{name}"] for name in PAIRS if f"val_{name}" in evaluation.record}
-        self.log(
-            evaluation.step, {"validation/loss": evaluation.loss, **{f"validation/{k}": v for k, v in pairs.items()}}
-        )
+        means = {"loss": evaluation.loss, **evaluation.means}
+        self.log(evaluation.step, {f"validation/{name}": mean for name, mean in means.items()})
 
     def on_end(self, trainer: Trainer, outcome: Outcome) -> None:
         self.close()
