@@ -69,6 +69,11 @@ def test_every_view_is_accessible_on_a_phone(page: Any, axe: str) -> None:
         assert violations(page, axe, CONTRAST) == [], view
 
 
+def test_the_progress_of_long_work_is_accessible(page: Any, axe: str) -> None:
+    page.evaluate("document.getElementById('work').hidden = false")
+    assert violations(page, axe, CONTRAST) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("screen", WIDTHS)
