@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "onfoot"
@@ -61,6 +62,7 @@ def messages_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, text) for text in texts_in(argument))
 
 
+@cache
 def collect() -> str:
     """The page: a section per file, its messages in the order of the source."""
     sections = []

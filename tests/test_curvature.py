@@ -257,7 +257,11 @@ def llama(folder: Path) -> Case:
         return Case(model, batches, names, *matrices(logits, model, names, batches))
 
 
-@pytest.fixture(params=["gpt2", "untied gpt2", "lora", "llama"])
+CASES = ["gpt2", "untied gpt2", "lora", "llama"]
+FAST = [("lora", "hessian"), ("lora", "gauss-newton"), ("llama", "hessian"), ("gpt2", "gauss-newton")]
+
+
+@pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     makers = {
         "gpt2": partial(gpt2, True, False),
@@ -276,7 +280,14 @@ def test_products_over_batches_are_those_of_the_full_matrix(case: Case, kind: st
     assert_close(np.stack([operator(u) for u in vectors]), vectors @ case.matrices[kind], 1e-9, kind)
 
 
-@pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
+IN_FULL = [  # a model with every kind of parameter per matrix in each run, the others in the slow ones
+    pytest.param(case, kind, marks=[] if (case, kind) in FAST else pytest.mark.slow)
+    for case in CASES
+    for kind in ("hessian", "gauss-newton")
+]
+
+
+@pytest.mark.parametrize(("case", "kind"), IN_FULL, indirect=["case"])
 def test_eigenvalues_trace_and_gradient_equal_those_of_the_full_matrix(case: Case, kind: str) -> None:
     full = case.matrices[kind]
     eigenvalues = np.linalg.eigvalsh(full)
@@ -298,7 +309,7 @@ def test_eigenvalues_trace_and_gradient_equal_those_of_the_full_matrix(case: Cas
     assert found.n_params == len(full) and found.n_targets == sum((b.targets != -100).sum() for b in case.batches)
 
 
-@pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
+@pytest.mark.parametrize(("case", "kind"), IN_FULL, indirect=["case"])
 def test_every_layer_is_a_diagonal_block_of_the_full_matrix(case: Case, kind: str) -> None:
     full = case.matrices[kind]
     found = measure(case.model, case.batches, kind, top=1, probes=100, steps=300, tolerance=1e-10, seed=3)

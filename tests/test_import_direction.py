@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import onfoot
@@ -47,14 +48,19 @@ def imports(tree: ast.AST) -> set[str]:
     return {part if part in ORDER else "__init__" for part in parts}
 
 
+@cache
+def all_imports() -> dict[Path, set[str]]:
+    """What each file imports."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE): imports(ast.parse(path.read_text(encoding="utf-8"))) for path in files}
+
+
 def against(order: list[str]) -> set[tuple[str, str]]:
     """(file, part) of each import that goes up."""
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        file = path.relative_to(PACKAGE)
+    for file, parts in all_imports().items():
         mine = file.parts[0].removesuffix(".py")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found |= {(file.as_posix(), part) for part in imports(tree) if order.index(part) > order.index(mine)}
+        found |= {(file.as_posix(), part) for part in parts if order.index(part) > order.index(mine)}
     return found
 
 
