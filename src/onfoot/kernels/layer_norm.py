@@ -101,9 +101,9 @@ def norm_backward(
             for j in range(c):
                 out[j] = (up[j] * weight[j] - total - (row[j] - mu) * r * along) * r  # eq 40
             if dskip.shape[0]:
-                past = dskip[i]
+                skip_gradient = dskip[i]
                 for j in range(c):
-                    out[j] += past[j]
+                    out[j] += skip_gradient[j]
 
 
 @kernel("f4[:,::1], f4[::1], f4[::1], f8, f4[:,::1], f4[::1], f4[::1]", "n c, c, c, , n c, n, n")

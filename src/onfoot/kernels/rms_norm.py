@@ -81,9 +81,9 @@ def _backward(
             for j in range(c):
                 out[j] = (up[j] * weight[j] - row[j] * r * along) * r  # eq RMS.3
             if dskip.shape[0]:
-                past = dskip[i]
+                skip_gradient = dskip[i]
                 for j in range(c):
-                    out[j] += past[j]
+                    out[j] += skip_gradient[j]
 
 
 def rms_norm_forward(x: np.ndarray, weight: np.ndarray, eps: float = 1e-6) -> tuple[np.ndarray, Any]:

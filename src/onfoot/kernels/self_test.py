@@ -62,10 +62,10 @@ def pair(table: Table, rng: np.random.Generator, name: str, args: tuple[Any, ...
     """A pair's output and gradients; `grads` are the names of the gradients."""
     y, saved = table[f"{name}_forward"](*args)
     truth, s_truth = getattr(ops, f"{name}_forward")(*map(exact, args))
-    up = rng.standard_normal(np.shape(truth))
+    dy = rng.standard_normal(np.shape(truth))
     yield f"{name}: y", y, truth
-    ours = table[f"{name}_backward"](up.astype(np.float32) if up.shape else float(up), saved)
-    right = getattr(ops, f"{name}_backward")(up.astype(np.float32).astype(np.float64) if up.shape else up, s_truth)
+    ours = table[f"{name}_backward"](dy.astype(np.float32) if dy.shape else float(dy), saved)
+    right = getattr(ops, f"{name}_backward")(dy.astype(np.float32).astype(np.float64) if dy.shape else dy, s_truth)
     one = len(grads.split()) == 1
     for grad, a, b in zip(grads.split(), [ours] if one else ours, [right] if one else right, strict=True):
         yield f"{name}: {grad}", a, b
@@ -114,9 +114,9 @@ def embedding(table: Table, rng: np.random.Generator) -> Found:
     for kind in FROZEN:
         blocks = frozen(rng, kind, 5, 96)
         yield f"embedding {kind}: y", table["embedding_forward"](ids, blocks)[0], blocks.floats(ids, np.float64)
-    up, before = normal(rng, 3, 7, 67), exact(held)
-    table["embedding_add_backward"](up, table["embedding_forward"](ids, weight)[1], held)
-    right = before + ops.embedding_backward(exact(up), ops.embedding_forward(ids, exact(weight))[1])
+    dy, before = normal(rng, 3, 7, 67), exact(held)
+    table["embedding_add_backward"](dy, table["embedding_forward"](ids, weight)[1], held)
+    right = before + ops.embedding_backward(exact(dy), ops.embedding_forward(ids, exact(weight))[1])
     yield "embedding_add_backward: dweight", held, right
 
 
@@ -124,10 +124,10 @@ def layer_norm(table: Table, rng: np.random.Generator) -> Found:
     for n in ROWS:
         args = 3 * normal(rng, n, 203) + 2, normal(rng, 203), normal(rng, 203), 1e-5
         yield from pair(table, rng, "layer_norm", args, "dx dweight dbias")
-        up, past = normal(rng, n, 203), normal(rng, n, 203)
-        ours = table["layer_norm_skip_backward"](up, table["layer_norm_forward"](*args)[1], past)
-        dx, *right = ops.layer_norm_backward(exact(up), ops.layer_norm_forward(*map(exact, args))[1])
-        for grad, a, b in zip(("dx", "dweight", "dbias"), ours, (exact(past) + dx, *right), strict=True):
+        dy, skip_gradient = normal(rng, n, 203), normal(rng, n, 203)
+        ours = table["layer_norm_skip_backward"](dy, table["layer_norm_forward"](*args)[1], skip_gradient)
+        dx, *right = ops.layer_norm_backward(exact(dy), ops.layer_norm_forward(*map(exact, args))[1])
+        for grad, a, b in zip(("dx", "dweight", "dbias"), ours, (exact(skip_gradient) + dx, *right), strict=True):
             yield f"layer_norm_skip_backward: {grad}", a, b
 
 
@@ -135,10 +135,10 @@ def rms_norm(table: Table, rng: np.random.Generator) -> Found:
     for n in ROWS:
         args = 3 * normal(rng, n, 203) + 2, normal(rng, 203), 1e-6
         yield from pair(table, rng, "rms_norm", args, "dx dweight")
-        up, past = normal(rng, n, 203), normal(rng, n, 203)
-        ours = table["rms_norm_skip_backward"](up, table["rms_norm_forward"](*args)[1], past)
-        dx, dweight = ops.rms_norm_backward(exact(up), ops.rms_norm_forward(*map(exact, args))[1])
-        for grad, a, b in zip(("dx", "dweight"), ours, (exact(past) + dx, dweight), strict=True):
+        dy, skip_gradient = normal(rng, n, 203), normal(rng, n, 203)
+        ours = table["rms_norm_skip_backward"](dy, table["rms_norm_forward"](*args)[1], skip_gradient)
+        dx, dweight = ops.rms_norm_backward(exact(dy), ops.rms_norm_forward(*map(exact, args))[1])
+        for grad, a, b in zip(("dx", "dweight"), ours, (exact(skip_gradient) + dx, dweight), strict=True):
             yield f"rms_norm_skip_backward: {grad}", a, b
 
 
