@@ -396,6 +396,22 @@ def test_the_length_on_the_command_line_replaces_that_of_the_file_with_its_warmu
     assert code != 0 and "--epochs cannot be used with --steps" in said
 
 
+def test_a_value_of_another_type_is_named_with_its_file(tmp_path: Path) -> None:
+    config = tmp_path / "a.toml"
+    for line, expected in {
+        'steps = "7"': "steps must be an integer, got '7'",
+        "betas = [1]": "betas must be two numbers",
+    }.items():
+        config.write_text(line)
+        code, said = onfoot("train", "--config", config, "--print-config")
+        assert code == 2 and f"{config}: {expected}" in " ".join(said.split())
+    assert onfoot("train", "--config", config, "--betas", 0.9, 0.99, "--print-config")[0] == 0  # not used
+    other = tmp_path / "a.yaml"
+    other.write_text("steps: 3")
+    code, said = onfoot("train", "--config", other, "--print-config")
+    assert code == 2 and f"{other} is YAML; write the options as TOML" in " ".join(said.split())
+
+
 def test_the_file_of_a_fine_tune_can_be_made_longer_and_contradictions_are_named(tmp_path: Path, text: Path) -> None:
     pretrain.start(tmp_path / "base", options(text)).run()
     data = tmp_path / "sums.jsonl"

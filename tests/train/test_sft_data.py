@@ -411,7 +411,7 @@ def test_long_examples_are_refused_by_file_line_and_length(tmp_path: Path) -> No
     with pytest.raises(
         ValueError,
         match=r"a\.jsonl, line 2: 10 tokens exceed max_length=8 \(2 of 3 examples are too long, the longest has "
-        r"21\); .*--max-length .*--on-long truncate .*--on-long skip$",
+        r"21\); .*--max-length .*--on-long truncate .*--on-long skip \(FinetuneOptions\(on_long=…\) in Python\)$",
     ):
         load_source([path], TOKENIZER, PLAIN, max_length=8, batch_size=1)
 

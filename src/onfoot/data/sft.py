@@ -102,7 +102,7 @@ class SftSource:
     def report(self) -> str:
         """How many examples were read, truncated, skipped and packed."""
         train, held_out = self.train.examples, self.held_out.examples
-        shape = f"{self.rows:,} rows of up to {self.train.width} tokens"
+        shape = f"{self.rows:,} row{'s' * (self.rows != 1)} of up to {self.train.width} tokens"
         if self.train.pack:
             shape += f", {self.train.lengths.sum() / (self.rows * self.train.width):.0%} full"
         templated = n_templated(train) + n_templated(held_out)
@@ -111,7 +111,8 @@ class SftSource:
                 f"\n{templated:,} prompts and completions are in the model's chat template, as user and assistant "
                 f"(--no-template: as they are)"
             )
-        counts = f"{len(train):,} examples for training, {len(held_out):,} for validation; {shape}"
+        examples = "1 example" if len(train) == 1 else f"{len(train):,} examples"
+        counts = f"{examples} for training, {len(held_out):,} for validation; {shape}"
         return f"{self.about}\n{counts}" if self.about else counts
 
 

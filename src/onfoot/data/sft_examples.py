@@ -250,7 +250,8 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
         raise ValueError(
             f"{first.where}: {len(first):,} tokens exceed max_length={max_length} ({len(long):,} of "
             f"{len(examples):,} examples are too long, the longest has {int(lengths.max()):,}); raise --max-length "
-            f"(up to the model's n_positions), or pass --on-long truncate or --on-long skip"
+            f"(up to the model's n_positions), or pass --on-long truncate or --on-long skip "
+            f"(FinetuneOptions(on_long=…) in Python)"
         )
     keep = lengths <= max_length
     if on_long == "truncate":

@@ -248,24 +248,28 @@ class TrainingOptions:
 
     def check_types(self) -> None:
         """Raises ValueError for a value that is not of its field's type, and for a number out of range."""
-        hints = get_type_hints(type(self))
         for name in (f.name for f in fields(self) if f.name != "changes"):
-            value, hint = getattr(self, name), hints[name]
-            if value is None and hint in (str | None, float | None):
-                continue
-            items = value if hint in (list[str], tuple[float, float]) else [value]
-            if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
-                raise ValueError(f"{name} must be two numbers, got {shown(value)}")
-            if hint == list[str] and not isinstance(value, list):
-                raise ValueError(f"{name} must be a list of strings, got {shown(value)}")
-            kind = {list[str]: str, str | None: str, float | None: float, tuple[float, float]: float}.get(hint, hint)
-            for item in items:
-                if type(item) is not kind and not (kind is float and type(item) is int):
-                    raise ValueError(f"{name} must be {TYPE_NAMES[kind]}, got {shown(item)}")
-                if kind in (int, float) and not -LARGEST_FLOAT <= item <= LARGEST_FLOAT:
-                    raise ValueError(f"{name} must be finite, got {shown(item)}")
-                if kind is int and abs(item) >= 1 << 63:
-                    raise ValueError(f"{name} must be below 2^63 in magnitude, got {shown(item)}")
+            self.check_type(name, getattr(self, name))
+
+    @classmethod
+    def check_type(cls, name: str, value: Any) -> None:
+        """Raises ValueError if a value is not of the type of the field of this name, or a number out of range."""
+        hint = get_type_hints(cls)[name]
+        if value is None and hint in (str | None, float | None):
+            return
+        items = value if hint in (list[str], tuple[float, float]) else [value]
+        if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
+            raise ValueError(f"{name} must be two numbers, got {shown(value)}")
+        if hint == list[str] and not isinstance(value, list):
+            raise ValueError(f"{name} must be a list of strings, got {shown(value)}")
+        kind = {list[str]: str, str | None: str, float | None: float, tuple[float, float]: float}.get(hint, hint)
+        for item in items:
+            if type(item) is not kind and not (kind is float and type(item) is int):
+                raise ValueError(f"{name} must be {TYPE_NAMES[kind]}, got {shown(item)}")
+            if kind in (int, float) and not -LARGEST_FLOAT <= item <= LARGEST_FLOAT:
+                raise ValueError(f"{name} must be finite, got {shown(item)}")
+            if kind is int and abs(item) >= 1 << 63:
+                raise ValueError(f"{name} must be below 2^63 in magnitude, got {shown(item)}")
 
     def check_at_least(self, **limits: float) -> None:
         """Raises ValueError if an option is below its limit."""
