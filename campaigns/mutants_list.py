@@ -145,7 +145,7 @@ CLI = [
         ("(range(2 * top + 1, top + 1, -1), spectrum.smallest)", "(range(top + 2, 2 * top + 2), spectrum.smallest)", "the order of points that the test reads by value: the labels say which is which"),
         ("[e.value for e in found], yerr=", "[e.error for e in found], yerr="),
         ("[e.value for e in largest], thickness", "[e.error for e in largest], thickness"),
-        ("2 if layers else 1, figsize", "2, figsize"),
+        ("2 if layers else 1, squeeze", "2, squeeze"),
     ),
     *of(
         "cli/generate.py", "cli/test_generate_command.py cli/test_runs.py generate/test_chat.py",
@@ -826,7 +826,7 @@ TRAIN = [
     ),
     *of(
         "train/objective.py", "train/test_private.py",
-        ("trainer.source.batches_of(privacy.sample(step))", "trainer.source.batches_of(privacy.sample(0))"),
+        ("batches_of_examples(trainer, privacy.sample(step))", "batches_of_examples(trainer, privacy.sample(0))"),
         ("epsilon = privacy.epsilon(step + 1)", "epsilon = privacy.epsilon(step)"),
     ),
     *of(

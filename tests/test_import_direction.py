@@ -11,9 +11,9 @@ import onfoot
 PACKAGE = Path(onfoot.__file__).parent
 # The lowest first: each may import those before it.
 ORDER = [
-    "arrays", "ops", "quantized", "threads", "terminal", "recording", "kernels", "engine", "own_engine", "config",
-    "models", "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check", "torch",
-    "train", "blame", "evaluation", "lm_eval", "learn",
+    "arrays", "ops", "quantized", "threads", "terminal", "plots", "recording", "kernels", "engine", "own_engine",
+    "config", "models", "formats", "generate", "data", "attribution", "curvature", "probe", "tables", "memory", "check",
+    "torch", "train", "blame", "evaluation", "lm_eval", "learn",
     "__init__", "bench", "explore", "serve", "cli", "__main__",
 ]  # fmt: skip
 ALLOWED = {

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import onfoot
-from onfoot.cli import app
+from onfoot.cli import app, curvature_picture
 from onfoot.cli.curvature_picture import picture
 from onfoot.curvature import measure
 from onfoot.data.file_batches import read_batches
@@ -20,6 +20,7 @@ from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.models.load import load
 from onfoot.models.model import Model
+from onfoot.plots import png
 from pages import page_blocks
 
 TEXT = "to be, or not to be: that is the question.\n" * 3 + "to"  # 131 tokens
@@ -134,11 +135,8 @@ def test_the_plot_is_a_picture_of_both_panels(folder: Path, tmp_path: Path) -> N
 def test_the_picture_has_a_point_per_eigenvalue_and_a_bar_per_layer(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from matplotlib import pyplot
-
     drawn: list[Any] = []
-    close = pyplot.close
-    monkeypatch.setattr(pyplot, "close", lambda figure: (drawn.append(figure), close(figure)))
+    monkeypatch.setattr(curvature_picture, "png", lambda figure: drawn.append(figure) or png(figure))  # type: ignore[func-returns-value]
     model, found = load(folder / "model", "float64"), batches_of(folder, "text.txt", context=16)
     results = [measure(model, found.batches, kind, top=3, probes=0, steps=12) for kind in ("hessian", "gauss-newton")]
     assert picture(results).startswith(b"\x89PNG")
@@ -171,7 +169,7 @@ def test_the_picture_has_a_point_per_eigenvalue_and_a_bar_per_layer(
         (("--data", "text.txt", "--plot", "nowhere/x.png"), "nowhere does not exist"),
         (("--data", "missing.txt"), "missing.txt does not exist"),
         (("--data", "model"), "model is a folder; give one file"),
-        (("--data", "short.txt"), "short.txt is too short: 1 tokens; at least 2 are needed"),
+        (("--data", "short.txt"), "short.txt is too short: 1 tokens; a text needs at least 2, one input and one"),
         (("--data", "examples.jsonl", "--context", "5"), "examples.jsonl, line 1: 10 tokens exceed context=5"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",

@@ -128,4 +128,4 @@ def test_the_pairs_of_the_exercises_are_those_of_the_engine() -> None:
 
 def test_the_judges_are_layers_of_the_checker_wherever_it_has_one() -> None:
     used = {part.layer.name for exercise in EXERCISES for part in exercise.parts}
-    assert len(used & set(LAYERS)) == 13
+    assert len(used & set(LAYERS)) == 14

@@ -108,7 +108,7 @@ def test_a_failing_source_leaves_the_weights_as_they_were() -> None:
 
     model = gpt2()
     before = {name: to_numpy(p).copy() for name, p in model.params.items()}
-    with pytest.raises(RuntimeError, match="no more"):
+    with pytest.raises(ValueError, match=r"Failing\.microbatches failed after step 5: RuntimeError: no more"):
         onfoot.find_lr(model, Failing(), options())
     assert all(np.array_equal(to_numpy(p), before[name]) for name, p in model.params.items())
 

@@ -238,7 +238,7 @@ def test_a_log_and_a_curve_do_not_follow_a_link_that_appears_later(tmp_path: Pat
     (run / "log.jsonl").unlink()
     (run / "log.jsonl").symlink_to(victim)
     with pytest.raises(ValueError, match=r"log\.jsonl is a symbolic link"):
-        Log(run / "log.jsonl").append(step=1)
+        Log(run / "log.jsonl").append({"step": 1})
     assert victim.read_text() == "precious"
 
 

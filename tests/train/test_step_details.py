@@ -263,7 +263,7 @@ def test_ranks_that_each_have_all_gradients_count_them_once() -> None:
 def test_a_log_is_truncated_after_the_step_that_a_run_resumes_from(tmp_path: Path) -> None:
     log = Log(tmp_path / "log.jsonl")
     for step in range(1, 6):
-        log.append(step=step, loss=float(step))
+        log.append({"step": step, "loss": float(step)})
     with log.path.open("a") as file:
         file.write('{"step": 6, "lo')  # a crash
     assert [r["step"] for r in log.read()] == [1, 2, 3, 4, 5]

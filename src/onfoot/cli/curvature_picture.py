@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
+
+from onfoot.plots import new_figure, png
 
 if TYPE_CHECKING:
     from onfoot.curvature import Curvature
@@ -14,23 +15,14 @@ LABELS = {"hessian": "Hessian", "gauss-newton": "Gauss–Newton"}
 
 def picture(results: list[Curvature]) -> bytes:
     """The plot as PNG bytes: on the left the eigenvalues by rank, on the right the layers, if they were measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     layers = results[0].layers
     height = max(4.0, 1.2 + 0.3 * len(layers))
-    figure, axes = pyplot.subplots(
-        1, 2 if layers else 1, figsize=(10 if layers else 6, height), layout="constrained", squeeze=False
-    )
+    figure = new_figure(10 if layers else 6, height)
+    axes = figure.subplots(1, 2 if layers else 1, squeeze=False)
     _draw_eigenvalues(axes[0][0], results)
     if layers:
         _draw_layers(axes[0][1], results)
-    out = io.BytesIO()
-    figure.savefig(out, dpi=120, format="png")
-    pyplot.close(figure)
-    return out.getvalue()
+    return png(figure)
 
 
 def _draw_eigenvalues(axes: Any, results: list[Curvature]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onfoot.formats.write import atomic_write
+from onfoot.plots import new_figure, png
 
 MARKS = "ox+*"
 
@@ -38,22 +39,13 @@ def sketch(curves: Mapping[str, Sequence[float]], width: int = 60, height: int =
 
 def draw_curves(curves: Mapping[str, Sequence[float]], path: Path) -> None:
     """Plots the training losses of several runs as a PNG file."""
-    import io
-
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
     for colour, (name, losses) in zip(("#4b5563", "#c2410c", "#2563eb"), curves.items(), strict=False):
         axes.plot(range(1, len(losses) + 1), losses, color=colour, linewidth=0.9, label=name)
     axes.set_xlabel("step")
     axes.set_ylabel("training loss (nats per token)")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-    out = io.BytesIO()
-    figure.savefig(out, dpi=120, format="png")
-    pyplot.close(figure)
     with atomic_write(path) as file:
-        file.write(out.getvalue())
+        file.write(png(figure))

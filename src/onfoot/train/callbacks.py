@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from onfoot.arrays import Array
 from onfoot.data.batches import Batch
+from onfoot.formats.files import shown
 from onfoot.train.invariants import invariants
 from onfoot.train.log import Log, draw_losses
 from onfoot.train.progress import Reporter, duration
@@ -56,6 +57,11 @@ class Validation:
     record: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
+    @property
+    def measured(self) -> dict[str, float]:
+        """What `record` says whatever callbacks add to it."""
+        return {"step": self.step, "val_loss": self.loss} | {f"val_{name}": x for name, x in self.means.items()}
+
 
 class Callback:
     """Hears the events of a run. Subclasses override what they need.
@@ -90,6 +96,7 @@ class Callback:
 
 
 LOGGED = {"step", "loss", "lr", "grad_norm", "tokens_per_s"}  # the names in the log of every step
+FIGURES = {Step: ("step", "loss", "lr", "grad_norm", "n_tokens", "seconds"), Validation: ("step", "loss")}
 EVENTS = [name for name in vars(Callback) if name.startswith("on_")]
 OTHER_TRAINERS_EVENTS = {  # those of transformers, Lightning and Keras that have an equal here
     "on_train_begin": "on_begin", "on_train_start": "on_begin", "on_fit_start": "on_begin",
@@ -138,26 +145,42 @@ def make_loggable(event: Any) -> None:
 
     A TypeError or ValueError names what the log cannot hold.
     """
+    for name in FIGURES.get(type(event), ()):
+        figure = _number(getattr(event, name))
+        if type(figure) not in (int, float):
+            raise TypeError(f"{name} must stay a number, got {shown(figure)}")
+        setattr(event, name, figure)
     if isinstance(event, Step):
         taken = sorted(LOGGED.intersection(event.more))
         if taken:
             raise ValueError(f"{taken[0]} is in the log of every step; choose another name in step.more")
         event.more = {name: _loggable(name, value) for name, value in event.more.items()}
     if isinstance(event, Validation):
+        changed = [name for name, x in event.measured.items() if event.record.get(name) != x]
+        if changed:
+            raise ValueError(
+                f"{changed[0]} is in the log of every evaluation; choose another name in evaluation.record"
+            )
         event.record = {name: _loggable(name, value) for name, value in event.record.items()}
 
 
 def _loggable(name: str, value: Any) -> Any:
     def number(one: Any) -> Any:
-        if getattr(one, "ndim", None) == 0:
-            return one.item()
-        raise TypeError(
-            f"{name} has a value of the class {type(one).__name__}, which the log cannot hold; pass a number"
-        )
+        figure = _number(one)
+        if figure is one:
+            raise TypeError(
+                f"{name} has a value of the class {type(one).__name__}, which the log cannot hold; pass a number"
+            )
+        return figure
 
     if not isinstance(name, str):
         raise TypeError(f"names in the log must be strings, got {name!r}")
     return json.loads(json.dumps(value, default=number), parse_constant=lambda _: None)
+
+
+def _number(value: Any) -> Any:
+    """Python's number of NumPy's or PyTorch's; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _named(one: Any) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 from onfoot.formats.write import append, atomic_write, write_text
+from onfoot.plots import new_figure, png
 
 
 class Log:
@@ -29,6 +29,10 @@ class Log:
         if not self.path.is_file():
             return []
         return [_record(line) for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines()]
+
+    def last_step(self) -> int:
+        """The highest step that has a record; 0 without any."""
+        return max((record["step"] for record in self.read()), default=0)
 
     def resume(self, step: int) -> list[str]:
         """Drops the records after `step`; returns warnings about invalid lines and missing steps."""
@@ -61,12 +65,8 @@ def draw_losses(records: list[dict[str, Any]], path: Path, bigram: float | None 
 
 def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes:
     """The plot of `draw_losses` as PNG bytes."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
     train = [(r["step"], r["loss"]) for r in records if "loss" in r]
     validation = [(r["step"], r["val_loss"]) for r in records if "val_loss" in r]
     if train:
@@ -78,8 +78,6 @@ def picture(records: list[dict[str, Any]], bigram: float | None = None) -> bytes
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss (nats per {'pair' if any('margin' in r for r in records) else 'token'})")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    out = io.BytesIO()
-    figure.savefig(out, dpi=120, format="png")
-    pyplot.close(figure)
-    return out.getvalue()
+    if axes.get_lines():
+        axes.legend(frameon=False)
+    return png(figure)

@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from onfoot.arrays import Array
 from onfoot.data.preference_source import PreferenceSource
+from onfoot.formats.files import shown
 from onfoot.formats.run_folder import checkpoint_folder, read_state, run_in
 from onfoot.models.model import Model
 from onfoot.own_engine import OwnEngine
@@ -52,6 +53,7 @@ from onfoot.train.parallel import world
 from onfoot.train.privacy import plan
 from onfoot.train.rates import freeze
 from onfoot.train.shard import ShardedAdamW
+from onfoot.train.source_batches import saved_if_it_fails
 from onfoot.train.trackers import tracker
 from onfoot.train.update import make_update, replicated_state
 
@@ -139,6 +141,7 @@ class Trainer:
         self.callbacks = as_callbacks(callbacks)
         self._engine_check = EngineCheck()
         self._own = self._own_callbacks()
+        self._telling = set[str]()  # the events that callbacks are hearing
         self.stopped = ""  # why the run was stopped by `stop`
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -190,6 +193,8 @@ class Trainer:
         if self.average is not None:
             restore_average(checkpoint, self.average)
         saved = read_state(checkpoint)
+        if saved["step"] > self.options.steps:
+            raise ValueError(f"steps={self.options.steps:,} is less than the {saved['step']:,} steps of {checkpoint}")
         self.state = State(**{name: saved[name] for name in vars(State()) if name in saved})
         self.saved = self.state.step
         if self.log is not None:
@@ -210,6 +215,19 @@ class Trainer:
 
         self.world.run_all_or_raise(check)
         self._continues = True
+
+    def _check_log(self) -> None:
+        """Raises ValueError if another trainer has continued the run: its steps would be in the log twice."""
+
+        def check() -> None:
+            done = 0 if self.log is None or not self.world.writes else self.log.last_step()
+            if done > self.state.step:
+                raise ValueError(
+                    f"{self.folder} is at step {done:,}, and this trainer at step {self.state.step:,}: another one "
+                    f"has continued the run; load the last checkpoint, and restore it in a new trainer"
+                )
+
+        self.world.run_all_or_raise(check)
 
     def run(self) -> Outcome:
         """Trains to the last step, or until stopped or interrupted, and saves a checkpoint either way."""
@@ -238,6 +256,7 @@ class Trainer:
         guard = nullcontext() if self.folder is None else self.world.guard(self.folder, self.options.command)
         with guard, self._locked(), stop_requested() as interrupted:
             self._check_folder()
+            self._check_log()
             self.stopped = ""
             started = time.monotonic() - self.state.seconds
             try:
@@ -277,6 +296,8 @@ class Trainer:
     def _learning_rate(self) -> float:
         """The rate of the next step. That of a user's function must be finite and not negative."""
         with self.saved_if_it_fails("trainer.learning_rate"):
+            if not callable(self.learning_rate):
+                raise TypeError(f"it must be a function of the step number, got {shown(self.learning_rate)}")
             lr = float(self.learning_rate(self.state.step))
             if not 0 <= lr < math.inf:
                 raise ValueError(f"the learning rate of step {self.state.step + 1} must be finite and >= 0, got {lr}")
@@ -284,19 +305,27 @@ class Trainer:
 
     def _tell(self, event: str, *args: Any) -> None:
         """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
-        for callback in (one for one in self.callbacks if hasattr(one, event)):
-            with self.saved_if_it_fails(f"{type(callback).__name__}.{event}"):
+        if event in self._telling:
+            raise ValueError(f"a callback that hears {event} has caused {event} again; do it at another event")
+        self._telling.add(event)
+        try:
+            for callback in (one for one in self.callbacks if callable(getattr(one, event, None))):
+                with self.saved_if_it_fails(f"{type(callback).__name__}.{event}"):
+                    getattr(callback, event)(self, *args)
+                    for one in args:
+                        make_loggable(one)
+            for callback in self._own:
                 getattr(callback, event)(self, *args)
-                for one in args:
-                    make_loggable(one)
-        for callback in self._own:
-            getattr(callback, event)(self, *args)
+        finally:
+            self._telling.remove(event)
 
     @contextmanager
     def saved_if_it_fails(self, what: str) -> Iterator[None]:
         """Saves the run when a function of the user's fails, and raises an error that names it."""
         try:
             yield
+        except CallbackError:  # of another function, which it names; the run is saved
+            raise
         except Exception as error:
             saved = ""
             if self.folder is not None:
@@ -308,7 +337,7 @@ class Trainer:
 
     def _tell_error(self, error: BaseException) -> None:
         """Tells all callbacks about the error that ends the run; one that fails at that does not replace it."""
-        for callback in (one for one in (*self.callbacks, *self._own) if hasattr(one, "on_error")):
+        for callback in (one for one in (*self.callbacks, *self._own) if callable(getattr(one, "on_error", None))):
             try:
                 callback.on_error(self, error)
             except Exception as another:
@@ -331,8 +360,10 @@ class Trainer:
 
     def gradient_listener(self) -> Callable[[dict[str, Array]], None] | None:
         """A function that tells the callbacks about gradients; None if none of them has `on_gradient`."""
-        wanted = (getattr(type(callback), "on_gradient", None) for callback in self.callbacks)
-        hears = any(method not in (None, Callback.on_gradient) for method in wanted)
+        methods = [getattr(callback, "on_gradient", None) for callback in self.callbacks]
+        hears = any(
+            callable(method) and getattr(method, "__func__", method) is not Callback.on_gradient for method in methods
+        )
         return (lambda grads: self._tell("on_gradient", grads)) if hears else None
 
     def divergence_error(self, what: str, changed: bool = False) -> DivergedError:
@@ -366,7 +397,7 @@ class Trainer:
             self.state.best_loss, self.state.best_step = loss, step
         means = {name: value / n_all for name, value in zip(sums.others, others, strict=True)}
         evaluation = Validation(step, loss, improved, step == self.options.steps, sums.first, means)
-        evaluation.record |= {"step": step, "val_loss": loss} | {f"val_{name}": mean for name, mean in means.items()}
+        evaluation.record |= evaluation.measured
         evaluation.lines.append(f"step {step}: validation loss {loss:.4f}{self.objective.describe(means)}")
         self._tell("on_evaluation", evaluation)
         self.world.wait()
@@ -382,11 +413,13 @@ class Trainer:
         """Generated text at temperature 0.7 and top-p 0.9, on rank 0; None elsewhere and where samples are disabled."""
         if not self.world.writes:
             return None
-        prompt, tokenizer = self.source.prompt(), self.model.tokenizer
-        if prompt is None or tokenizer is None or not self.options.sample_tokens or not self.model.config.causal:
+        tokenizer, n = self.model.tokenizer, self.options.sample_tokens
+        if tokenizer is None or not n or not self.model.config.causal:
             return None
-        n = self.options.sample_tokens
-        with self.averaged_weights():
+        with self.averaged_weights(), saved_if_it_fails(self, "prompt"):
+            prompt = self.source.prompt()
+            if prompt is None:
+                return None
             sampling: dict[str, Any] = {"temperature": 0.7, "top_p": 0.9, "seed": self.options.seed}
             out = self.model.generate([prompt], n, slide=True, **sampling)[0]
         return tokenizer.decode(out.tolist())

@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from onfoot.data.batches import Batch
 from onfoot.data.preference_source import PreferenceSource
-from onfoot.formats.files import shown
 from onfoot.ops.cross_entropy import IGNORE
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss
 from onfoot.train.privacy import Privacy
 from onfoot.train.private_step import Settings, private_step
-from onfoot.train.sources import OwnSource
+from onfoot.train.source_batches import (
+    batches_of_examples,
+    batches_of_step,
+    saved_if_it_fails,
+    validation_batches,
+)
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ class CrossEntropy:
         divisor, n_tokens = trainer.world.sum(n_targets, sum(b.tokens.size for b in batches))  # over all ranks
         if divisor == 0:
             where = f"step {trainer.state.step + 1}"
-            raise trainer.world.agreed(ValueError(f"{where}: all {n_tokens:.0f} targets are ignored ({IGNORE})"))
+            with saved_if_it_fails(trainer, "microbatches"):
+                raise trainer.world.agreed(ValueError(f"{where}: all {n_tokens:.0f} targets are ignored ({IGNORE})"))
         microbatches = seeded_microbatches(trainer, batches)
         model, optimizer, on_gradients = trainer.model, trainer.optimizer, trainer.gradient_listener()
         if len(microbatches) == 1 and trainer.world.size == 1 and not trainer.options.clip and on_gradients is None:
@@ -68,7 +71,7 @@ class CrossEntropy:
         """The summed loss and the number of targets of this rank's validation batches, and the first of them."""
         total, n_targets = 0.0, 0
         first = None
-        for batch in (Batch(*b) for b in trainer.source.validation(*trainer.share_args)):
+        for batch in validation_batches(trainer):
             first = first or batch
             n = int((batch.targets != IGNORE).sum())
             loss = trainer.model.loss
@@ -93,7 +96,7 @@ class PrivateCrossEntropy(CrossEntropy):
 
     def step(self, trainer: Trainer, lr: float) -> StepResult:
         privacy, step = self.privacy, trainer.state.step
-        batches: list[Batch] = trainer.source.batches_of(privacy.sample(step))
+        batches = batches_of_examples(trainer, privacy.sample(step))
         settings = Settings(privacy.clip, privacy.noise, privacy.expected, privacy.seed, step)
         microbatches = seeded_microbatches(trainer, batches)
         result = private_step(trainer.model, trainer.optimizer, microbatches, lr, settings, trainer.divergence_error)
@@ -156,30 +159,6 @@ def objective_of(source: Any, privacy: Privacy | None) -> Objective:
     if isinstance(source, PreferenceSource):
         return Preferences()
     return CrossEntropy() if privacy is None else PrivateCrossEntropy(privacy)
-
-
-def batches_of_step(trainer: Trainer) -> list[Batch]:
-    """The batches of the next step. If a source of the user's own fails, the run is saved, and the error names it."""
-    source = trainer.source
-    if not isinstance(source, OwnSource) and type(source).__module__.startswith("onfoot."):
-        return [Batch(*batch) for batch in source.microbatches(trainer.state.step, *trainer.share_args)]
-    with trainer.saved_if_it_fails(f"{type(getattr(source, 'own', source)).__name__}.microbatches"):
-        found = source.microbatches(trainer.state.step, *trainer.share_args)
-        if not isinstance(found, list | tuple) or not found:
-            raise ValueError(f"it must return a list of batches (tokens, targets), got {shown(found)}")
-        return [as_batch(one) for one in found]
-
-
-def as_batch(given: Any) -> Batch:
-    """A batch of NumPy arrays; PyTorch tensors and lists of lists are converted."""
-    if not isinstance(given, list | tuple) or not 2 <= len(given) <= 3:
-        raise ValueError(f"a batch must be (tokens, targets) or (tokens, targets, segments), got {shown(given)}")
-    batch = Batch(*(None if part is None else np.asarray(part) for part in given))  # type: ignore[arg-type]
-    for name, x in batch._asdict().items():
-        if name != "segments" and (x is None or x.dtype.kind not in "iu" or x.ndim != 2):
-            kind = "nothing" if x is None else f"{x.dtype} {x.shape}"
-            raise ValueError(f"the {name} of a batch must be integers (B, T), got {kind}")
-    return batch
 
 
 def seeded_microbatches(trainer: Trainer, batches: list[Batch]) -> list[Microbatch]:
