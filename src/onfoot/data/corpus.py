@@ -114,13 +114,22 @@ def _check_readable(path: Path, name: str = "") -> None:
     if _suffix(path) == ".parquet":
         return
     kind = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
-    if kind is None and b"\0" in head:
+    if kind is None and b"\0" in head and not _is_json_lines(path, head):
         kind = f"a binary file (byte 0 at position {head.index(0):,})"
     if kind is not None:
         raise ValueError(f"{name} is {kind}, not UTF-8 text; convert it first")
 
 
 def _suffix(path: Path) -> str:
+def _is_json_lines(path: Path, head: bytes) -> bool:
+    """Whether a file with a byte 0 near its start is JSON Lines all the same: the line with that byte is bad.
+
+    In UTF-16, of which the byte order mark may be missing, about every other byte is 0.
+    """
+    starts = head.removeprefix(BOM_UTF8).lstrip()[:1] in (b"{", b"[")
+    return _suffix(path) == ".jsonl" and starts and 4 * head.count(0) < len(head)
+
+
     return path.suffix.lower()
 
 
