@@ -261,13 +261,22 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
     if not kept:
         raise ValueError(
             f"{_first(examples)}none of the {len(examples):,} examples remain with max_length={max_length}, "
-            f"on_long={on_long!r}; raise max_length"
+            f"on_long={on_long!r}: {nothing_left(lengths, on_long)}"
         )
     cut_away, skipped = (dropped, 0) if on_long == "truncate" else (0, dropped)
     return Examples(kept, max_length, truncated, cut_away, skipped)
 
 
 def _first(examples: Sequence[Example]) -> str:
+def nothing_left(lengths: np.ndarray, on_long: str) -> str:
+    """Why no example remains, and what can be done, whether or not max_length is already the model's maximum."""
+    longer = "raise --max-length (up to the model's n_positions)"
+    if on_long == "truncate":
+        return f"every prompt alone is that long, so that no completion is left; shorten the prompts, or {longer}"
+    shortest = int(lengths.min()) if lengths.size else 0
+    return f"the shortest has {shortest:,} tokens; shorten them, pass --on-long truncate, or {longer}"
+
+
     """The location of the first example, as a prefix of an error."""
     return f"{examples[0].where}: " if examples else ""
 
