@@ -28,6 +28,7 @@ from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.models.model import Model
+from onfoot.terminal import Count
 from onfoot.train import finetune
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss, set_reference
 from onfoot.train.options import FinetuneOptions
@@ -466,7 +467,6 @@ def read(tmp_path: Path, *lines: Any) -> list[tuple[Example, Example]]:
     return read_preferences([path], byte_tokenizer(), ChatTemplate())
 
 
-def learned(example: Example) -> str:
 def test_pairs_that_are_all_too_long_say_what_can_be_done(tmp_path: Path) -> None:
     pairs: Any = read(tmp_path, {"prompt": "ask", "chosen": "b", "rejected": "a long answer"})
     with pytest.raises(
@@ -482,6 +482,7 @@ def test_reference_log_probs_count_the_answers(tmp_path: Path) -> None:
     assert str(count) == "6 of 6 answers"
 
 
+def learned(example: Example) -> str:
     return byte_tokenizer().decode(example.ids[example.learn].tolist())
 
 

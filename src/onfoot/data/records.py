@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onfoot.formats.files import TEXT_BYTES, one_line, open_file, parse_json, plain_name, read_json, shown
+from onfoot.terminal import Count
 
 BOM = BOM_UTF8.decode()  # byte order mark, which some editors put at the start of a file
 BLOCK = 1 << 16  # bytes of a .json file that are read at a time
 ROWS = 256  # rows of a table that become Python objects at a time
-NESTED = ("messages", "conversations", "tools", "chosen", "rejected")  # columns of a CSV file that may hold JSON
 END_IN_QUOTES, TOO_LARGE = "unexpected end of data", "field larger than"  # errors of csv that end in a quoted field
+NESTED = ("messages", "conversations", "tools", "chosen", "rejected")  # columns of a CSV file that may hold JSON
 DATASET = ("state.json", "dataset_info.json")  # what Dataset.save_to_disk writes beside the .arrow files
 DATASET_DICT = "dataset_dict.json"
 
@@ -33,8 +34,9 @@ Out = TypeVar("Out")
 class ReadLog:
     """Converts records, and counts their formats and those that are bad; a bad one raises unless `skip_bad`."""
 
-    def __init__(self, skip_bad: bool = False) -> None:
+    def __init__(self, skip_bad: bool = False, count: Count | None = None) -> None:
         self.skip_bad = skip_bad
+        self.count = count or Count("records")  # what is read so far, for those who wait
         self.formats: Counter[str] = Counter()  # examples by the name of their format
         self.n_bad, self.first_bad = 0, ""
 
@@ -149,9 +151,9 @@ def _entries(path: Path) -> Iterator[Record]:
                 raise ValueError(f"{where}: nested too deeply") from None
             except json.JSONDecodeError as error:
                 if text.startswith("]") and number == 0:
+                    _check_end(file, path, text[1:], rest)
                     return
                 cut = error.pos > len(text) - 16 or error.msg.startswith("Unterminated string")
-                    _check_end(file, path, text[1:], rest)
                 more, rest = _more(file, path, rest, max(BLOCK, len(text))) if cut else ("", rest)
                 if not more or len(text) > TEXT_BYTES:
                     raise ValueError(f"{where}: not valid JSON: {error.msg}") from None
@@ -169,15 +171,13 @@ def _entries(path: Path) -> Iterator[Record]:
                     raise ValueError(f"{where}: the list has no end; is the file truncated?")
                 text = text.lstrip()
             if text.startswith("]"):
+                _check_end(file, path, text[1:], rest)
                 return
             if not text.startswith(","):
-                _check_end(file, path, text[1:], rest)
                 raise ValueError(f"{where}: expected a comma or the end of the list, got {shown(text[:20])}")
             text = text[1:]
 
 
-def _more(file: Any, path: Path, rest: bytes, size: int) -> tuple[str, bytes]:
-    """More text of a file, and the bytes of an incomplete character at its end."""
 def _check_end(file: Any, path: Path, text: str, rest: bytes) -> None:
     """Raises ValueError if anything but white space follows the list: it would be dropped without a word."""
     while not text.strip():
@@ -188,6 +188,8 @@ def _check_end(file: Any, path: Path, text: str, rest: bytes) -> None:
     raise ValueError(f"{path}: after the end of the list comes {found}; put all entries into one list")
 
 
+def _more(file: Any, path: Path, rest: bytes, size: int) -> tuple[str, bytes]:
+    """More text of a file, and the bytes of an incomplete character at its end."""
     data = rest + file.read(size)
     end = len(data)
     if data and data[-1] & 0x80 and len(data) > len(rest):
@@ -215,9 +217,9 @@ def csv_rows(path: Path) -> Iterator[Record]:
                 yield data.decode("utf-8", errors="replace")
             offset += len(data)
 
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     with open_file(path) as file:
         reader = csv.reader(lines(file), delimiter=delimiter, strict=True)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
         names: list[str] | None = None
         while True:
             first = reader.line_num + 1

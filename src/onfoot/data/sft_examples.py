@@ -91,6 +91,7 @@ def read_examples(
             before, n_bad = len(file), log.n_bad
             for example in log.read(records(text.path), reader.example):
                 file.append(example)
+                log.count.done += 1
             if len(file) == before and log.n_bad == n_bad:
                 raise ValueError(f"{text.path} has no records; each must be one of {ACCEPTED}")
         if not len(file):
@@ -267,7 +268,6 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
     return Examples(kept, max_length, truncated, cut_away, skipped)
 
 
-def _first(examples: Sequence[Example]) -> str:
 def nothing_left(lengths: np.ndarray, on_long: str) -> str:
     """Why no example remains, and what can be done, whether or not max_length is already the model's maximum."""
     longer = "raise --max-length (up to the model's n_positions)"
@@ -277,6 +277,7 @@ def nothing_left(lengths: np.ndarray, on_long: str) -> str:
     return f"the shortest has {shortest:,} tokens; shorten them, pass --on-long truncate, or {longer}"
 
 
+def _first(examples: Sequence[Example]) -> str:
     """The location of the first example, as a prefix of an error."""
     return f"{examples[0].where}: " if examples else ""
 
