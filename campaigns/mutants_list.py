@@ -724,7 +724,7 @@ TRAIN = [
         ("if digest.hexdigest() != expected:", "if False:"),
         ("& 0xC0 != 0x80", "& 0x80 != 0x80"),
         ("if path.name.startswith(\".\"):", "if False:"),
-        ("if kind is None and b\"\\0\" in head:", "if False:"),
+        ("if kind is None and b\"\\0\" in head and not _is_json_lines(path, head):", "if False:"),
     ),
     *of(
         "data/corpus.py", "cli/test_data_as_it_comes.py",
@@ -754,7 +754,10 @@ TRAIN = [
         ("or name not in inside", "or False"),
         ("batch.validate(full=True)", "pass"),
         ("done += batch.num_rows", "done += 0"),
-        ("delimiter=\"\\t\" if path.suffix.lower() == \".tsv\" else \",\"", "delimiter=\",\""),
+        ("delimiter = \"\\t\" if path.suffix.lower() == \".tsv\" else \",\"", "delimiter = \",\""),
+        ("while not text.strip():", "while False:"),
+        ("if str(error) == END_IN_QUOTES:", "if False:"),
+        ("reader.line_num - n_lines", "reader.line_num - 1"),
     ),
     *of(
         "data/preferences.py", "train/test_data_formats.py",

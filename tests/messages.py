@@ -16,6 +16,7 @@ PAGE = Path(__file__).with_name("messages.txt")
 SHOWS = {  # functions whose text arguments reach the user
     "print", "say", "show_text", "show_sheet", "Sheet", "write", "echo", "secho", "warn", "update", "log", "option",
     "Option", "Argument", "BadParameter", "Exit", "fail", "reject_with", "Typer", "command", "status", "complaint",
+    "announce",
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import finetune as finetune_runs
 from onfoot.train import pretrain
 from onfoot.train.options import FinetuneOptions, TrainOptions
-from onfoot.train.progress import fitting
+from onfoot.train.progress import Working, fitting
 
 SMALL = [
     "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2",
@@ -236,6 +236,36 @@ def test_the_start_says_what_it_does(text: Path, tmp_path: Path) -> None:
     for line in ("training a BPE tokenizer of 260 tokens", "tokenizing the text", "creating the model"):
         assert f"{line}\n" in output
     assert "tokenizing" not in run("train", text, "--out", tmp_path / "quiet", *SMALL, "--steps", 1, "--quiet")
+
+
+def test_what_takes_long_is_shown_with_its_count_unless_quiet(
+    text: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[Any] = []
+    begin = Working.begin
+
+    def noted(self: Working, what: str, count: Any = None) -> None:
+        counts.append((what.split()[0], count))
+        begin(self, what, count)
+
+    monkeypatch.setattr(Working, "begin", noted)
+    output = run("train", text, "--out", tmp_path / "run", *SMALL, "--steps", 1)
+    assert output.index("compressing the text with xz -9") < output.index("in bits per byte of the held-out text")
+    size = text.stat().st_size
+    assert {what: (count.done, count.total) for what, count in counts if count} == {"tokenizing": (size, size)}
+    counts.clear()
+    pairs = data(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c"})
+    tuned = ("--data", pairs, "--dpo", "--steps", 1, "--sample-tokens", 0)
+    assert "computing the reference log-probabilities of 24 answers\n" in run(
+        "finetune", base, *tuned, "--out", tmp_path / "tuned"
+    )
+    assert {what: str(count) for what, count in counts[2:] if count} == {
+        "reading": "12 pairs", "computing": "24 of 24 answers",
+    }  # fmt: skip
+    counts.clear()
+    assert "computing" not in run("finetune", base, *tuned, "--out", tmp_path / "quiet", "--quiet")
+    assert "xz -9, to" not in run("train", text, "--out", tmp_path / "still", *SMALL, "--steps", 1, "--quiet")
+    assert counts == []
 
 
 def test_the_start_of_a_fine_tune_says_what_it_does(base: Path, tmp_path: Path) -> None:

@@ -86,6 +86,28 @@ def test_finetune_accepts_the_names_of_peft(
     assert [(o.r, o.alpha, o.targets) for o in started] == [expected]
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["--betas", "0.8", "0.95"],
+        ["--betas", "0.8,0.95"],
+        ["--betas=0.8,0.95"],
+        ["--betas", "0.8,", "0.95"],
+        ["--betas", "0.8, 0.95"],
+        ["--betas=0.8", "0.95"],
+    ],
+    ids=" ".join,
+)
+def test_two_values_may_have_the_comma_that_help_shows(typed: list[str]) -> None:
+    result = CliRunner().invoke(app, ["train", *typed, "a,b.txt", "--print-config"])
+    assert "betas = [0.8, 0.95]\n" in result.output and 'texts = ["a,b.txt"]\n' in result.output, result.output
+
+
+@pytest.mark.parametrize("typed", [["--betas", "0.8"], ["--betas", "0.8,x"], ["--betas", "0.8,0.9,0.95"], ["--betas="]])
+def test_anything_but_two_values_is_still_refused(typed: list[str]) -> None:
+    assert CliRunner().invoke(app, ["train", "--print-config", *typed]).exit_code == 2
+
+
 def test_peft_names_conflict_with_full_fine_tuning_too() -> None:
     result = CliRunner().invoke(
         app, ["finetune", "model", "--data", "x.jsonl", "--full", "-r", "4", "--lora-alpha", "8"]

@@ -394,7 +394,10 @@ GOOD = '{"prompt": "p", "completion": "c"}\n'
         ("a.csv", "prompt,answer\na,b\n", r"a\.csv, line 2: found \"prompt\" but no \"completion\""),
         ("a.csv", "a,b\n1,2\n", r"a\.csv, line 2: found the fields a, b; expected"),
         ("a.csv", "prompt,completion\na\n", r"a\.csv, line 2: 1 fields, but the first line names 2"),
-        ("a.csv", 'prompt,completion\na,"b\n', r"a\.csv, line 2: not valid CSV: unexpected end of data"),
+        ("a.csv", 'prompt,completion\na,"b" c\n', r"a\.csv, line 2: not valid CSV: ',' expected after '\"'"),
+        ("a.csv", 'prompt,"completion" x\na,b\n', r"a\.csv, line 1: not valid CSV: ',' expected after '\"'"),
+        ("a.csv", 'prompt,completion\n1,"open\n2,"b"\n', r"a\.csv, lines 2 to 3: not valid CSV: ',' expected"),
+        ("a.csv", 'prompt,completion\n"1\n2"\n', r"a\.csv, lines 2 to 3: 1 fields, but the first line names 2"),
         ("a.csv", "prompt,prompt\na,b\n", r"a\.csv, line 1: the column 'prompt' occurs twice"),
         ("a.csv", "prompt,completion\n", r"a\.csv has no records"),
         ("a.csv", b"prompt,completion\na,\xff\n", r"a\.csv, line 2 is not valid UTF-8: byte 0xff at position 20"),
@@ -422,6 +425,93 @@ def test_bad_files_are_named_with_the_place_and_the_reason(
     with pytest.raises(ValueError, match=message) as caught:
         read_examples([tmp_path / name], byte_tokenizer(), ChatTemplate())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "after", ["hello", f"[{GOOD}]", " \n\n]", f",{GOOD}", f"{' ' * 200}5"], ids=["text", "list", "]", ",", "far away"]
+)
+@pytest.mark.parametrize("entries", ["", GOOD, f"{GOOD},{GOOD}"], ids=["none", "one", "two"])
+@pytest.mark.parametrize("block", [4, 1 << 16])
+def test_nothing_may_follow_the_list_of_a_json_file(
+    tmp_path: Path, entries: str, after: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_module, "BLOCK", block)
+    path = tmp_path / "a.json"
+    path.write_text(f"[{entries}]{after}")
+    for skip_bad in (False, True):
+        with pytest.raises(ValueError, match=r"a\.json: after the end of the list comes '.*; put all entries into one"):
+            read_examples([path], byte_tokenizer(), ChatTemplate(), ReadLog(skip_bad))
+    path.write_text(f"[{GOOD}] \n\t" + " " * 99)
+    assert len(read_examples([path], byte_tokenizer(), ChatTemplate())) == 1
+
+
+ROW = "p,c\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (f'{ROW}1,"open\n{ROW * 9}', 3),
+        (f'{ROW}1,"two\nlines"\n{ROW}1,"open\n{ROW}', 6),
+        (f'{ROW}"two\nlines","open\n{ROW}', 4),
+        (f'{ROW}1,"a ""word""\n{ROW * 2}', 3),
+        (f'{ROW}1,"', 3),
+        (f'{ROW}1,"open', 3),
+        (f'{ROW}1,"open\n{ROW}\n\n', 3),
+    ],
+)
+def test_a_quote_that_is_not_closed_is_no_bad_record_to_skip(tmp_path: Path, content: str, line: int) -> None:
+    path = tmp_path / "a.csv"
+    for end, bom in (("\n", ""), ("\r\n", "\ufeff")):
+        path.write_bytes((bom + "prompt,completion\n" + content).replace("\n", end).encode())
+        for skip_bad in (False, True):
+            with pytest.raises(ValueError, match=rf"a\.csv, line {line}: the quote that opens here is not closed, so"):
+                read_examples([path], byte_tokenizer(), ChatTemplate(), ReadLog(skip_bad))
+
+
+def test_a_field_of_csv_beyond_the_limit_is_no_bad_record_to_skip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_module, "TEXT_BYTES", 100)
+    (tmp_path / "a.csv").write_text(f'prompt,completion\n{ROW}1,"open\n{ROW * 99}')
+    with pytest.raises(ValueError, match=r"a\.csv, lines 3 to \d+: not valid CSV: .*\(100\); is a quote not closed\?"):
+        read_examples([tmp_path / "a.csv"], byte_tokenizer(), ChatTemplate(), ReadLog(skip_bad=True))
+
+
+def test_a_bad_row_of_csv_takes_no_other_row_with_it(tmp_path: Path) -> None:
+    lines = [b"prompt,completion", b"p,c", b'\xff,"open', b'p,"c"', b"p,c", b"p,\xff", b"p,c"]
+    (tmp_path / "a.csv").write_bytes(b"\n".join(lines))
+    log = ReadLog(skip_bad=True)
+    found = read_examples([tmp_path / "a.csv"], byte_tokenizer(), ChatTemplate(), log)
+    assert [e.where.rpartition(" ")[2] for e in found] == ["2", "5", "7"] and log.n_bad == 2
+    assert "a.csv, lines 3 to 4: not valid CSV" in log.bad_report()
+
+
+@pytest.mark.parametrize("at", [0, 2, 500], ids=["first line", "near the start", "late"])
+def test_a_byte_0_makes_a_bad_line_of_json_lines_wherever_it_is(tmp_path: Path, at: int) -> None:
+    lines = [GOOD.encode()] * 501
+    lines[at] = lines[at].replace(b"p", b"\0", 1)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(ValueError, match=rf"a\.jsonl, line {at + 1}: not valid JSON"):
+        read_examples([path], byte_tokenizer(), ChatTemplate())
+    log = ReadLog(skip_bad=True)
+    assert len(read_examples([path], byte_tokenizer(), ChatTemplate(), log)) == 500 and log.n_bad == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x7fELF\x02\x01\x01\0" * 9,
+        b"[1]" + b"\0" * 99,
+        *((GOOD * 9).encode(code) for code in ("utf-16-le", "utf-16-be")),
+    ],
+    ids=["ELF", "zeros", "UTF-16-LE", "UTF-16-BE"],
+)
+def test_a_binary_file_is_named_as_such_whatever_its_suffix(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.jsonl is a binary file \(byte 0 at position \d\), not UTF-8 text"):
+        read_examples([tmp_path / "a.jsonl"], byte_tokenizer(), ChatTemplate(), ReadLog(skip_bad=True))
 
 
 def test_a_saved_dataset_cannot_name_files_outside(tmp_path: Path) -> None:

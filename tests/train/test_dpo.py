@@ -28,6 +28,7 @@ from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.models.model import Model
+from onfoot.terminal import Count
 from onfoot.train import finetune
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss, set_reference
 from onfoot.train.options import FinetuneOptions
@@ -466,6 +467,21 @@ def read(tmp_path: Path, *lines: Any) -> list[tuple[Example, Example]]:
     return read_preferences([path], byte_tokenizer(), ChatTemplate())
 
 
+def test_pairs_that_are_all_too_long_say_what_can_be_done(tmp_path: Path) -> None:
+    pairs: Any = read(tmp_path, {"prompt": "ask", "chosen": "b", "rejected": "a long answer"})
+    with pytest.raises(
+        ValueError, match=r"max_length=6: the shortest has 16 tokens; shorten them, pass --on-long trunc"
+    ):
+        fit_pairs(pairs, 6, "skip")
+
+
+def test_reference_log_probs_count_the_answers(tmp_path: Path) -> None:
+    model = onfoot.create(onfoot.GPT2Config(vocab_size=257, n_positions=16, n_embd=8, n_layer=1, n_head=2))
+    made = Pairs(read(tmp_path, *({"prompt": "a", "chosen": "b", "rejected": c} for c in "cde")), 0)
+    dpo.reference_log_probs(model, made, count := Count("answers", 6))
+    assert str(count) == "6 of 6 answers"
+
+
 def learned(example: Example) -> str:
     return byte_tokenizer().decode(example.ids[example.learn].tolist())
 
@@ -567,7 +583,9 @@ def test_the_command_says_that_pairs_need_dpo(tmp_path: Path, base: Path, data: 
     ("arguments", "message"),
     [
         (["--dpo-beta", 0.2], "--dpo-beta: only valid with --dpo"),
-        (["--dpo", "--no-pack"], "--dpo cannot be used with --pack"),
+        (["--dpo", "--no-pack"], "--dpo cannot be used with --no-pack: each answer of a pair is a row of its own"),
+        (["--dpo", "--pack"], "--dpo cannot be used with --pack: each answer"),
+        (["--dpo", "--row-length", 40], "--dpo cannot be used with --row-length: each answer"),
         (["--dpo", "--dpo-smoothing", 0.7], "dpo_smoothing must be in [0, 0.5), got 0.7"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onfoot.blame.run import open_run
 from onfoot.cli import app
 from onfoot.cli.config_file import read_config
 from onfoot.data.batches import Place, place
-from onfoot.train import finetune, pretrain
+from onfoot.train import finetune, pretrain, runs
 from onfoot.train.options import FinetuneOptions, TrainOptions
 
 SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 16, "context": 16, "batch_size": 2, "sample_tokens": 0, "quiet": True}
@@ -166,6 +167,119 @@ def test_what_cannot_change_is_refused_and_nothing_is_lost(
         pretrain.resume(run, **changes)
     assert (run / "run.json").read_bytes() == before
     assert pretrain.resume(run)[0].state.step == 10
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ("--lr", 1e-9, "--schedule", "constant"),
+            "--lr and --schedule have no effect: all 10 steps of the run are done",
+        ),
+        (("--watch",), "--watch has no effect: all 10 steps of the run are done; add --steps N to go on"),
+        (("--steps", 10, "--lr", 1e-9), "--lr has no effect: all 10 steps"),
+    ],
+    ids=str,
+)
+def test_a_finished_run_takes_no_options_that_would_act_later(
+    tmp_path: Path, text: Path, given: tuple[Any, ...], said: str
+) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text)).run()
+    before = (run / "run.json").read_bytes()
+    code, output = onfoot("train", "--resume", run, *given)
+    assert code == 2 and said in " ".join(output.split())
+    assert (run / "run.json").read_bytes() == before
+    trainer, _ = pretrain.resume(run, steps=12)
+    assert trainer.options.lr == 1e-2 and trainer.options.schedule == "cosine" and not trainer.options.watch
+
+
+def test_a_finished_fine_tune_takes_no_options_either(tmp_path: Path, text: Path) -> None:
+    pretrain.start(tmp_path / "base", options(text)).run()
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 9)
+    settings = {"steps": 2, "sample_tokens": 0, "quiet": True}
+    known = FinetuneOptions(model=str(tmp_path / "base"), data=[str(tmp_path / "d.jsonl")], **settings)
+    finetune.start(tmp_path / "run", known).run()
+    code, output = onfoot("finetune", "--resume", tmp_path / "run", "--lr", 1e-9)
+    assert code == 2 and "--lr has no effect: all 2 steps of the run are done" in " ".join(output.split())
+
+
+def test_a_finished_run_is_complete_also_with_its_own_values_and_quiet(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text, quiet=False)).run()
+    before = (run / "run.json").read_bytes()
+    code, output = onfoot("train", "--resume", run, "--steps", 10, "--lr", 1e-2, "--quiet")
+    assert code == 0 and "is complete: all 10 steps are done" in " ".join(output.split())
+    assert (run / "run.json").read_bytes() == before  # nothing acts later
+
+
+def test_a_run_that_is_shortened_to_what_is_done_is_recorded(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    for step in pretrain.start(run, options(text)):
+        if step.step == 6:
+            break
+    with pytest.raises(ValueError, match="--lr has no effect: all 6 steps of the run are done"):
+        pretrain.resume(run, steps=6, lr=1e-9)
+    pretrain.resume(run, steps=6)[0].run()
+    assert json.loads((run / "run.json").read_text())["steps"] == 6
+
+
+def test_a_finished_private_run_is_not_told_to_take_more_steps(tmp_path: Path, text: Path) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text, dp_clip=1.0, dp_noise=1.0, dp_delta=1e-4, steps=2)).run()
+    with pytest.raises(ValueError, match="--lr has no effect: all 2 steps of the run are done; start a new run"):
+        pretrain.resume(run, lr=1e-9)
+
+
+def test_a_finished_run_does_not_continue_with_other_versions(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    pretrain.start(run, options(text)).run()
+    known = runs.made_with
+    monkeypatch.setattr(runs, "made_with", lambda *given: {**known(*given), "threads": 99})
+    assert pretrain.resume(run)[1] == []
+    assert "continues with threads 99" in " ".join(pretrain.resume(run, steps=12)[1])
+
+
+@pytest.mark.parametrize("command", ["train", "finetune"])
+def test_a_missing_tracker_is_found_before_the_data_is_read(
+    tmp_path: Path, text: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # it cannot be imported
+    monkeypatch.setattr(pretrain, "make_trainer", None)  # nothing is read
+    monkeypatch.setattr(finetune, "make_trainer", None)
+    data = [text] if command == "train" else ["model", "--data", "d.jsonl"]
+    code, output = onfoot(command, *data, "--log", "wandb", "--out", tmp_path / "run")
+    assert code == 2 and "logging to Weights & Biases needs its package" in " ".join(output.split())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--on-long", "truncte"), "unknown on_long 'truncte'; choose from refuse, truncate, skip"),
+        (("--lora-dropout", 2), "lora_dropout must be in [0, 1), got 2.0"),
+        (("--r", 0), "r must be in 1 ... 16 for"),
+        (("--r", 17), "r must be in 1 ... 16 for"),
+        (("--alpha", 0), "alpha must be a finite number > 0, got 0.0"),
+        (("--targets", "nope"), "no layer matches 'nope'; choose from"),
+        (("--full", "--freeze", "nope"), "freeze: no parameter matches 'nope'"),
+        (("--dpo", "--validation-data", "none.jsonl"), "none.jsonl does not exist"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_of_a_fine_tune_is_found_before_the_data_is_read(
+    tmp_path: Path, text: Path, wrong: tuple[Any, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain.start(tmp_path / "base", options(text)).run()
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 9)
+    monkeypatch.setattr(finetune, "load_source", None)  # nothing is read
+    monkeypatch.setattr(finetune, "read_preferences", None)
+    given = ("--data", tmp_path / "d.jsonl", "--out", tmp_path / "run")
+    code, output = onfoot("finetune", tmp_path / "base", *given, *wrong)
+    assert code == 2 and said in " ".join(output.split())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_private_run_keeps_its_steps(tmp_path: Path, text: Path) -> None:

@@ -462,6 +462,18 @@ def test_unknown_choices_are_refused() -> None:
         fit(LONG, 0)
 
 
+def test_where_no_example_fits_what_can_be_done_does_not_depend_on_the_model() -> None:
+    with pytest.raises(ValueError, match="none of the 3 examples remain") as caught:
+        fit(LONG, 1, "skip")
+    shortest = min(len(e) for e in LONG)
+    assert str(caught.value).endswith(
+        f"remain with max_length=1, on_long='skip': the shortest has {shortest} tokens; shorten them, pass --on-long "
+        f"truncate, or raise --max-length (up to the model's n_positions)"
+    )
+    with pytest.raises(ValueError, match="every prompt alone is that long, so that no completion is left; shorten the"):
+        fit([example("abcdef", "g")], 2, "truncate")
+
+
 # packing
 
 

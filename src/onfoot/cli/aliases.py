@@ -1,7 +1,8 @@
-"""Options of `train` and `finetune` under the names that nanoGPT and transformers give them."""
+"""Options of `train` and `finetune` under the names that nanoGPT and transformers give them, and pairs with a comma."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
@@ -72,7 +73,22 @@ class WithAliases(TyperCommand):
         for name in (a[2:].partition("=")[0].replace("_", "-") for a in args[:end] if a.startswith("--")):
             if name in HINTS and f"--{name}" not in known:
                 raise ValueError(f"no option --{name}; {HINTS[name]}")
-        return super().parse_args(ctx, [*(translated(a, known) for a in args[:end]), *args[end:]])
+        ours = [translated(a, known) for a in args[:end]]
+        pairs = {name for parameter in self.params if parameter.nargs == 2 for name in parameter.opts}
+        return super().parse_args(ctx, [*without_commas(ours, pairs), *args[end:]])
+
+
+def without_commas(arguments: Sequence[str], pairs: Collection[str]) -> list[str]:
+    """`--betas 0.9,0.95`, as the defaults are shown, as `--betas 0.9 0.95`; `pairs` are the options of two values."""
+    out: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in pairs and equals:
+            out.append(name)
+            argument = value
+        parts = [part.strip() for part in argument.split(",") if part.strip()]
+        out += parts if out and out[-1] in pairs and len(parts) in (1, 2) else [argument]
+    return out
 
 
 def translated(argument: str, known: set[str]) -> str:

@@ -58,6 +58,9 @@ def set_in_file(context: typer.Context, path: Path, names: Collection[str]) -> N
 def _given(context: typer.Context, others: Collection[str], in_file: bool = True) -> list[str]:
     """Those of the others that were given, as the user has spelled them, and where if in a file."""
     flags = {p.name: p.opts[0] if p.param_type_name == "option" else p.opts[0].upper() for p in context.command.params}
+    for p in context.command.params:
+        if p.secondary_opts and context.params.get(p.name) is False:  # typed as --no-…
+            flags[p.name] = p.secondary_opts[0]
     where = dict(context.meta.get(IN_FILE, {})) if in_file else {}
     where |= dict.fromkeys(explicit_options(context), "")
     return [f"{flags[name]}{where[name]}" for name in where if name in others]

@@ -76,7 +76,7 @@ def finetune(
     if values["full"]:
         reject_with(context_, "--full", LORA_OPTIONS, "full fine-tuning has no LoRA layers")
     if values["dpo"]:
-        reject_with(context_, "--dpo", ("pack",), "each answer of a pair is a row of its own")
+        reject_with(context_, "--dpo", ("pack", "row_length"), "each answer of a pair is a row of its own")
     else:
         reject_without(context_, "--dpo", DPO_OPTIONS)
     if values["steps"]:

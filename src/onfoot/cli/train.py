@@ -35,6 +35,7 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "head_dim", "arc
 
 if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
+    from onfoot.train.progress import Working
 
 
 @options_from(TrainOptions, exclude={"texts", "changes"})
@@ -118,25 +119,34 @@ def show_lr_range(
 
 
 class _ShowStart(logging.Handler):
-    """Prints what is being done before the first step."""
+    """Shows what is being done."""
+
+    def __init__(self, working: Working) -> None:
+        super().__init__()
+        self.working = working
 
     def emit(self, record: logging.LogRecord) -> None:
-        show_text(record.getMessage(), "dim")
+        self.working.begin(record.getMessage(), getattr(record, "count", None))
 
 
 @contextmanager
 def starting(quiet: bool) -> Iterator[None]:
-    """Says what takes long before a run starts, unless it is quiet."""
-    logger, handler = logging.getLogger("onfoot.start"), _ShowStart()
+    """Says what takes long before a run starts or after its end, unless it is quiet."""
+    if quiet:
+        yield
+        return
+    from onfoot.train.progress import Working, logger
+
     level = logger.level
-    if not quiet:
+    with Working() as working:
+        handler = _ShowStart(working)
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
 
 
 def check_engine_values(values: dict[str, Any]) -> None:
@@ -237,7 +247,8 @@ def train_and_report(trainer: Trainer) -> None:
         )
     sample = None
     try:
-        scale = bits_per_byte(trainer, loss)
+        with starting(options.quiet):
+            scale = bits_per_byte(trainer, loss)
         if scale:
             said = ", ".join(f"{name} {bits:.2f}" for name, bits in scale)
             show_text(f"in bits per byte of the held-out text: {said}")

@@ -21,6 +21,7 @@ from onfoot.data.records import ReadLog, check_dataset_dict, decode, fields_of, 
 from onfoot.formats.files import open_file, read_json, shown
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.formats.write import write_json
+from onfoot.terminal import Count
 
 PIECE = 1 << 20  # bytes of text that are tokenized at a time
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")  # of the files that a folder is searched for
@@ -114,10 +115,19 @@ def _check_readable(path: Path, name: str = "") -> None:
     if _suffix(path) == ".parquet":
         return
     kind = next((kind for start, kind in SIGNATURES.items() if head.startswith(start)), None)
-    if kind is None and b"\0" in head:
+    if kind is None and b"\0" in head and not _is_json_lines(path, head):
         kind = f"a binary file (byte 0 at position {head.index(0):,})"
     if kind is not None:
         raise ValueError(f"{name} is {kind}, not UTF-8 text; convert it first")
+
+
+def _is_json_lines(path: Path, head: bytes) -> bool:
+    """Whether a file with a byte 0 near its start is JSON Lines all the same: the line with that byte is bad.
+
+    In UTF-16, of which the byte order mark may be missing, about every other byte is 0.
+    """
+    starts = head.removeprefix(BOM_UTF8).lstrip()[:1] in (b"{", b"[")
+    return _suffix(path) == ".jsonl" and starts and 4 * head.count(0) < len(head)
 
 
 def _suffix(path: Path) -> str:
@@ -136,14 +146,31 @@ def save_stdin(path: Path) -> Text:
 
 
 def documents(text: Text, log: ReadLog | None = None) -> Iterator[Iterator[str]]:
-    """The documents of a file, each an iterator over pieces: one per text file, or one per record with "text"."""
+    """The documents of a file, each an iterator over pieces: one per text file, or one per record with "text".
+
+    The log counts the bytes of the pieces that are dealt with.
+    """
+    log = log or ReadLog()
     if text.text is not None:
-        yield iter([text.text])
+        yield _counted([text.text], log.count)
     elif text.path is not None and has_records(text.path):
-        for document in (log or ReadLog()).read(records(text.path), _text_of):
-            yield iter([document])
+        for document in log.read(records(text.path), _text_of):
+            yield _counted([document], log.count)
     elif text.path is not None:
-        yield file_pieces(text.path)
+        yield _counted(file_pieces(text.path), log.count)
+
+
+def _counted(pieces: Iterable[str], count: Count) -> Iterator[str]:
+    for piece in pieces:
+        yield piece
+        count.done += len(piece.encode())
+
+
+def n_bytes(texts: Sequence[Text]) -> int:
+    """The size of the texts; 0 where it is not that of their files, because there are records."""
+    if any(text.path is not None and has_records(text.path) for text in texts):
+        return 0
+    return sum(len((text.text or "").encode()) if text.path is None else text.path.stat().st_size for text in texts)
 
 
 def _text_of(value: Any, where: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
 from onfoot.data.example import Example
 from onfoot.data.example_file import StoredPairs
-from onfoot.data.sft_examples import fit
+from onfoot.data.sft_examples import fit, nothing_left
 from onfoot.data.windows import Windows
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.ops.cross_entropy import IGNORE
@@ -151,7 +151,9 @@ def fit_pairs(pairs: StoredPairs, max_length: int, on_long: str) -> tuple[Stored
         keep[long] = [all(e.cut(max_length).n_targets for e in pairs[i]) for i in long.tolist()]
     kept, truncated = pairs.choose(np.flatnonzero(keep), max_length), int(keep[long].sum())
     if not kept:
-        raise ValueError(f"none of the {len(pairs):,} pairs fits into max_length={max_length}; raise --max-length")
+        raise ValueError(
+            f"none of the {len(pairs):,} pairs fits into max_length={max_length}: {nothing_left(longer, on_long)}"
+        )
     n_tokens, n_targets = int(kept.examples.lengths.sum()), int(kept.examples.target_counts.sum())
     lines = [f"{len(kept):,} of {len(pairs):,} pairs, {n_tokens:,} tokens, {n_targets:,} of them targets"]
     if truncated:

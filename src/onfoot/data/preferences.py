@@ -60,6 +60,7 @@ def store_preferences(
         for chosen, rejected in log.read(found, pair):
             file.append(chosen)
             file.append(rejected)
+            log.count.done += 1
         if not len(file):
             raise ValueError(f"{name}: no preference pairs; {log.bad_report() or PREFERENCES}")
         return StoredPairs(file.examples())

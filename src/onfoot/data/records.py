@@ -12,14 +12,17 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from onfoot.formats.files import TEXT_BYTES, one_line, open_file, parse_json, plain_name, read_json, shown
+from onfoot.terminal import Count
 
 BOM = BOM_UTF8.decode()  # byte order mark, which some editors put at the start of a file
 BLOCK = 1 << 16  # bytes of a .json file that are read at a time
 ROWS = 256  # rows of a table that become Python objects at a time
+END_IN_QUOTES, TOO_LARGE = "unexpected end of data", "field larger than"  # errors of csv that end in a quoted field
 NESTED = ("messages", "conversations", "tools", "chosen", "rejected")  # columns of a CSV file that may hold JSON
 DATASET = ("state.json", "dataset_info.json")  # what Dataset.save_to_disk writes beside the .arrow files
 DATASET_DICT = "dataset_dict.json"
@@ -31,8 +34,9 @@ Out = TypeVar("Out")
 class ReadLog:
     """Converts records, and counts their formats and those that are bad; a bad one raises unless `skip_bad`."""
 
-    def __init__(self, skip_bad: bool = False) -> None:
+    def __init__(self, skip_bad: bool = False, count: Count | None = None) -> None:
         self.skip_bad = skip_bad
+        self.count = count or Count("records")  # what is read so far, for those who wait
         self.formats: Counter[str] = Counter()  # examples by the name of their format
         self.n_bad, self.first_bad = 0, ""
 
@@ -147,6 +151,7 @@ def _entries(path: Path) -> Iterator[Record]:
                 raise ValueError(f"{where}: nested too deeply") from None
             except json.JSONDecodeError as error:
                 if text.startswith("]") and number == 0:
+                    _check_end(file, path, text[1:], rest)
                     return
                 cut = error.pos > len(text) - 16 or error.msg.startswith("Unterminated string")
                 more, rest = _more(file, path, rest, max(BLOCK, len(text))) if cut else ("", rest)
@@ -166,10 +171,21 @@ def _entries(path: Path) -> Iterator[Record]:
                     raise ValueError(f"{where}: the list has no end; is the file truncated?")
                 text = text.lstrip()
             if text.startswith("]"):
+                _check_end(file, path, text[1:], rest)
                 return
             if not text.startswith(","):
                 raise ValueError(f"{where}: expected a comma or the end of the list, got {shown(text[:20])}")
             text = text[1:]
+
+
+def _check_end(file: Any, path: Path, text: str, rest: bytes) -> None:
+    """Raises ValueError if anything but white space follows the list: it would be dropped without a word."""
+    while not text.strip():
+        text, rest = _more(file, path, rest, BLOCK)
+        if not text:
+            return
+    found = shown(text.strip()[:20])
+    raise ValueError(f"{path}: after the end of the list comes {found}; put all entries into one list")
 
 
 def _more(file: Any, path: Path, rest: bytes, size: int) -> tuple[str, bytes]:
@@ -184,7 +200,10 @@ def _more(file: Any, path: Path, rest: bytes, size: int) -> tuple[str, bytes]:
 
 
 def csv_rows(path: Path) -> Iterator[Record]:
-    """The rows of a .csv or .tsv file as records; its first line has the names of the fields."""
+    """The rows of a .csv or .tsv file as records; its first line has the names of the fields.
+
+    A quote that is not closed raises ValueError: it is not one bad record, but takes the rest of the file with it.
+    """
     csv.field_size_limit(TEXT_BYTES)
     wrong: list[ValueError] = []  # of lines that are not UTF-8
 
@@ -198,11 +217,13 @@ def csv_rows(path: Path) -> Iterator[Record]:
                 yield data.decode("utf-8", errors="replace")
             offset += len(data)
 
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     with open_file(path) as file:
-        reader = csv.reader(lines(file), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        reader = csv.reader(lines(file), delimiter=delimiter, strict=True)
         names: list[str] | None = None
         while True:
-            where = f"{path}, line {reader.line_num + 1}"
+            first = reader.line_num + 1
+            where = f"{path}, line {first}"
             try:
                 row = next(reader)
                 if wrong:
@@ -219,11 +240,39 @@ def csv_rows(path: Path) -> Iterator[Record]:
             except StopIteration:
                 return
             except csv.Error as error:
-                yield where, ValueError(f"{where}: not valid CSV: {error}")
+                wrong.clear()
+                where = _lines(path, first, reader.line_num)
+                why = ValueError(f"{where}: not valid CSV: {error}")
+                if str(error) == END_IN_QUOTES:
+                    line = _open_quote(path, delimiter, first)
+                    raise ValueError(
+                        f"{path}, line {line}: the quote that opens here is not closed, so the rest of the file is one "
+                        f'field; close it, and write a quote inside a field twice, as in "one ""word"""'
+                    ) from None
+                if str(error).startswith(TOO_LARGE):
+                    raise ValueError(f"{why}; is a quote not closed?") from None
+                if names is None:
+                    raise why from None
+                yield where, why
             except ValueError as error:
                 if names is None:
                     raise
-                yield where, error
+                yield _lines(path, first, reader.line_num), error
+
+
+def _lines(path: Path, first: int, last: int) -> str:
+    """The place of a row, which may have several lines."""
+    return f"{path}, line {first}" if last <= first else f"{path}, lines {first} to {last}"
+
+
+def _open_quote(path: Path, delimiter: str, first: int) -> int:
+    """The line where the quote opens that the row from line `first` on does not close."""
+    with open_file(path) as file:
+        text = (line.decode("utf-8", errors="replace") for line in islice(file, first - 1, None))
+        reader = csv.reader(text, delimiter=delimiter)
+        field = next(reader)[-1]  # from the quote to the end of the file
+    n_lines = max(1, field.count("\n") + (not field.endswith("\n")))
+    return first + reader.line_num - n_lines
 
 
 def _header(row: list[str], where: str) -> list[str]:

@@ -18,6 +18,7 @@ from onfoot.data.records import ReadLog
 from onfoot.data.sft_examples import fit, read_examples, split_examples
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer
+from onfoot.terminal import Count
 
 
 @dataclass(frozen=True)
@@ -134,14 +135,15 @@ def load_source(
     skip_bad: bool = False,
     templated: bool = False,
     folder: Path | None = None,
+    count: Count | None = None,
 ) -> SftSource:
     """A source of batches from files of examples, validated on `validation_files` or on a held-out fraction.
 
-    The tokenized examples are in a temporary file, in `folder` if one is given.
+    The tokenized examples are in a temporary file, in `folder` if one is given. `count` tells how many are read.
     """
 
     def read(paths: Sequence[str | Path]) -> tuple[Sequence[Example], ReadLog]:
-        log = ReadLog(skip_bad)
+        log = ReadLog(skip_bad, count)
         return read_examples([Path(f) for f in paths], tokenizer, template, log, templated, folder), log
 
     separate = read(validation_files) if validation_files else None

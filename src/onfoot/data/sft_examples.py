@@ -91,6 +91,7 @@ def read_examples(
             before, n_bad = len(file), log.n_bad
             for example in log.read(records(text.path), reader.example):
                 file.append(example)
+                log.count.done += 1
             if len(file) == before and log.n_bad == n_bad:
                 raise ValueError(f"{text.path} has no records; each must be one of {ACCEPTED}")
         if not len(file):
@@ -261,10 +262,19 @@ def fit(examples: Sequence[Example], max_length: int, on_long: str = "refuse") -
     if not kept:
         raise ValueError(
             f"{_first(examples)}none of the {len(examples):,} examples remain with max_length={max_length}, "
-            f"on_long={on_long!r}; raise max_length"
+            f"on_long={on_long!r}: {nothing_left(lengths, on_long)}"
         )
     cut_away, skipped = (dropped, 0) if on_long == "truncate" else (0, dropped)
     return Examples(kept, max_length, truncated, cut_away, skipped)
+
+
+def nothing_left(lengths: np.ndarray, on_long: str) -> str:
+    """Why no example remains, and what can be done, whether or not max_length is already the model's maximum."""
+    longer = "raise --max-length (up to the model's n_positions)"
+    if on_long == "truncate":
+        return f"every prompt alone is that long, so that no completion is left; shorten the prompts, or {longer}"
+    shortest = int(lengths.min()) if lengths.size else 0
+    return f"the shortest has {shortest:,} tokens; shorten them, pass --on-long truncate, or {longer}"
 
 
 def _first(examples: Sequence[Example]) -> str:

@@ -16,6 +16,7 @@ from onfoot.arrays import Array
 from onfoot.data.batches import Batch
 from onfoot.data.preference_source import Pair, Pairs, PreferenceSource
 from onfoot.ops.dpo import DpoSaved, dpo_loss_backward, dpo_loss_forward
+from onfoot.terminal import Count
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model
@@ -90,11 +91,13 @@ def as_reference(model: Model) -> Iterator[None]:
         model.trainable = trainable
 
 
-def reference_log_probs(model: Model, pairs: Pairs) -> np.ndarray:
+def reference_log_probs(model: Model, pairs: Pairs, count: Count | None = None) -> np.ndarray:
     """The log-probabilities of the chosen and rejected answers without the adapter, (N, 2)."""
+    out, count = np.empty((len(pairs), 2)), count or Count("answers")
     with as_reference(model):
-        rows = [[log_prob(model, pairs.row(example)) for example in pair] for pair in pairs.examples]
-    out = np.array(rows)
+        for row, pair in zip(out, pairs.examples, strict=True):
+            row[:] = [log_prob(model, pairs.row(example)) for example in pair]
+            count.done += 2
     if not np.isfinite(out).all():
         number = int(np.flatnonzero(~np.isfinite(out).all(1))[0])
         where = pairs.examples[number][0].where
@@ -104,7 +107,7 @@ def reference_log_probs(model: Model, pairs: Pairs) -> np.ndarray:
     return out
 
 
-def set_reference(model: Model, source: PreferenceSource) -> None:
+def set_reference(model: Model, source: PreferenceSource, count: Count | None = None) -> None:
     """Computes the reference log-probabilities of all pairs with this model, its adapter switched off."""
     for pairs in (source.train, source.held_out):
-        pairs.reference = reference_log_probs(model, pairs)
+        pairs.reference = reference_log_probs(model, pairs, count)

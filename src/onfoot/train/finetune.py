@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from onfoot.data import corpus
 from onfoot.data.batches import Place, place
 from onfoot.data.example_file import StoredPairs
 from onfoot.data.preference_source import PreferenceSource, fit_pairs, split_pairs
 from onfoot.data.preferences import read_preferences
-from onfoot.data.records import ReadLog
+from onfoot.data.records import READERS, ReadLog
 from onfoot.data.sft import SftSource, load_source
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.files import read_json
@@ -22,13 +22,15 @@ from onfoot.formats.write import write_json
 from onfoot.generate.chat import template_of
 from onfoot.models.load import load
 from onfoot.models.model import Model
+from onfoot.terminal import Count
 from onfoot.train import automatic, runs
 from onfoot.train.dpo import set_reference
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
 from onfoot.train.parallel import world
-from onfoot.train.progress import logger
+from onfoot.train.progress import announce
+from onfoot.train.rates import freeze
 from onfoot.train.sources import preference_source, row_length
 
 REFERENCE = "reference.json"  # the reference log-probabilities of preference pairs
@@ -37,6 +39,13 @@ REFERENCE = "reference.json"  # the reference log-probabilities of preference pa
 def start(run: Path, options: FinetuneOptions) -> Trainer:
     """Starts a run in a new folder."""
     return runs.create(run, options, build)
+
+
+def check(options: FinetuneOptions) -> None:
+    """Raises ValueError for options that can be checked before any work is done."""
+    if not options.data:
+        raise ValueError("no data: pass --data FILE (.jsonl, .json, .csv, .parquet or a saved dataset)")
+    corpus.find_texts([Path(name) for name in (*options.data, *options.validation_data)], tuple(READERS))
 
 
 def resume(run: Path, **changes: Any) -> tuple[Trainer, list[str]]:
@@ -53,10 +62,9 @@ def build(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Train
 
 def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -> Trainer:
     """The trainer of a run with the weights of a checkpoint, or of step 0; its state and log are not restored."""
-    if not options.data:
-        raise ValueError("no data: pass --data FILE (.jsonl, .json, .csv, .parquet or a saved dataset)")
+    check(options)
     base = checkpoint if checkpoint is not None and options.full else options.model
-    logger.info("loading %s", base)
+    announce(f"loading {base}")
     dtype = "float32" if options.full and options.dtype == "auto" else options.dtype  # 16-bit weights are frozen
     model = load(base, dtype, options.engine, quantized=options.quantized)
     if model.tokenizer is None:
@@ -64,27 +72,31 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
     if model.active_adapter is not None:
         raise ValueError(f"{options.model} is an adapter; merge it into its base model first with: onfoot merge")
     if base == options.model:
-        logger.info("computing the fingerprint of %s", base)
+        announce(f"computing the fingerprint of {base}")
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
     set_dropout(model, options.dropout)
+    if options.full:
+        freeze(model, options.frozen)  # the trainer does so again: a wrong name is found before the data is read
+    else:
+        add_lora_layers(model, options)
     template = template_of(model)
     if template.is_fallback:
         options = replace(options, template=False)
-    logger.info("reading and tokenizing %s", ", ".join(options.data))
+    count = Count("pairs" if options.dpo else "examples")
+    announce(f"reading and tokenizing {', '.join(options.data)}", count)
     source: Any
     if options.dpo:
         options = automatic.for_pairs(options)
-        source = preferences(run, model, options, template)
+        source = preferences(run, model, options, template, count)
         options = options if options.steps else replace(options, steps=source.steps_for(options.epochs))
     else:
-        options, source = automatic.choose(options, examples(run, model, options, template), model.config.n_embd)
+        found = examples(run, model, options, template, count)
+        options, source = automatic.choose(options, found, model.config.n_embd)
     record_or_verify(run / "data.json", source.fingerprint(), f"the data of {run}")
     if options.dpo:
         find_reference(run, options, source, model if base == options.model else None)
-    if not options.full:
-        add_lora_layers(model, options)
-        if checkpoint is not None:
-            restore_adapter(model, checkpoint)
+    if not options.full and checkpoint is not None:
+        restore_adapter(model, checkpoint)
 
     def write(folder: Path) -> None:
         if options.full:
@@ -97,7 +109,9 @@ def make_trainer(run: Path, options: FinetuneOptions, checkpoint: Path | None) -
     return Trainer(model, source, options, out=run, write=write)
 
 
-def examples(run: Path, model: Model, options: FinetuneOptions, template: ChatTemplate) -> SftSource:
+def examples(
+    run: Path, model: Model, options: FinetuneOptions, template: ChatTemplate, count: Count | None = None
+) -> SftSource:
     """The source of prompts and completions."""
     assert model.tokenizer is not None
     return load_source(
@@ -117,16 +131,19 @@ def examples(run: Path, model: Model, options: FinetuneOptions, template: ChatTe
         skip_bad=options.skip_bad,
         templated=options.template,
         folder=run,
+        count=count,
     )
 
 
-def preferences(run: Path, model: Model, options: FinetuneOptions, template: ChatTemplate) -> PreferenceSource:
+def preferences(
+    run: Path, model: Model, options: FinetuneOptions, template: ChatTemplate, count: Count | None = None
+) -> PreferenceSource:
     """The source of pairs, without their reference log-probabilities."""
     tokenizer, length = model.tokenizer, row_length(model, options)
     assert tokenizer is not None
 
     def read(files: list[str]) -> tuple[StoredPairs, str]:
-        log = ReadLog(options.skip_bad)
+        log = ReadLog(options.skip_bad, count)
         pairs = read_preferences([Path(f) for f in files], tokenizer, template, log, run)
         kept, about = fit_pairs(pairs, length, options.on_long)
         return kept, f"{about}\n{log.bad_report()}" if log.bad_report() else about
@@ -147,13 +164,13 @@ def find_reference(run: Path, options: FinetuneOptions, source: PreferenceSource
     n = len(source.train), len(source.held_out)
 
     def compute() -> None:
-        if not options.quiet:
-            print(f"computing the reference log-probabilities of {2 * sum(n):,} answers", file=sys.stderr)
+        count = Count("answers", 2 * sum(n))
+        announce(f"computing the reference log-probabilities of {count.total:,} answers", count)
         model = base
         if model is None:  # the run trains all weights, and has the checkpoint's
             model = load(options.model, options.dtype, options.engine)
             record_or_verify(run / "base.json", fingerprint(model), f"the model {options.model}")
-        set_reference(model, source)
+        set_reference(model, source, count)
         rows = [*source.train.reference.tolist(), *source.held_out.reference.tolist()]
         write_json(path, {"of": depends_on, "log_probs": rows})
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
 from onfoot.config import LARGEST_FLOAT
+from onfoot.data.sft_examples import ON_LONG
 from onfoot.engine import DTYPES, ENGINES
 from onfoot.formats.files import naming, read_json, shown
 from onfoot.own_engine import is_own
@@ -425,6 +426,10 @@ class FinetuneOptions(TrainingOptions):
             raise ValueError(
                 "--optimizer muon needs --full (full=True): it is for the matrices of the blocks, which LoRA freezes"
             )
+        if self.on_long not in ON_LONG:
+            raise ValueError(f"unknown on_long {shown(self.on_long)}; choose from {', '.join(ON_LONG)}")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout must be in [0, 1), got {self.lora_dropout}")
         self.check_preferences()
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must be in (0, 1), got {self.validation}")

@@ -23,12 +23,13 @@ from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, c
 from onfoot.formats.write import flush, write_json
 from onfoot.models.load import create, load
 from onfoot.models.model import Model
+from onfoot.terminal import Count
 from onfoot.train import runs
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
-from onfoot.train.progress import logger
+from onfoot.train.progress import announce
 from onfoot.train.sources import TextSource
 
 STDIN_FILE = "stdin.txt"
@@ -50,7 +51,7 @@ def make_tokenizer(options: TrainOptions, texts: list[corpus.Text]) -> Tokenizer
         return char_tokenizer(corpus.all_pieces(texts, log))
     if kind == "bpe":
         vocab_size = vocab_size or (LARGE_VOCABULARY if length >= LONG else SMALL_VOCABULARY)
-        logger.info("training a BPE tokenizer of %d tokens", vocab_size)
+        announce(f"training a BPE tokenizer of {vocab_size} tokens")
         train = math.ceil(length * (1 - options.validation))
         return bpe_tokenizer(corpus.first_pieces(texts, train, log), vocab_size)
     return Tokenizer.load(kind)
@@ -77,8 +78,9 @@ def prepare_data(run: Path, options: TrainOptions, has_checkpoint: bool) -> tupl
     shutil.rmtree(folder, ignore_errors=True)  # incomplete, from an interrupted run
     folder.mkdir(parents=True)
     tokenizer.save(folder, options.context)
-    logger.info("tokenizing the text")
-    tokens = corpus.write_tokens(texts, tokenizer, folder, ReadLog(options.skip_bad))
+    log = ReadLog(options.skip_bad, Count("bytes", corpus.n_bytes(texts)))
+    announce("tokenizing the text", log.count)
+    tokens = corpus.write_tokens(texts, tokenizer, folder, log)
     write_json(folder / MANIFEST, manifest_of(folder, leave_out=("tokens.bin",)))
     for path in [*folder.iterdir(), folder]:
         flush(path)
@@ -205,7 +207,7 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
     )
     record_or_verify(run / "data.json", read_json(run / "data" / "tokens.json").get("sha256", ""), f"the text of {run}")
     train, held_out = split(tokens, options.validation, options.context)
-    logger.info("creating the model" if checkpoint is None and options.init is None else "loading the model")
+    announce("creating the model" if checkpoint is None and options.init is None else "loading the model")
     model = load(checkpoint, options.dtype, options.engine) if checkpoint else first_model(options, tokenizer)
     if checkpoint is None and options.init is not None:
         record_or_verify(run / "base.json", fingerprint(model), f"the model {options.init}")
@@ -220,7 +222,7 @@ def make_trainer(run: Path, options: TrainOptions, checkpoint: Path | None) -> T
     )
     if options.steps == 0:
         options = replace(options, steps=source.steps_for(options.epochs))
-    logger.info("fitting a bigram model")
+    announce("fitting a bigram model")
     measured = held_out[: options.eval_windows * options.context + 1]  # the tokens of the validation loss
     bigram = bigram_loss(train, measured, model.config.vocab_size) if ranks.writes else None
     trainer = Trainer(model, source, options, out=run)
@@ -241,5 +243,6 @@ def bits_per_byte(trainer: Trainer, loss: float) -> list[tuple[str, float]]:
     out = [("the model", loss * per_token)]
     if trainer.bigram is not None:
         out.append(("the bigram model", trainer.bigram * per_token))
+    announce("compressing the text with xz -9, to compare")
     before = as_bytes(tokenizer, source.train.tokens[-BEFORE:])
     return [*out, ("xz -9 after the training text", xz_loss(before, text) / math.log(2))]

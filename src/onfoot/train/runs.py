@@ -18,12 +18,14 @@ from onfoot.formats.files import read_json
 from onfoot.formats.run_folder import RUN_FILE, read_state
 from onfoot.formats.write import write_json
 from onfoot.own_engine import is_own
+from onfoot.terminal import listed
 from onfoot.train.checkpoint import checkpoint_to_resume
 from onfoot.train.fingerprint import CHOSEN, FOLDER, HASHES, made_with
 from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
 from onfoot.train.options import CHANGEABLE, TrainingOptions
 from onfoot.train.parallel import world
+from onfoot.train.trackers import check_tracker
 
 Options = TypeVar("Options", bound=TrainingOptions)
 Build = Callable[[Path, Options, Path | None], Trainer]  # the run's folder, its options, a checkpoint or None
@@ -38,6 +40,7 @@ def create(run: Path, options: Options, build: Build[Options]) -> Trainer:
     ranks.silence_stdout()
     run = Path(ranks.allgather_json(str(run))[0])
     with ranks.guard(run, options.command):
+        ranks.run_all_or_raise(lambda: check_tracker(options.log) if ranks.writes else None)
         made = _missing(run)
         lock = ranks.run_all_or_raise(
             lambda: ranks.rank0_first(
@@ -129,20 +132,24 @@ def resume(
             )  # only rank 0 reads and hashes the checkpoints
             name, warnings = ranks.allgather_json(found)[0]
             checkpoint = None if name is None else Path(name)
+            step = 0 if checkpoint is None else read_state(checkpoint)["step"]
+            was_done = 0 < options.steps <= step
             if changes:
-                step = 0 if checkpoint is None else read_state(checkpoint)["step"]
                 options = ranks.run_all_or_raise(lambda: change(options, step, changes))
+            is_done = 0 < options.steps <= step
+            ranks.run_all_or_raise(lambda: check_tracker(options.log) if ranks.writes and not is_done else None)
             trainer = ranks.run_all_or_raise(lambda: build(run, options, checkpoint))
             trainer.lock = lock
             versions_now = made_with(run, trainer.model)
-            if (checkpoint is None or changes) and ranks.writes:
+            keeps = was_done and is_done  # what is given for this call only, as --quiet, is not recorded
+            if (checkpoint is None or changes) and not keeps and ranks.writes:
                 left = {CHOSEN: [n for n in chosen_in({"made_with": versions_before}) if n not in (changes or {})]}
                 _record(run, trainer.options, (versions_now if checkpoint is None else versions_before) | left)
         except BaseException:
             if lock is not None:
                 lock.release(force=True)
             raise
-        others = [] if checkpoint is None else _changes(versions_before, versions_now)
+        others = [] if checkpoint is None or is_done else _changes(versions_before, versions_now)
         return trainer, [*warnings, *trainer.warnings, *others]
 
 
@@ -162,15 +169,17 @@ def with_named_engine(options: Options, values: Mapping[str, Any]) -> tuple[Opti
     return replace(options, engine=named), {name: x for name, x in values.items() if name != "engine"}
 
 
+def flag(name: str) -> str:
+    """The option of the command line for a field."""
+    return f"--{name.replace('_', '-')}"
+
+
 def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
     """The options of a run that continues at this step with other values; a ValueError for fixed ones."""
     fixed = sorted(set(values) - set(CHANGEABLE))
     if fixed:
-        what = {"texts": "the text", "model": "the model"}.get(fixed[0], f"--{fixed[0].replace('_', '-')}")
-        raise ValueError(
-            f"{what} cannot change when a run is resumed; what can: "
-            f"{', '.join('--' + name.replace('_', '-') for name in CHANGEABLE)}"
-        )
+        what = {"texts": "the text", "model": "the model"}.get(fixed[0], flag(fixed[0]))
+        raise ValueError(f"{what} cannot change when a run is resumed; what can: {', '.join(map(flag, CHANGEABLE))}")
     if options.dp_clip is not None and {"steps", "batch_size", "accumulate"} & set(values):
         raise ValueError("a private run's number of steps and of examples per step cannot change: ε depends on them")
     for name in ("batch_size", "accumulate"):
@@ -178,8 +187,16 @@ def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
             raise ValueError(f"{name} must be >= 1 when a run is resumed, got {values[name]}")
     if options.command == "finetune" and values.get("lr") == 0:  # where it would be chosen
         raise ValueError("lr must be > 0 when a fine-tune is resumed, got 0")
-    if values.get("steps", options.steps) < step:
+    steps = values.get("steps", options.steps)
+    if steps < step:
         raise ValueError(f"--steps {values['steps']:,} is less than the {step:,} steps that are done")
+    ineffective = [n for n, x in values.items() if n not in ("steps", "quiet") and x != getattr(options, n)]
+    if 0 < steps == step and ineffective:
+        go_on = "start a new run" if options.dp_clip is not None else "add --steps N to go on"
+        raise ValueError(
+            f"{listed([flag(n) for n in ineffective])} {'has' if len(ineffective) == 1 else 'have'} no effect: all "
+            f"{step:,} steps of the run are done; {go_on}"
+        )
     return options.changed(step, **values)
 
 

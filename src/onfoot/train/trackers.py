@@ -106,6 +106,11 @@ class WeightsAndBiases(Tracker):
             self._run = None
 
 
+def check_tracker(name: str) -> None:
+    """Raises ValueError if the package that --log names is missing, before any work is done."""
+    tracker(name, None)
+
+
 def tracker(name: str, folder: Path | None) -> list[Callback]:
     """The callback of --log, in a list: none, or one."""
     if name == "tensorboard":
