@@ -85,7 +85,7 @@ def _block_backward(module: Any, x: Any, *rest: Any) -> Any:
     *values, dout = rest
     _, saved = module.block_forward(x, dict(zip(gpt2.OF_BLOCK, values, strict=True)), HEADS)
     found = module.block_backward(dout, saved)
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
+    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[1], dict):
         return {"dx": found[0], **found[1]}
     return found
 
@@ -104,7 +104,7 @@ def _lora_backward(module: Any, *arguments: Any) -> Any:
     """The gradients of the adapter alone, with the frozen layer's part of dx added: the layer has both."""
     weight, dout = arguments[1], arguments[-1]
     found = module.lora_backward(dout, _lora(module, *arguments)[1])
-    if not (isinstance(found, tuple) and len(found) == 3):
+    if not (isinstance(found, (tuple, list)) and len(found) == 3):
         return found
     dx, ddown, dup = found
     frozen = dout @ weight.T
