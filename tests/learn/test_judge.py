@@ -117,3 +117,68 @@ def test_an_answer_that_takes_three_axes_as_two_is_not_solved(tmp_path: Any) -> 
     )
     verdict = judged(tmp_path, 1, ("dweight = rows(x).T @ rows(dy)", two_or_three))
     assert verdict.status == "wrong" and verdict.parts[0].marked("wrong") == ["dweight"]
+
+
+def test_a_loss_divided_by_the_number_of_targets_is_not_solved(tmp_path: Any) -> None:
+    verdict = judged(tmp_path, 3, ("(dloss / divisor)", "(dloss / counts.sum())"), part=1)
+    assert verdict.status == "wrong"
+    assert mistakes(verdict) == ["divided by the number of targets in place of divisor"]
+
+
+def test_a_gradient_of_relu_at_zero_is_not_solved(tmp_path: Any) -> None:
+    verdict = judged(tmp_path, 2, ("np.where(x <= 0, 0, dy)", "np.where(x < 0, 0, dy)"))
+    assert verdict.status == "wrong" and mistakes(verdict) == ["a gradient at 0"]
+
+
+# exercise, part, in the solution, the mistake, its name
+NAMED = [
+    (12, 0, "dx = dlow @ down.T", "dx = dlow @ down.T / scale", "scale missing from dx"),
+    (12, 0, "rows(x).T @ rows(dlow)", "rows(x).T @ rows(dlow) / scale", "scale missing from ddown"),
+    (18, 0, " - (lr /", " + (lr /", "the step is added in place of subtracted"),
+    (
+        5,
+        0,
+        "normed * along",
+        "normed * along * dy.shape[-1] / (dy.shape[-1] - 1)",
+        "mean(g * normed) is divided by C − 1 in place of C, in dx",
+    ),
+    (14, 0, ") * inverse", ") * inverse**2", "the mean of squares in place of r in dx"),
+    (
+        19,
+        0,
+        "(rows(x) @ weight_dot).reshape(y_dot.shape)",
+        "x_dot @ weight_dot - y_dot",
+        "the product of the tangents in place of the product rule",
+    ),
+    (19, 2, " + bias_dot", "", "the bias does not move"),
+    (19, 2, " * rstd", " / rstd", "rstd is inverted (1 divided by it) in normed_dot"),
+    (
+        7,
+        0,
+        "draw @ k",
+        "np.tril(draw) @ k",
+        "np.tril applied to the gradient of the scores",
+    ),
+    (
+        7,
+        1,
+        "draw @ k",
+        "np.tril(draw) @ k",
+        "the causal mask applied to the gradient of the scores",
+    ),
+    (13, 0, "(k, v)", "cache or (k, v)", "the old cache returned"),
+]
+
+
+@pytest.mark.parametrize(("number", "part", "right", "wrong", "name"), NAMED)
+def test_a_typical_mistake_has_the_name_by_which_a_teacher_would_call_it(
+    number: int, part: int, right: str, wrong: str, name: str, tmp_path: Any
+) -> None:
+    assert mistakes(judged(tmp_path, number, (right, wrong), part=part)) == [name]
+
+
+def test_what_cached_attention_returns_in_a_wrong_shape_is_not_said_to_be_raised(tmp_path: Any) -> None:
+    verdict = judged(tmp_path, 13, ("return merge_heads(heads), ", "return merge_heads(heads)[:, -1:], "))
+    said = " ".join(answer_text(verdict).split())
+    assert verdict.status == "wrong" and verdict.parts[0].marks == {"y": "wrong"}
+    assert "new tokens, y has shape" in said and "raises" not in said and "where it ran" not in said

@@ -104,7 +104,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "activation",
         "ReLU and GELU",
         (
-            Part("relu_backward", "relu", "relu", axes=1),
+            Part("relu_backward", "relu", "relu", strict=True, axes=1),
             Part("gelu_tanh_backward", "gelu_tanh", "gelu", axes=1),
         ),
         ("activation.md",),
@@ -150,8 +150,15 @@ EXERCISES: tuple[Exercise, ...] = (
         "attention",
         "the mask",
         (
-            Part("attention_backward", "attention", "attention", strict=True, axes=2),
-            Part("attention_backward", "unmasked", "attention", {"causal": False}, axes=2, called_with="causal=False"),
+            Part("attention_backward", "attention", "masked_attention", strict=True, axes=2),
+            Part(
+                "attention_backward",
+                "unmasked",
+                "masked_attention",
+                {"causal": False},
+                axes=2,
+                called_with="causal=False",
+            ),
         ),
         ("attention.md",),
         ("attention",),

@@ -17,7 +17,7 @@ from onfoot.check.known import check_layer
 from onfoot.check.layer import Case
 from onfoot.check.layouts import named_layout
 from onfoot.check.report import LayerReport
-from onfoot.learn.adapters import ADAPTERS
+from onfoot.learn.adapters import ADAPTERS, WrongReturnError
 from onfoot.learn.course import Exercise, Part
 from onfoot.learn.isolated import IsolatedExercise
 from onfoot.learn.words import factor_words, own_words
@@ -42,6 +42,7 @@ ABOUT_THE_CHECK = (  # warnings that say nothing about the function, or what is 
     "its name is that of",
 )  # fmt: skip
 OUR_LINE = re.compile(r" \(adapters\.py, line \d+\)")
+WRONG_RETURN = f"{WrongReturnError.__name__}: "  # of an adapter: not raised by the learner's function
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -390,7 +391,9 @@ def unwritten(report: LayerReport) -> list[str]:
 
 
 def described(kind: str, message: str) -> str:
-    return f"it raises {message}" if kind == "raises" else message
+    if kind != "raises" or message.startswith(WRONG_RETURN):
+        return message.removeprefix(WRONG_RETURN)
+    return f"it raises {message}"
 
 
 def mark(report: LayerReport, name: str) -> str:
@@ -402,7 +405,8 @@ def mark(report: LayerReport, name: str) -> str:
     if name in report.wrong:
         return "wrong"
     wrong_shape = any(p.kind == "shape" and p.message.startswith(f"{name} ") for o in outcomes for p in o.problems)
-    if wrong_shape:
+    wrong_return = any(p.message.startswith(WRONG_RETURN) for o in outcomes for p in o.problems)
+    if wrong_shape or wrong_return:
         return "wrong"
     judged = [o for o in outcomes if not any(p.kind in ("raises", "crash", "timeout", "exit") for p in o.problems)]
     return "right" if measured and judged else "not judged"

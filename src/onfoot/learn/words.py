@@ -64,13 +64,13 @@ COMMON = (
     (r"the sum h \+ …", "the sum a5 + a9"),
     (r"the sum x \+ …", "the sum x + a4"),
 )
-NORM = ((r"\bd − 1\b", "C − 1"), (r"1/d\b", "1/C"), (r"divides by d\b", "divides by C"), (r"\(d, d\)", "(C, C)"))
+NORM = ((r"(?<![\w.])d(?!\w)", "C"),)  # the number of features
 OF_FUNCTION: dict[str, tuple[tuple[str, str], ...]] = {
     "layer_norm_backward": NORM,
     "rms_norm_backward": (*NORM, (r"\brms\b", "r")),
     "gelu_tanh_backward": ((r"x σ\(1.702 x\)", "x sigmoid(1.702 x)"),),
-    "layer_norm_tangent": ((r"σ", "1/rstd"), (r"μ", "the mean")),
-    "softmax_tangent": ((r"scores dot", "scores_dot"), (r"dρ", "scores_dot")),
+    "layer_norm_tangent": ((r"1/σ", "rstd"), (r"σ", "1/rstd"), (r"μ", "the mean")),
+    "softmax_tangent": ((r"dρ", "scores_dot"),),
     "swiglu_backward": ((r"\bout is a product", "y is a product"),),
     "block_backward": NORM,
     "gpt2_backward": ((r"used B times", "used by every sequence"),),
