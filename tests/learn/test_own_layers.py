@@ -78,6 +78,9 @@ def network(*inputs: Any) -> Any:
 
 AUTOGRAD: dict[str, Callable[..., Any]] = {
     "softmax": lambda scores: torch.softmax(scores, -1),
+    "loss_with_ignored": lambda logits, targets, divisor: (
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-100) / divisor
+    ),
     "self_attention": self_attention,
     "grouped_query": grouped,
     "gpt2": network,
@@ -88,9 +91,9 @@ AUTOGRAD: dict[str, Callable[..., Any]] = {
 def test_the_exact_gradients_are_those_of_autograd(name: str) -> None:
     layer = OWN_LAYERS[name]
     for case in cases(layer):
-        given = [torch.from_numpy(x) for x in case.inputs]
+        given = [torch.from_numpy(np.asarray(x)) for x in case.inputs]
         *inputs, dout = given if name != "gpt2" else [*given, torch.tensor(1.0, dtype=torch.float64)]
-        leaves = [x.requires_grad_() for x in inputs if x.is_floating_point()]
+        leaves = [x.requires_grad_() for x in inputs if x.is_floating_point() and x.ndim]
         right = torch.autograd.grad(AUTOGRAD[name](*inputs), leaves, dout)
         found = layer.reference(*case.inputs, **layer.options)
         assert [close(a, b.numpy()) for a, b in zip(found, right, strict=True)] == [True] * len(layer.gradients)
@@ -132,12 +135,12 @@ def test_every_mistake_of_a_layer_carries_its_name(name: str) -> None:
 @pytest.mark.parametrize(("key", "mistake"), MISTAKES, ids=[f"{key}: {one.name}" for key, one in MISTAKES])
 def test_a_mistake_of_the_exercises_is_named(key: str, mistake: Mistake) -> None:
     layer = OWN_LAYERS[key]
-    pieces = layer.pieces.with_changes(mistake.apply(layer.pieces))
+    pieces, options = layer.pieces.with_changes(mistake.apply(layer.pieces)), {**layer.options, **mistake.needs}
 
     def wrong(*inputs: Any) -> Any:
-        return layer.run(pieces, Case("", inputs, {}), layer.options)
+        return layer.run(pieces, Case("", inputs, {}), options)
 
-    report = check_layer(layer, wrong, dtypes="float64", arrays="numpy", strict=True)
+    report = check_layer(layer, wrong, dtypes="float64", arrays="numpy", strict=True, **mistake.needs)
     assert not report.passed and report.diagnosis is not None
     assert [finding.name for finding in report.diagnosis.findings] == [mistake.name]
     assert report.diagnosis.complete

@@ -19,11 +19,14 @@ from onfoot.check.layers import adamw
 from onfoot.check.load import load_file
 from onfoot.learn.layers import gpt2, self_attention
 from onfoot.ops.attention import softmax
-from onfoot.ops.cross_entropy import IGNORE
 from onfoot.ops.rope import angles, frequencies
 
 Function = Callable[..., Any]
 HEADS = gpt2.HEADS
+
+
+class WrongReturnError(Exception):
+    """What a learner's function returned cannot be used; the function itself did not raise."""
 
 
 class Adapter(NamedTuple):
@@ -49,16 +52,12 @@ def pair(name: str) -> Adapter:
     return Adapter(f"{name}_backward", forward, backward, lambda *arguments: forward(ops, *arguments))
 
 
-def _count(targets: Any) -> float:
-    return float((targets != IGNORE).sum())
+def _loss(module: Any, logits: Any, targets: Any, divisor: Any, dout: Any) -> Any:
+    return module.cross_entropy_forward(logits, targets, divisor)[0]
 
 
-def _loss(module: Any, logits: Any, targets: Any, dout: Any) -> Any:
-    return module.cross_entropy_forward(logits, targets, _count(targets))[0]
-
-
-def _loss_backward(module: Any, logits: Any, targets: Any, dout: Any) -> Any:
-    return module.cross_entropy_backward(dout, module.cross_entropy_forward(logits, targets, _count(targets))[1])
+def _loss_backward(module: Any, logits: Any, targets: Any, divisor: Any, dout: Any) -> Any:
+    return module.cross_entropy_backward(dout, module.cross_entropy_forward(logits, targets, divisor)[1])
 
 
 def _one_head(module: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
@@ -85,7 +84,7 @@ def _block_backward(module: Any, x: Any, *rest: Any) -> Any:
     *values, dout = rest
     _, saved = module.block_forward(x, dict(zip(gpt2.OF_BLOCK, values, strict=True)), HEADS)
     found = module.block_backward(dout, saved)
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
+    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[1], dict):
         return {"dx": found[0], **found[1]}
     return found
 
@@ -104,7 +103,7 @@ def _lora_backward(module: Any, *arguments: Any) -> Any:
     """The gradients of the adapter alone, with the frozen layer's part of dx added: the layer has both."""
     weight, dout = arguments[1], arguments[-1]
     found = module.lora_backward(dout, _lora(module, *arguments)[1])
-    if not (isinstance(found, tuple) and len(found) == 3):
+    if not (isinstance(found, (tuple, list)) and len(found) == 3):
         return found
     dx, ddown, dup = found
     frozen = dout @ weight.T
@@ -121,13 +120,14 @@ def _cached(module: Any, x: Any, weight: Any, bias: Any, cuts: Any) -> Any:
     for length in cuts.tolist():
         part = x[:, begin : begin + length]
         returned = module.cached_attention(part, weight, bias, HEADS, cache)
-        if not (isinstance(returned, tuple) and len(returned) == 2):
-            raise ValueError("cached_attention must return two values: y and the new cache")
+        if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
+            raise WrongReturnError("cached_attention must return two values: y and the new cache")
         y, cache = returned
         if y is None:
             return None
-        if y.shape != part.shape:
-            raise ValueError(f"y of {length} new tokens has shape {y.shape}; expected {part.shape}")
+        if getattr(y, "shape", None) != part.shape:
+            what = f"has shape {y.shape}" if hasattr(y, "shape") else f"is a {type(y).__name__}"
+            raise WrongReturnError(f"of {length} new tokens, y {what}; expected an array of shape {part.shape}")
         found.append(y)
         begin += length
     return np.concatenate(found, axis=1)

@@ -25,13 +25,19 @@ class Part:
     layer_name: str  # of the checker, or of `learn.layers`
     options: Mapping[str, Any] = field(default_factory=dict)  # of the layer
     strict: bool = False  # whether the cases beyond the layer's contract count
-    rows: bool = False  # whether it must also take (tokens, features), without an axis for the batch
+    axes: int | None = None  # of its first argument, those of its own: any number may come before; None: no other
+    by_name: bool = False  # whether it returns its gradients in a dict
     called_with: str = ""  # arguments that tell two parts with the same function apart
 
     @property
     def title(self) -> str:
         """The function, and how it is called if that is not the only way."""
         return f"{self.function} with {self.called_with}" if self.called_with else self.function
+
+    @property
+    def rows(self) -> bool:
+        """Whether it is called again if it is right: with other axes, and to see in what form it returns gradients."""
+        return not self.by_name
 
     @property
     def layer(self) -> Layer:
@@ -89,7 +95,7 @@ EXERCISES: tuple[Exercise, ...] = (
         1,
         "linear",
         "a product and a bias",
-        (Part("linear_backward", "linear", "linear", rows=True),),
+        (Part("linear_backward", "linear", "linear", axes=1),),
         ("linear.md",),
         ("linear",),
     ),
@@ -97,7 +103,10 @@ EXERCISES: tuple[Exercise, ...] = (
         2,
         "activation",
         "ReLU and GELU",
-        (Part("relu_backward", "relu", "relu"), Part("gelu_tanh_backward", "gelu_tanh", "gelu")),
+        (
+            Part("relu_backward", "relu", "relu", strict=True, axes=1),
+            Part("gelu_tanh_backward", "gelu_tanh", "gelu", axes=1),
+        ),
         ("activation.md",),
         ("relu", "gelu_tanh"),
     ),
@@ -106,8 +115,8 @@ EXERCISES: tuple[Exercise, ...] = (
         "cross_entropy",
         "softmax and cross-entropy",
         (
-            Part("softmax_gradient", "softmax", "softmax", rows=True),
-            Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True, rows=True),
+            Part("softmax_gradient", "softmax", "softmax", axes=1),
+            Part("cross_entropy_backward", "cross_entropy", "loss_with_ignored", strict=True, axes=1),
         ),
         ("README.md#the-softmax", "cross_entropy.md"),
         ("cross_entropy",),
@@ -116,7 +125,7 @@ EXERCISES: tuple[Exercise, ...] = (
         4,
         "embedding",
         "the embedding, and tokens that repeat",
-        (Part("embedding_backward", "embedding", "embedding"),),
+        (Part("embedding_backward", "embedding", "embedding", axes=0),),
         ("embedding.md",),
         ("embedding",),
     ),
@@ -124,7 +133,7 @@ EXERCISES: tuple[Exercise, ...] = (
         5,
         "layer_norm",
         "layer norm",
-        (Part("layer_norm_backward", "layer_norm", "layer_norm", rows=True),),
+        (Part("layer_norm_backward", "layer_norm", "layer_norm", axes=1),),
         ("layer_norm.md",),
         ("layer_norm",),
     ),
@@ -132,7 +141,7 @@ EXERCISES: tuple[Exercise, ...] = (
         6,
         "one_head",
         "one attention head",
-        (Part("one_head_backward", "one_head", "attention", {"causal": False}, strict=True),),
+        (Part("one_head_backward", "one_head", "attention", {"causal": False}, strict=True, axes=2),),
         ("attention.md",),
         needs=(3,),
     ),
@@ -141,8 +150,15 @@ EXERCISES: tuple[Exercise, ...] = (
         "attention",
         "the mask",
         (
-            Part("attention_backward", "attention", "attention", strict=True),
-            Part("attention_backward", "unmasked", "attention", {"causal": False}, called_with="causal=False"),
+            Part("attention_backward", "attention", "masked_attention", strict=True, axes=2),
+            Part(
+                "attention_backward",
+                "unmasked",
+                "masked_attention",
+                {"causal": False},
+                axes=2,
+                called_with="causal=False",
+            ),
         ),
         ("attention.md",),
         ("attention",),
@@ -160,7 +176,7 @@ EXERCISES: tuple[Exercise, ...] = (
         9,
         "block",
         "a block with skip connections",
-        (Part("block_backward", "block", "gpt2_block"),),
+        (Part("block_backward", "block", "gpt2_block", by_name=True),),
         ("network.md",),
         needs=(1, 2, 5, 8),
     ),
@@ -176,7 +192,7 @@ EXERCISES: tuple[Exercise, ...] = (
         11,
         "gpt2",
         "the whole GPT-2",
-        (Part("gpt2_backward", "gpt2", "gpt2"),),
+        (Part("gpt2_backward", "gpt2", "gpt2", by_name=True),),
         ("network.md",),
         needs=(1, 3, 4, 5, 9),
     ),
@@ -184,7 +200,10 @@ EXERCISES: tuple[Exercise, ...] = (
         12,
         "lora",
         "LoRA",
-        (Part("lora_backward", "lora", "lora"), Part("lora_linear_backward", "lora_linear", "lora")),
+        (
+            Part("lora_backward", "lora", "lora", axes=1),
+            Part("lora_linear_backward", "lora_linear", "lora", axes=1),
+        ),
         ("lora.md",),
         ("lora", "lora_linear"),
         needs=(1,),
@@ -201,7 +220,7 @@ EXERCISES: tuple[Exercise, ...] = (
         14,
         "rms_norm",
         "RMS norm",
-        (Part("rms_norm_backward", "rms_norm", "rms_norm", rows=True),),
+        (Part("rms_norm_backward", "rms_norm", "rms_norm", axes=1),),
         ("rms_norm.md",),
         ("rms_norm",),
     ),
@@ -209,7 +228,7 @@ EXERCISES: tuple[Exercise, ...] = (
         15,
         "rope",
         "rotary positions",
-        (Part("rope_backward", "rope", "rope"),),
+        (Part("rope_backward", "rope", "rope", axes=2),),
         ("rope.md",),
         ("rope",),
     ),
@@ -217,7 +236,7 @@ EXERCISES: tuple[Exercise, ...] = (
         16,
         "swiglu",
         "SwiGLU",
-        (Part("swiglu_backward", "swiglu", "swiglu", rows=True),),
+        (Part("swiglu_backward", "swiglu", "swiglu", axes=1),),
         ("swiglu.md",),
         ("swiglu",),
     ),
@@ -242,9 +261,9 @@ EXERCISES: tuple[Exercise, ...] = (
         "tangents",
         "tangents, the derivative forwards",
         (
-            Part("linear_tangent", "linear_tangent", "linear_tangent"),
-            Part("softmax_tangent", "softmax_tangent", "softmax_tangent"),
-            Part("layer_norm_tangent", "layer_norm_tangent", "layer_norm_tangent"),
+            Part("linear_tangent", "linear_tangent", "linear_tangent", axes=1),
+            Part("softmax_tangent", "softmax_tangent", "softmax_tangent", axes=1),
+            Part("layer_norm_tangent", "layer_norm_tangent", "layer_norm_tangent", axes=1),
         ),
         (
             "README.md#second-order",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from onfoot.check.known import check_layer
 from onfoot.check.layer import Case
 from onfoot.check.layouts import named_layout
 from onfoot.check.report import LayerReport
-from onfoot.learn.adapters import ADAPTERS
+from onfoot.learn.adapters import ADAPTERS, WrongReturnError
 from onfoot.learn.course import Exercise, Part
 from onfoot.learn.isolated import IsolatedExercise
 from onfoot.learn.words import factor_words, own_words
@@ -27,7 +27,11 @@ NOT_FINITE = (
     "Look for 0/0, ∞ − ∞ or 0 · ∞. What is masked or left out has the gradient 0: it must not become ∞, "
     "even where the forward pass has −∞."
 )
-LEADING_AXES = "There may be several leading axes, (batch, tokens, features): make one row per token of them first."
+LEADING_AXES = (  # by the number of axes that are the function's own
+    "There may be any number of axes, (tokens), (batch, tokens), …: go through all ids, whatever their shape.",
+    "There may be several leading axes, (batch, tokens, features): make one row per token of them first.",
+    "There may be any number of leading axes, or none: count the axes from the last one, as in swapaxes(-1, -2).",
+)
 INEXACT = "{} only as accurate as float32"
 INEXACT_WHY = (
     "The inputs are float64, and the error is that of float32 or larger. Write the derivative itself: a numerical "
@@ -38,6 +42,7 @@ ABOUT_THE_CHECK = (  # warnings that say nothing about the function, or what is 
     "its name is that of",
 )  # fmt: skip
 OUR_LINE = re.compile(r" \(adapters\.py, line \d+\)")
+WRONG_RETURN = f"{WrongReturnError.__name__}: "  # of an adapter: not raised by the learner's function
 SAME = 1e-9  # relative difference up to which a given forward pass is unchanged
 
 
@@ -176,35 +181,84 @@ def check_part(part: Part, function: Any, name: str) -> LayerReport:
 
 
 def refuse_three_axes_only(verdict: PartVerdict, call: Callable[[Sequence[Any]], Any]) -> None:
-    """Calls a function that is right for (batch, tokens, features) with (tokens, features), which it must take too."""
+    """Calls a function that is right in the cases again: it must return arrays, and take any number of leading axes."""
     part, options = verdict.part, verdict.part.layer.with_options(verdict.part.options)
-    case = first_case(part.layer, 0, options, ANY)
-    lead = case.inputs[0].shape[:-1]
-    inputs = [
-        x.reshape(-1, *x.shape[len(lead) :]) if isinstance(x, np.ndarray) and x.shape[: len(lead)] == lead else x
-        for x in case.inputs
-    ]
     names = part.layer.gradients
-    right = part.layer.reference(*inputs, **options)
-    try:
-        found = call([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
-        given = [to_numpy(one) for one in (found if isinstance(found, tuple) else (found,))]
-        same = [
-            g.shape == r.shape and np.allclose(g, r, rtol=SAME, atol=SAME) for g, r in zip(given, right, strict=True)
-        ]
-    except Exception as error:  # the learner's function, in whatever way
-        verdict.status, verdict.marks = "failed", dict.fromkeys(names, "not judged")
-        said = str(error) if isinstance(error, (RaisedError, DiedError)) else f"{type(error).__name__}: {error}"
-        verdict.problems.append(f"with {part.layer.arguments[0]} of shape {inputs[0].shape} it raises {said}")
-        verdict.mistakes.append(f"{part.function} fits only some of the shapes")
-        verdict.explained.append(LEADING_AXES)
+    case = first_case(part.layer, 0, options, ANY)
+    for inputs in (list(case.inputs), *with_other_axes(part, case)):
+        try:
+            found = call([x.copy() if isinstance(x, np.ndarray) else x for x in inputs])
+        except Exception as error:  # the learner's function, in whatever way
+            verdict.status, verdict.marks = "failed", dict.fromkeys(names, "not judged")
+            said = str(error) if isinstance(error, (RaisedError, DiedError)) else f"{type(error).__name__}: {error}"
+            said = OUR_LINE.sub("", said)
+            verdict.problems.append(f"with {part.layer.arguments[0]} of shape {inputs[0].shape} it raises {said}")
+            refuse(verdict, f"{part.function} fits only some of the shapes", leading_axes(part))
+            return
+        form = wrong_form(part, found)
+        if form:
+            verdict.status, verdict.marks = "wrong", dict.fromkeys(names, "wrong")
+            refuse(verdict, *form)
+            return
+        given, right = [found] if len(names) == 1 else found, part.layer.reference(*inputs, **options)
+        wrong = [name for name, g, r in zip(names, given, right, strict=True) if not is_same(g, r)]
+        if wrong:
+            verdict.status = "wrong"
+            verdict.marks |= dict.fromkeys(wrong, "wrong")
+            refuse(verdict, f"{', '.join(wrong)} fits only some of the shapes", leading_axes(part))
+            return
+
+
+def refuse(verdict: PartVerdict, mistake: str, explained: str) -> None:
+    """Adds a mistake to a verdict."""
+    verdict.mistakes.append(mistake)
+    verdict.explained.append(explained)
+
+
+def leading_axes(part: Part) -> str:
+    """What an answer that fits only some of the shapes must take."""
+    return LEADING_AXES[1 if part.axes is None else part.axes]
+
+
+def with_other_axes(part: Part, case: Case) -> Iterator[list[Any]]:
+    """The inputs of a case with none, one and one more leading axis than it has, where the function must take these."""
+    if part.axes is None:
         return
-    wrong = [name for name, one in zip(names, same, strict=True) if not one]
-    if wrong:
-        verdict.status = "wrong"
-        verdict.marks |= dict.fromkeys(wrong, "wrong")
-        verdict.mistakes.append(f"{', '.join(wrong)} fits only some of the shapes")
-        verdict.explained.append(LEADING_AXES)
+    n = case.inputs[0].ndim - part.axes
+    lead = case.inputs[0].shape[:n]
+
+    def changed(change: Callable[[Any], Any]) -> list[Any]:
+        return [change(x) if isinstance(x, np.ndarray) and x.shape[:n] == lead else x for x in case.inputs]
+
+    if part.axes > 1:  # a single matrix; a single token or id is not asked for
+        yield changed(lambda x: x[(0,) * n])
+    yield changed(lambda x: x.reshape(-1, *x.shape[n:]))
+    yield changed(lambda x: np.stack([x, x[::-1]]))
+
+
+def wrong_form(part: Part, found: Any) -> tuple[str, str] | None:
+    """The mistake and its explanation, if the gradients are not returned as other exercises and training take them."""
+    names = [own_words(name, part.function) for name in part.layer.gradients]
+    what = type(found).__name__
+    kind = f"{part.function} returns a {what}"
+    if len(names) == 1:
+        inside = isinstance(found, (tuple, list, dict))
+        return (kind, f"Return {names[0]} itself, not a {what}.") if inside else None
+    if isinstance(found, dict):
+        return kind, f"Return {', '.join(names)} without names, in this order."
+    if not isinstance(found, (tuple, list)) or len(found) != len(names):
+        n = len(found) if isinstance(found, (tuple, list)) else 1
+        return f"{part.function} returns {n} values", f"Return {', '.join(names)}, in this order, and nothing else."
+    return None
+
+
+def is_same(found: Any, right: Any) -> bool:
+    """Whether it is that array, up to rounding."""
+    try:
+        given = to_numpy(found)
+        return given.shape == right.shape and np.allclose(given, right, rtol=SAME, atol=SAME)
+    except (TypeError, ValueError, AttributeError):  # a text, or lists of several lengths
+        return False
 
 
 def has_layouts(part: Part) -> bool:
@@ -244,8 +298,9 @@ def returns_nothing(function: IsolatedFunction, case: Case) -> bool:
         found = function.run(case.inputs, {}, "numpy")
     except (RaisedError, DiedError):
         return False  # the check says what was raised
-    parts = list(found.values()) if isinstance(found, dict) else list(found) if isinstance(found, tuple) else [found]
-    return all(one is None for one in parts)
+    several = isinstance(found, (tuple, list))
+    parts = list(found.values()) if isinstance(found, dict) else list(found) if several else [found]
+    return bool(parts) and all(one is None for one in parts)
 
 
 def from_report(part: Part, report: LayerReport) -> PartVerdict:
@@ -270,7 +325,7 @@ def from_report(part: Part, report: LayerReport) -> PartVerdict:
             name = own_words(finding.name, part.function)
             if "but for its shape" in name and "raises" in found:  # right in a case where two axes are as good as three
                 verdict.mistakes.append(f"{', '.join(finding.gradients)} fits only some of the shapes")
-                verdict.explained.append(LEADING_AXES)
+                verdict.explained.append(leading_axes(part))
             elif name not in verdict.mistakes:  # one cause is said once
                 verdict.mistakes.append(name)
                 said = (own_words(finding.explains, part.function), factor_words(finding.name))
@@ -336,7 +391,9 @@ def unwritten(report: LayerReport) -> list[str]:
 
 
 def described(kind: str, message: str) -> str:
-    return f"it raises {message}" if kind == "raises" else message
+    if kind != "raises" or message.startswith(WRONG_RETURN):
+        return message.removeprefix(WRONG_RETURN)
+    return f"it raises {message}"
 
 
 def mark(report: LayerReport, name: str) -> str:
@@ -348,7 +405,8 @@ def mark(report: LayerReport, name: str) -> str:
     if name in report.wrong:
         return "wrong"
     wrong_shape = any(p.kind == "shape" and p.message.startswith(f"{name} ") for o in outcomes for p in o.problems)
-    if wrong_shape:
+    wrong_return = any(p.message.startswith(WRONG_RETURN) for o in outcomes for p in o.problems)
+    if wrong_shape or wrong_return:
         return "wrong"
     judged = [o for o in outcomes if not any(p.kind in ("raises", "crash", "timeout", "exit") for p in o.problems)]
     return "right" if measured and judged else "not judged"

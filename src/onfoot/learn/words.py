@@ -37,6 +37,7 @@ COMMON = (
     (r"√d_v", "√Dv"),
     (BEFORE + r"d_k" + AFTER, "D"),
     (BEFORE + r"d_v" + AFTER, "Dv"),
+    (BEFORE + r"H_kv" + AFTER, "Hkv"),
     (r"n = D" + AFTER, "T = D"),
     (r" ?\(eq \d+\)", ""),
     (r"The bracket of eq \d+", "The bracket"),
@@ -63,13 +64,13 @@ COMMON = (
     (r"the sum h \+ …", "the sum a5 + a9"),
     (r"the sum x \+ …", "the sum x + a4"),
 )
-NORM = ((r"\bd − 1\b", "C − 1"), (r"1/d\b", "1/C"), (r"divides by d\b", "divides by C"), (r"\(d, d\)", "(C, C)"))
+NORM = ((r"(?<![\w.])d(?!\w)", "C"),)  # the number of features
 OF_FUNCTION: dict[str, tuple[tuple[str, str], ...]] = {
     "layer_norm_backward": NORM,
     "rms_norm_backward": (*NORM, (r"\brms\b", "r")),
     "gelu_tanh_backward": ((r"x σ\(1.702 x\)", "x sigmoid(1.702 x)"),),
-    "layer_norm_tangent": ((r"σ", "1/rstd"), (r"μ", "the mean")),
-    "softmax_tangent": ((r"scores dot", "scores_dot"), (r"dρ", "scores_dot")),
+    "layer_norm_tangent": ((r"1/σ", "rstd"), (r"σ", "1/rstd"), (r"μ", "the mean")),
+    "softmax_tangent": ((r"dρ", "scores_dot"),),
     "swiglu_backward": ((r"\bout is a product", "y is a product"),),
     "block_backward": NORM,
     "gpt2_backward": ((r"used B times", "used by every sequence"),),
@@ -97,6 +98,11 @@ FACTORS: dict[str, tuple[str, str, str]] = {
         "the number of query heads in a group",
         "averaged over the group, where a sum belongs",
         "it lacks a division, or is added once per head of the group",
+    ),
+    "H_kv": (
+        "the number of key/value heads",
+        "averaged over the key/value heads, where a sum belongs",
+        "it lacks a division, or is added once per key/value head",
     ),
     "d": ("the number of features", "averaged over the features, where a sum belongs", "a sum where a mean belongs"),
     "d_k": ("D, the width of q and k", "divided by D once too often", "a division by D is missing"),

@@ -16,9 +16,9 @@ PIECES = Pieces(
     low=lambda x, down: x @ down,
     dlow=lambda dy, up, scale: scale * (dy @ up.T),
     frozen_path=lambda dy, weight: dy @ weight.T,
-    adapter_path=lambda dlow, down: dlow @ down.T,
+    adapter_path=lambda dlow, down, scale: dlow @ down.T,
     both_dx=lambda frozen, adapter: frozen + adapter,
-    ddown=lambda x, dlow: rows(x).T @ rows(dlow),
+    ddown=lambda x, dlow, scale: rows(x).T @ rows(dlow),
     dup=lambda low, dy, scale: scale * (rows(low).T @ rows(dy)),
 )
 
@@ -26,8 +26,8 @@ PIECES = Pieces(
 def steps(p: Pieces, x: Array, weight: Array, down: Array, up: Array, alpha: float, dout: Array) -> Gradients:
     scale = p.scale(alpha, down.shape[1])
     dlow = p.dlow(dout, up, scale)
-    dx = p.both_dx(p.frozen_path(dout, weight), p.adapter_path(dlow, down))
-    return dx, p.ddown(x, dlow), p.dup(p.low(x, down), dout, scale)
+    dx = p.both_dx(p.frozen_path(dout, weight), p.adapter_path(dlow, down, scale))
+    return dx, p.ddown(x, dlow, scale), p.dup(p.low(x, down), dout, scale)
 
 
 def reference(x: Array, weight: Array, down: Array, up: Array, alpha: float, dout: Array) -> Gradients:

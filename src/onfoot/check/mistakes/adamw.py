@@ -56,6 +56,13 @@ MISTAKES = (
         lambda p: {"denominator": lambda v, eps: np.sqrt(v + eps)},
     ),
     _mistake(
+        "the step is added in place of subtracted",
+        "param + lr m̂/(√v̂ + eps): the loss grows along the gradient, so that the weight must go against it.",
+        "ADAM.5",
+        "param − lr m̂/(√v̂ + eps)",
+        lambda p: {"updated": lambda param, lr, m, denominator, decay: param + lr * m / denominator},
+    ),
+    _mistake(
         "the square root missing",
         "m̂ is divided by v̂, not by its square root.",
         "ADAM.5",

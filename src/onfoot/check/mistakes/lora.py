@@ -67,6 +67,20 @@ MISTAKES = (
         lambda p: {"dlow": lambda dy, up, scale: dy @ up.T},
     ),
     _mistake(
+        "α/r missing from dx",
+        "The adapter's path of dx, dout upᵗ downᵗ, is not scaled.",
+        "LORA.2",
+        "dx = dout weightᵗ + α/r dout upᵗ downᵗ",
+        lambda p: {"adapter_path": lambda dlow, down, scale: (dlow / scale) @ down.T},
+    ),
+    _mistake(
+        "α/r missing from ddown",
+        "xᵗ dout upᵗ is not scaled.",
+        "45",
+        "ddown = α/r xᵗ dout upᵗ",
+        lambda p: {"ddown": lambda x, dlow, scale: rows(x).T @ rows(dlow / scale)},
+    ),
+    _mistake(
         "α/r missing from dup",
         "(x down)ᵗ dout is not scaled.",
         "46",
@@ -85,6 +99,6 @@ MISTAKES = (
         "ddown = (dout upᵗ)ᵗ x has shape (r, in).",
         "45",
         "ddown = α/r xᵗ dout upᵗ, (in, r)",
-        lambda p: {"ddown": lambda x, dlow: rows(dlow).T @ rows(x)},
+        lambda p: {"ddown": lambda x, dlow, scale: rows(dlow).T @ rows(x)},
     ),
 )

@@ -103,6 +103,12 @@ MISTAKES = (
         lambda p: {"rms_dx": lambda bracket, rstd: bracket},
     ),
     _mistake(
+        "the mean of squares in place of rms in dx",
+        "The bracket is divided by the square of rms, not by rms itself.",
+        RIGHT,
+        lambda p: {"rms_dx": lambda bracket, rstd: bracket * rstd**2},
+    ),
+    _mistake(
         "dweight from x in place of x̂",
         "Σ dout ∘ x: the weight multiplies the normalised features.",
         "dweight = Σ_tokens dout ∘ x̂",

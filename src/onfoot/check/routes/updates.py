@@ -120,8 +120,8 @@ ROPE = Route(
 def _lora(p: Pieces, x: Array, weight: Array, down: Array, up: Array, alpha: float, dout: Array) -> Gradients:
     scale = p.scale(alpha, down.shape[1])
     dlow = p.scaled_dlow(p.through_up(dout, up), scale)
-    dx = p.both_dx(p.frozen_path(dout, weight), p.adapter_path(dlow, down))
-    return dx, p.ddown(x, dlow), p.scaled_dup(p.low_dout(p.low(x, down), dout), scale)
+    dx = p.both_dx(p.frozen_path(dout, weight), p.adapter_path(dlow, down, scale))
+    return dx, p.ddown(x, dlow, scale), p.scaled_dup(p.low_dout(p.low(x, down), dout), scale)
 
 
 LORA = Route(
@@ -145,7 +145,7 @@ LORA = Route(
 def _merged(p: Pieces, x: Array, weight: Array, down: Array, up: Array, alpha: float, dout: Array) -> Gradients:
     scale = p.scale(alpha, down.shape[1])
     dx = p.through_merged(dout, p.merged(weight, p.down_up(down, up), scale))
-    return dx, p.ddown(x, p.dlow(dout, up, scale)), p.dup(p.low(x, down), dout, scale)
+    return dx, p.ddown(x, p.dlow(dout, up, scale), scale), p.dup(p.low(x, down), dout, scale)
 
 
 MERGED = Route(

@@ -34,7 +34,7 @@ def cases(rng: np.random.Generator) -> list[Case]:
     def case(name: str, b: int, n_kv: int, group: int, n: int, d: int) -> Case:
         draw, heads = rng.standard_normal, n_kv * group
         q, k, v, dout = draw((b, heads, n, d)), draw((b, n_kv, n, d)), draw((b, n_kv, n, d)), draw((b, heads, n, d))
-        return Case(name, (q, k, v, dout), {"n": n, "d_k": d, "B": b, "H": heads, "Hkv": n_kv, "G": group})
+        return Case(name, (q, k, v, dout), {"n": n, "d_k": d, "B": b, "H": heads, "H_kv": n_kv, "G": group})
 
     b, n, d = distinct(rng, 3, 4, 8)
     return [
@@ -44,6 +44,13 @@ def cases(rng: np.random.Generator) -> list[Case]:
         case("as many key/value heads as query heads", 2, 3, 1, n, d),
         case("one token", b, 2, 2, 1, d),
     ]
+
+
+def over_interleaved(d: Array) -> Array:
+    """The sum over the query heads h with the same h mod Hkv."""
+    n_kv, group = d.shape[-4:-2]
+    by_head = joined(d).reshape(*d.shape[:-4], group, n_kv, *d.shape[-2:])  # (B, G, Hkv, T, D)
+    return np.asarray(by_head.sum(axis=-4))
 
 
 def interleaved(x: Array, n_kv: int) -> Array:
@@ -91,6 +98,14 @@ MISTAKES = (
         "dk and dv are summed over the heads of keys and values, not over the query heads that share them.",
         "sum over the group",
         over_group=lambda d: d.sum(axis=-4),
+    ),
+    mistake(
+        "grouped_query",
+        "34",
+        "key head h mod Hkv in place of h // G",
+        "Query head h reads key head h // G, but dk and dv are summed as if it read key head h mod Hkv.",
+        "sum over the axis of the group, before the heads are joined",
+        over_group=over_interleaved,
     ),
     mistake(
         "grouped_query",

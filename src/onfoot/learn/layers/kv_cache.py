@@ -84,6 +84,14 @@ MISTAKES = (
     ),
     mistake(
         "kv_cache",
+        "ATT.1",
+        "the old cache returned",
+        "The cache that is returned is the one that was given, without the new keys and values: they are forgotten.",
+        "return the joined keys and values",
+        kept=lambda joined, new: joined[:, :, : joined.shape[2] - new.shape[2]] if joined.shape != new.shape else new,
+    ),
+    mistake(
+        "kv_cache",
         "13",
         "the new keys before the old ones",
         "The new keys and values are put before the cached ones, but the mask takes the last keys for the newest.",

@@ -16,13 +16,14 @@ from onfoot.ops.tangents.linear import linear_tangent
 LINEAR_PIECES = Pieces(
     moved_input=lambda x_dot, weight, x: x_dot @ weight,
     moved_weight=lambda x, weight_dot: x @ weight_dot,
-    moved=lambda by_input, by_weight, bias_dot: by_input + by_weight + bias_dot,
+    moved=lambda by_input, by_weight, bias_dot, x_dot, weight_dot: by_input + by_weight + bias_dot,
 )
 
 
 def linear_steps(p: Pieces, x: Array, weight: Array, bias: Array, *dots: Array) -> Gradients:
     x_dot, weight_dot, bias_dot = dots
-    return (p.moved(p.moved_input(x_dot, weight, x), p.moved_weight(x, weight_dot), bias_dot),)
+    by_input, by_weight = p.moved_input(x_dot, weight, x), p.moved_weight(x, weight_dot)
+    return (p.moved(by_input, by_weight, bias_dot, x_dot, weight_dot),)
 
 
 def linear_reference(x: Array, weight: Array, bias: Array, *dots: Array) -> Gradients:
@@ -61,7 +62,23 @@ LINEAR_TANGENT = Layer(
             "only the input moves",
             "y_dot = x_dot weight: weight and bias move as well.",
             "the product rule has a term for each of them",
-            moved=lambda by_input, by_weight, bias_dot: by_input,
+            moved=lambda by_input, by_weight, bias_dot, x_dot, weight_dot: by_input,
+        ),
+        mistake(
+            "linear_tangent",
+            "",
+            "the product of the tangents in place of the product rule",
+            "x_dot weight_dot: in each term of the product rule one factor moves, and the other is itself.",
+            "x_dot weight + x weight_dot",
+            moved=lambda by_input, by_weight, bias_dot, x_dot, weight_dot: x_dot @ weight_dot + bias_dot,
+        ),
+        mistake(
+            "linear_tangent",
+            "",
+            "the product of the tangents in place of the product rule, and the bias does not move",
+            "x_dot weight_dot: in each term of the product rule one factor moves; and bias_dot is added to every row.",
+            "x_dot weight + x weight_dot + bias_dot",
+            moved=lambda by_input, by_weight, bias_dot, x_dot, weight_dot: x_dot @ weight_dot,
         ),
         mistake(
             "linear_tangent",
@@ -69,7 +86,7 @@ LINEAR_TANGENT = Layer(
             "the bias does not move",
             "The tangent of the bias is missing; it is added to every row.",
             "add bias_dot",
-            moved=lambda by_input, by_weight, bias_dot: by_input + by_weight,
+            moved=lambda by_input, by_weight, bias_dot, x_dot, weight_dot: by_input + by_weight,
         ),
         mistake(
             "linear_tangent",
@@ -77,7 +94,7 @@ LINEAR_TANGENT = Layer(
             "the weight does not move",
             "The term x weight_dot of the product rule is missing.",
             "add x weight_dot",
-            moved=lambda by_input, by_weight, bias_dot: by_input + bias_dot,
+            moved=lambda by_input, by_weight, bias_dot, x_dot, weight_dot: by_input + bias_dot,
         ),
     ),
 )
@@ -207,6 +224,24 @@ LAYER_NORM_TANGENT = Layer(
             "y_dot = normed_dot ∘ weight: the terms of weight_dot and bias_dot are missing.",
             "add normed ∘ weight_dot + bias_dot",
             scaled_dot=lambda normed_dot, weight, normed, weight_dot, bias_dot: normed_dot * weight,
+        ),
+        mistake(
+            "layer_norm_tangent",
+            "36",
+            "the bias does not move",
+            "The tangent of the bias is missing; it is added to every row.",
+            "add bias_dot",
+            scaled_dot=lambda normed_dot, weight, normed, weight_dot, bias_dot: (
+                normed_dot * weight + normed * weight_dot
+            ),
+        ),
+        mistake(
+            "layer_norm_tangent",
+            "36",
+            "the weight does not move",
+            "The term normed ∘ weight_dot of the product rule is missing.",
+            "add normed ∘ weight_dot",
+            scaled_dot=lambda normed_dot, weight, normed, weight_dot, bias_dot: normed_dot * weight + bias_dot,
         ),
     ),
 )
