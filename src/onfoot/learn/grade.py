@@ -20,11 +20,13 @@ from typing import Any
 
 from onfoot.formats.write import append
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS, Exercise, get_exercise
-from onfoot.learn.grade_find import Submission, find_submissions, foreign_imports
+from onfoot.learn.grade_find import ALL_FILES, Submission, find_submissions, foreign_imports
 from onfoot.learn.grade_limits import Limits
 from onfoot.learn.grade_process import end_judge, run_judge
+from onfoot.terminal import printable
 
 JOBS = 2
+SHOWN = 5  # files of no exercise that are named
 
 
 @dataclass
@@ -95,10 +97,13 @@ def grade(
     limits: Limits | None = None,
     kept: Path | None = None,
     resume: bool = False,
+    find: Callable[[Iterable[Path]], list[Submission]] = find_submissions,
     on_start: Callable[[int], None] = lambda total: None,
     on_result: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """Judges the exercises of all submissions; `kept` is the file that each result is written to at once.
+
+    `find` reads the submissions: a class, or with `one_submission` those of one student.
 
     With `resume`, results in that file are used again if the same files were judged under the same limits. The results
     are in the order of the submissions, then of the exercises.
@@ -106,7 +111,7 @@ def grade(
     if jobs < 1:
         raise ValueError(f"jobs must be >= 1, got {jobs}")
     limits = limits or Limits()
-    submissions = find_submissions(paths)
+    submissions = find(paths)
     chosen = chosen_exercises(submissions, exercises)
     tasks = [Task(one, exercise, key_of(one, exercise, limits)) for one in submissions for exercise in chosen]
     before = read_results(kept) if resume and kept is not None else {}
@@ -188,7 +193,7 @@ def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[s
     result = Result(submission.student, exercise.name, exercise.number, "missing", key=task.key)
     result.notes += submission.notes
     if not submission.has(exercise):
-        result.message = f"{exercise.file} was not handed in"
+        result.message = not_handed_in(submission, exercise)
         return result
     foreign = foreign_imports(submission.files[exercise.file])
     if foreign:
@@ -211,6 +216,12 @@ def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[s
     result.notes += [f"{part['function']}: {note}" for part in result.parts for note in part.get("notes", ())]
     result.seconds = round(time.monotonic() - begun, 2)
     return result
+
+
+def not_handed_in(submission: Submission, exercise: Exercise) -> str:
+    """That an exercise is missing, and which files are of no exercise: one of them may be it."""
+    others = ", ".join([printable(name) for name in submission.files if name not in ALL_FILES][:SHOWN])
+    return f"{exercise.file} was not handed in" + (f"; of no exercise: {others}" if others else "")
 
 
 def needs(exercise: Exercise) -> list[Exercise]:
