@@ -26,6 +26,7 @@ from onfoot.learn.grade_process import end_judge, run_judge
 from onfoot.terminal import printable
 
 JOBS = 2
+CREDITED = ("passed", "partial", "wrong")  # functions that ran in every case
 SHOWN = 5  # files of no exercise that are named
 
 
@@ -188,7 +189,10 @@ def judged(tasks: Sequence[Task], jobs: int, limits: Limits) -> Iterator[Result]
 
 
 def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[str]], stop: threading.Event) -> Result:
-    """Judges one exercise; if it is wrong and builds on others, a second time with their solutions in their place."""
+    """Judges one exercise; if it is wrong and builds on others, a second time with their solutions in their place.
+
+    The better verdict counts.
+    """
     begun, submission, exercise = time.monotonic(), task.submission, task.exercise
     result = Result(submission.student, exercise.name, exercise.number, "missing", key=task.key)
     result.notes += submission.notes
@@ -207,7 +211,7 @@ def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[s
     used = missing
     if needed and used != needed and verdict["status"] not in ("passed", "not graded") and not stop.is_set():
         again = run_judge(with_solutions(submission, needed), exercise, limits, running)
-        if again["status"] == "passed":
+        if credit(again) > credit(verdict):  # else it is judged as it was handed in
             verdict, used = again, needed
     if used:
         result.notes.append(f"judged with the solutions of {', '.join(name.removesuffix('.py') for name in used)}")
@@ -216,6 +220,13 @@ def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[s
     result.notes += [f"{part['function']}: {note}" for part in result.parts for note in part.get("notes", ())]
     result.seconds = round(time.monotonic() - begun, 2)
     return result
+
+
+def credit(verdict: dict[str, Any]) -> tuple[bool, int, bool]:
+    """What orders two verdicts on an exercise: whether it passed, its right gradients, whether it ran in every case."""
+    ran = [part for part in verdict.get("parts", []) if part.get("status") in CREDITED]
+    right = sum(mark == "right" for part in ran for mark in part.get("gradients", {}).values())
+    return verdict["status"] == "passed", right, verdict["status"] in CREDITED
 
 
 def not_handed_in(submission: Submission, exercise: Exercise) -> str:
