@@ -71,6 +71,11 @@ def _bring(folder: Path, name: str, progress: Progress, changes: Changes) -> Non
     progress.given[name] = new
 
 
+def exercise_files(folder: Path) -> list[Path]:
+    """The files of the exercises in a folder. What else is in it is the learner's own, such as experiments."""
+    return [path for exercise in EXERCISES if (path := folder / exercise.file).is_file()]
+
+
 def write_solutions(folder: Path) -> list[str]:
     """Writes all solutions to a folder of their own, which must be new or empty; returns the file names."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
