@@ -9,6 +9,7 @@ from pathlib import Path
 from onfoot.formats.write import write_text
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS
 from onfoot.learn.progress import FILE, Progress, digest
+from onfoot.terminal import shell_word
 
 DEFAULT = "onfoot-learn"
 PAGES = ("README.md",)
@@ -95,7 +96,7 @@ def find_folder(given: Path | None) -> Path:
     """The folder of exercises: the given one, the current one, or `onfoot-learn` in it; else a ValueError."""
     if given is not None:
         if not (given / FILE).is_file():
-            raise ValueError(f"{given} has no exercises; make them with: onfoot learn {given}")
+            raise ValueError(f"{given} has no exercises; make them with: onfoot learn {shell_word(given)}")
         return given
     here = folder_here()
     if here is None:

@@ -6,7 +6,6 @@ trained only beside a right one (`compare.py`), so that both curves can be compa
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from onfoot.models.params import Drawn
 from onfoot.own_engine import NotWrittenError, OwnEngine, PairError
 from onfoot.own_engine.load import HALVES, hashes, import_folder
 from onfoot.own_engine.pairs import GRADIENTS
+from onfoot.terminal import shell_word
 from onfoot.train.callbacks import Callback, Step
 from onfoot.train.loop import Trainer
 from onfoot.train.options import TrainOptions
@@ -268,6 +268,6 @@ def train(folder: Path, options: TrainOptions, say: Callable[[str], None], out: 
     say(f"\nvalidation loss {result.validation_loss:.4f} nats per token; curve {result.folder / 'loss.png'}")
     if result.sample:
         say("sample:\n  " + result.sample.replace("\n", "\n  "))
-    say(f'next    onfoot generate {shlex.quote(str(result.folder / "best"))} --prompt "the "')
+    say(f'next    onfoot generate {shell_word(result.folder / "best")} --prompt "the "')
     say(f"\n{solved.summary()}")
     return result
