@@ -133,7 +133,7 @@ CLI = [
     *of(
         "cli/curvature.py", "cli/test_curvature_command.py",
         ("if plot.suffix.lower() != \".png\":", "if False:"),
-        ("if not plot.parent.is_dir():", "if False:"),
+        ("    check_writable(plot, \"--plot\")\n", ""),
         ("if loaded.quantized and loaded.active_adapter is None:", "if False:"),
         ("for i in reversed(range(top)):", "for i in range(0):"),
         ("if 10**digits <= abs(value) < 1e6", "if False"),

@@ -6,6 +6,9 @@ It does not show that the package runs on Windows; nothing has been run there.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +31,12 @@ NEED_AN_EXTRA = {
     "onfoot.bench.peers", "onfoot.explore.connections", "onfoot.explore.serve", "onfoot.explore.server",
     "onfoot.lm_eval", "onfoot.serve.run", "onfoot.serve.server", "onfoot.torch",
 }  # fmt: skip
+
+# Runs several commands in one process; its status is the highest of theirs.
+RUN = (
+    "import sys; from onfoot.cli import app; "
+    "sys.exit(max(app(one.split(), standalone_mode=False) or 0 for one in sys.argv[1:]))"
+)
 
 # Everything that onfoot depends on is imported first: it is only our own modules that must not need these names.
 IMPORT_ALL = """
@@ -118,3 +127,61 @@ def test_every_module_imports_without_the_names_of_posix_and_without_any_extra()
     imported, failed = ast.literal_eval(done.stdout.splitlines()[-1])
     assert imported > 300
     assert set(failed) == NEED_AN_EXTRA, failed
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def required_packages() -> set[str]:
+    """The packages that `pip install onfoot` brings, without any extra: the dependencies, theirs, and so on."""
+    text = (SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8").split("\ndependencies = [")[1].split("\n]")[0]
+    waiting, found = re.findall(r'(?m)^    "([\w.-]+)', text), set[str]()
+    assert len(waiting) > 5
+    while waiting:
+        name = normal(waiting.pop())
+        if name not in found:
+            found.add(name)
+            try:
+                needed = importlib.metadata.requires(name) or []
+            except importlib.metadata.PackageNotFoundError:  # for another system
+                continue
+            waiting += [re.split(r"[^\w.-]", one)[0] for one in needed if "extra ==" not in one]
+    return found
+
+
+def test_a_learner_needs_no_package_but_the_dependencies_and_no_module_of_posix(tmp_path: Path) -> None:
+    """No other module can be imported, in the processes of `onfoot learn` and in those that it starts."""
+    blocked, required = tmp_path / "blocked", required_packages()
+    blocked.mkdir()
+    others = [
+        name
+        for name, packages in importlib.metadata.packages_distributions().items()
+        if not required & {normal(package) for package in packages} and name.isidentifier() and name[0] != "_"
+    ]
+    packages = {*others, *EXTRAS, "pytest"} - {"onfoot", *sys.stdlib_module_names}
+    for name in {*packages, *POSIX_MODULES}:
+        (blocked / f"{name}.py").write_text(f"raise ImportError('{name} is blocked')\n", encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(blocked), str(SOURCE)]),
+        "PYTHONIOENCODING": "utf-8",
+    }
+
+    def learn(*commands: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-c", RUN, *(f"learn {one}" for one in commands)]
+        return subprocess.run(
+            program, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False
+        )
+
+    made = learn("course", "map --folder course", "hint 1 --folder course")
+    assert made.returncode == 0 and "wrote the exercises to course" in made.stdout, made.stderr
+    assert "hint 1 of 3" in made.stdout
+    file = tmp_path / "course" / "e01_linear.py"
+    solution = SOURCE / "onfoot" / "learn" / "course" / "solutions" / "e01_linear.py"
+    file.write_text(solution.read_text(encoding="utf-8"), encoding="utf-8")
+    checked = learn("check 1 --folder course")
+    assert checked.returncode == 0 and "Solved: linear_backward" in checked.stdout, checked.stdout + checked.stderr
+    file.write_text("import torch\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
+    seen = learn("check 1 --folder course")  # the block holds in the process of the function too
+    assert seen.returncode == 1 and "torch is blocked" in " ".join(seen.stdout.split()), seen.stdout + seen.stderr

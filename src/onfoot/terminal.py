@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import IO
 
 # Control characters except tab and newline, bidirectional marks and line separators, lone surrogates.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+PLAIN = re.compile(r"[\w@+=:,./\\-]+")  # words that Windows' shells need no quotes for
 
 
 def printable(text: str) -> str:
@@ -35,6 +40,17 @@ class Count:
         scale, unit = (1e6, "MB") if self.unit == "bytes" else (1, self.unit)
         of = f" of {self.total / scale:,.0f}" if self.total else ""
         return f"{self.done / scale:,.0f}{of} {unit}"
+
+
+def shell_word(text: str | Path, system: str = os.name) -> str:
+    """A path or a text as one word of a command to paste: Windows' cmd.exe does not know single quotes."""
+    text = str(text)
+    if system != "nt":
+        return shlex.quote(text)
+    if PLAIN.fullmatch(text):
+        return text
+    doubled = re.sub(r'(\\*)("|\Z)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), text)
+    return f'"{doubled}"'
 
 
 def listed(names: Sequence[str]) -> str:

@@ -169,7 +169,7 @@ def test_fast_scores_are_gradient_dot_products_at_the_kept_checkpoints(folder: P
         (["RUN", *ASK, "--checkpoint", "5"], "choose best, last, or the step of one: 0, 2, 4, 6"),
         (["RUN", *ASK, "--checkpoint", "0"], "step 0 is the initial state: no example has been trained on yet"),
         (["RUN", *ASK, "--since", "6"], "--since must be below the checkpoint's step, 6; got 6"),
-        (["RUN", *ASK, "--json", "none/s.json"], "none/s.json cannot be written: none does not exist"),
+        (["RUN", *ASK, "--json", "none/s.json"], "--json: the folder none does not exist; create it first"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(folder: Path, arguments: list[str], message: str) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import onfoot
 from onfoot.cli import app
 from onfoot.formats.tokenizer import byte_tokenizer
-from onfoot.terminal import printable
+from onfoot.terminal import printable, shell_word
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202e\u2066\x00\x7f\tb\nc[red]d"
 
@@ -100,3 +100,30 @@ def test_control_characters_in_training_samples_do_not_reach_a_terminal() -> Non
     for stream, expected in ((Terminal(), r"a\x1b]0;title\x07"), (io.StringIO(), "a\x1b]0;title")):
         Reporter(1, console=Console(file=stream, force_terminal=False)).say(HOSTILE)
         assert expected in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("path", "posix", "windows"),
+    [
+        ("runs/1", "runs/1", "runs/1"),
+        ("C:\\runs\\1", "'C:\\runs\\1'", "C:\\runs\\1"),
+        ("my runs", "'my runs'", '"my runs"'),
+        ("a&b", "'a&b'", '"a&b"'),
+        ("C:\\my runs\\", "'C:\\my runs\\'", '"C:\\my runs\\\\"'),  # a backslash before a quote is doubled
+        ('say "a"', "'say \"a\"'", '"say \\"a\\""'),
+        ("", "''", '""'),
+    ],
+)
+def test_a_path_in_a_command_to_paste_is_quoted_as_the_system_reads_it(path: str, posix: str, windows: str) -> None:
+    assert (shell_word(path, "posix"), shell_word(path, "nt")) == (posix, windows)
+
+
+@pytest.mark.parametrize("path", ["a b", "C:\\my runs\\", 'say "a b"', "", 'a b\\"c'])
+def test_a_word_for_windows_is_quoted_as_python_quotes_it_for_programs(path: str) -> None:
+    assert shell_word(path, "nt") == subprocess.list2cmdline([path])
+
+
+def test_no_command_is_quoted_for_posix_alone() -> None:
+    source = Path(onfoot.__file__).parent
+    files = [path for path in source.rglob("*.py") if "shlex" in path.read_text(encoding="utf-8")]
+    assert [path.name for path in files] == ["terminal.py"]

@@ -20,6 +20,7 @@ from onfoot.cli import app
 from onfoot.cli.explore import _own_engine, _written
 from onfoot.explore.study import Study
 from onfoot.learn.course import COURSE, SOLUTIONS
+from onfoot.learn.folder import FILE, make_folder
 from onfoot.models.model import Model
 from onfoot.own_engine import OwnEngine, as_engine
 
@@ -154,6 +155,26 @@ def test_a_folder_of_exercises_shows_what_is_written_and_ours_for_the_rest(model
     assert isinstance(unwritten, OwnEngine)
     with pytest.raises(ValueError, match="no pair is written yet"):
         _written(unwritten, str(tmp_path), model)
+
+
+def test_of_a_folder_of_exercises_only_their_files_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its README invites experiments there; any other folder is an engine of all its files."""
+    folder = tmp_path / "course"
+    make_folder(folder)
+    shutil.copyfile(SOLUTIONS / "e01_linear.py", folder / "e01_linear.py")
+    (folder / "scratch.py").write_text("raise SystemExit('an experiment')\n", encoding="utf-8")
+    engine = _own_engine(str(folder))
+    assert engine is not None and "linear" in engine.theirs
+    said = " ".join(capsys.readouterr().err.split())
+    assert "an experiment" not in said and "Ctrl-C ends a loop that does not end" in said
+    (folder / FILE).unlink()
+    assert _own_engine(str(folder)) is not None and "an experiment" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_pair_that_exits_does_not_end_the_command(model: Model, tmp_path: Path) -> None:
+    changes = (("    return dweight\n", "    raise SystemExit\n"),)
+    own = _written(engine_of(tmp_path, *changes), "my_ops.py", model)
+    assert "embedding" not in own.theirs and "linear" in own.theirs
 
 
 def test_a_pair_that_raises_and_a_file_that_is_broken_leave_the_others_to_be_shown(

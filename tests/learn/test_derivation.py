@@ -50,6 +50,21 @@ def test_a_derivation_has_its_answer_and_reads_as_text(number: int) -> None:
     assert max(map(len, prose)) <= WIDTH
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (1, "There dy, dx and dw are small changes, not gradients: the exercises write δ for this d."),
+        (4, "There dw_emb is a small change, not a gradient:"),  # in its code, dy is the gradient
+        (16, ""),
+    ],
+)
+def test_a_derivation_with_differentials_says_that_they_are_not_the_gradients_of_that_name(
+    number: int, said: str
+) -> None:
+    head = " ".join(derivation_text(get_exercise(number)).split("\n\n")[1].split())
+    assert said in head and ("small change" in head) == bool(said)
+
+
 def test_every_exercise_has_an_answer() -> None:
     assert list(ANSWERS) == [exercise.number for exercise in EXERCISES]
 

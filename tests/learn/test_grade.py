@@ -12,9 +12,11 @@ import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile import FILES, Handed, in_call, mistaken, solution, submissions, write
+from learners import edit, solved_folder
 
 import onfoot.learn.grade as batch
 from onfoot.learn import EXERCISES
@@ -251,6 +253,37 @@ def test_a_mistake_of_an_earlier_exercise_does_not_count_twice(monkeypatch: pyte
     assert result.notes == ["judged with the solutions of e01_linear"]
     assert judged({**own, "e01_linear.py": b"right"}).notes == []  # its own file, as long as that works
     assert judged({"e02_activation.py": b"import torch"}).notes[0] == "imports torch" and seen[-1] == right
+
+
+def test_a_mistake_of_an_earlier_exercise_does_not_count_twice_where_the_later_is_wrong_too(tmp_path: Path) -> None:
+    """By a real judge: the wrong dq is exercise 7's, the wrong dv exercise 17's own."""
+    solved_folder(tmp_path / "ada")
+    edit(tmp_path / "ada" / "e07_attention.py", "return dq", "return 2 * dq")
+    edit(tmp_path / "ada" / "e17_grouped_query.py", "dv.sum(axis=2)", "dv.mean(axis=2)")
+    first, second = grade([tmp_path / "ada"], exercises=[7, 17], limits=LIMITS)
+    assert (first.status, second.status) == ("wrong", "wrong")
+    assert list(second.gradients.values()) == ["right", "right", "wrong"]  # dq, dk, dv
+    assert second.notes == ["judged with the solutions of e03_cross_entropy, e06_one_head, e07_attention"]
+
+
+def test_of_two_verdicts_the_one_with_more_right_gradients_counts_else_that_of_the_own_files() -> None:
+    def verdict(status: str, *marks: str) -> dict[str, Any]:
+        part = {"function": "f", "status": status, "gradients": dict(zip("abc", marks, strict=False))}
+        return {"status": status, "parts": [part]}
+
+    def judged(own: dict[str, Any], again: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> bool:
+        verdicts = iter([own, again])
+        monkeypatch.setattr(batch, "run_judge", lambda *_: next(verdicts))
+        files = {"e01_linear.py": b"mine", "e02_activation.py": b"mine"}
+        task = batch.Task(Submission("ada", files), replace(EXERCISES[1], needs=(1,)), "")
+        return bool(batch.judge_task(task, LIMITS, {}, threading.Event()).parts is again["parts"])
+
+    wrong, failed = verdict("wrong", "right", "wrong"), verdict("failed", "right", "not judged")
+    with pytest.MonkeyPatch.context() as patch:
+        assert judged(wrong, verdict("wrong", "right", "right", "wrong"), patch)
+        assert judged(failed, verdict("wrong", "wrong", "wrong"), patch)  # what an earlier file raises is not its own
+        assert not judged(wrong, {**wrong, "parts": [*wrong["parts"]]}, patch)
+        assert not judged(wrong, failed, patch)
 
 
 def test_a_judge_that_cannot_start_does_not_stop_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

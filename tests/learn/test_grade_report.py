@@ -6,6 +6,7 @@ import csv
 import doctest
 import io
 import json
+import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 from hostile import mistaken, solution
 from typer.testing import CliRunner
 
+import onfoot.learn.grade as grading
 from onfoot.cli import app
 from onfoot.learn import EXERCISES
+from onfoot.learn.course import SOLUTIONS
 from onfoot.learn.grade import Result
 from onfoot.learn.grade_formats import gradescope, otter_test
 from onfoot.learn.grade_html import grade_page
@@ -110,6 +113,66 @@ def test_gradescope_gets_scores_and_the_names_of_mistakes_of_one_submission() ->
     assert "dbias is 24 times too small. because" in tests[0]["output"]
     with pytest.raises(ValueError, match="one submission at a time"):
         gradescope(BOOK)
+
+
+def gradescope_results(folder: Path, *options: str) -> Any:
+    """What the command writes for Gradescope."""
+    command = ["learn", "grade", str(folder), "--gradescope", "results.json", "--fresh", *options]
+    ended = CliRunner().invoke(app, command)
+    assert ended.exit_code == 0, ended.output
+    return json.loads(Path("results.json").read_text())
+
+
+def test_gradescope_gets_one_submission_whatever_its_files_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "submission"
+    folder.mkdir()
+    (folder / "my_e01_linear.py").write_text(solution(1))
+    with zipfile.ZipFile(folder / "rest.zip", "w") as archive:
+        archive.writestr("e04_embedding_final.py", (SOLUTIONS / "e04_embedding.py").read_text(encoding="utf-8"))
+    (folder / "exercise2.py").write_text("def relu_backward(dy, saved):\n    return dy\n")
+    first, second, fourth = gradescope_results(folder, "--exercises", "1,2,4")["tests"]
+    assert (first["score"], second["score"], fourth["score"]) == (1, 0, 1)
+    assert second["output"] == "not handed in: e02_activation.py was not handed in; of no exercise: exercise2.py"
+
+
+def test_gradescope_gets_no_points_and_the_reason_for_an_empty_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "submission"
+    folder.mkdir()
+    (folder / "README.md").write_text("done")
+    assert [one["score"] for one in gradescope_results(folder, "--exercises", "1-3")["tests"]] == [0, 0, 0]
+    (folder / "both.ipynb").write_text(json.dumps({"cells": [], "nbformat": 4}))
+    found = gradescope_results(folder)
+    assert found["score"] == 0 and "there is no Python file" not in found["output"]
+    assert found["output"].startswith("no exercise was found; expected files such as e01_linear.py, but")
+    assert "both.ipynb is of no exercise" in found["output"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--csv", "none/x.csv"], "--csv: the folder none does not exist; create it first"),
+        (["--html", "none/x.html"], "--html: the folder none does not exist"),
+        (["--json", "."], "--json: . is a folder; choose the name of a file"),
+        (["--results", "none/x.jsonl"], "--results: the folder none does not exist"),
+        (["--gradescope", "g.json", "ada"], "Gradescope grades one submission at a time, got 2: ada, ada"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_judged(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ada").mkdir()
+    Path("ada/e01_linear.py").write_text(solution(1))
+    monkeypatch.setattr(grading, "run_judge", None)
+    ended = CliRunner().invoke(app, ["learn", "grade", "ada", *options])
+    assert ended.exit_code == 2 and said in ended.stderr and ended.stderr.count("\n") == 1
+    assert not Path("grades.jsonl").exists()
 
 
 def test_points_are_read_by_name_or_number_and_wrong_ones_refused(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,55 @@ def test_an_unsolved_notebook_stops_at_its_check_with_a_friendly_sentence(tmp_pa
     (error,) = book.cells[-1].outputs
     assert error.ename == "AssertionError"
     assert error.evalue.startswith("Nothing to judge yet: linear_backward returns None for dx, dweight and dbias.")
+
+
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a notebook imports is forgotten after the test."""
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    yield
+    for exercise in EXERCISES:
+        sys.modules.pop(exercise.stem, None)
+
+
+def check_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the last cell of a notebook says, run in this process."""
+    monkeypatch.chdir(path.parent)
+    names: dict[str, Any] = {}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            try:
+                exec("".join(cell["source"]), names)
+            except AssertionError as error:
+                return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("others_solved", [False, True], ids=["unsolved", "solved"])
+def test_every_unsolved_notebook_says_that_nothing_is_to_be_judged_yet(
+    others_solved: bool, tmp_path: Path, imports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_notebooks(tmp_path / "given")
+    write_notebooks(tmp_path / "beside", solved=others_solved)
+    for exercise in EXERCISES:
+        path = tmp_path / "beside" / f"{exercise.stem}.ipynb"
+        there = path.read_bytes()
+        shutil.copyfile(tmp_path / "given" / path.name, path)
+        said = check_of(path, monkeypatch)
+        assert said.startswith(f"Nothing to judge yet: {exercise.functions[0]} returns None for "), exercise.name
+        path.write_bytes(there)
+
+
+def test_an_unwritten_foundation_is_named_in_place_of_what_it_makes_wrong(
+    tmp_path: Path, imports: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_notebooks(tmp_path / "given")
+    write_notebooks(tmp_path, solved=True)
+    shutil.copyfile(tmp_path / "given" / "e05_layer_norm.ipynb", tmp_path / "e05_layer_norm.ipynb")
+    assert check_of(tmp_path / "e09_block.ipynb", monkeypatch) == (
+        "block_backward cannot be judged yet: layer_norm_backward of e05_layer_norm, on which it builds, is not "
+        "written yet. Solve exercise 5 first, then run this notebook again from its start."
+    )
 
 
 def test_notebooks_are_never_overwritten_and_nbgrader_grades_their_check(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onfoot.cli import app
+from onfoot.learn.template import write_template
 from pages import run_page
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "teaching.md").read_text(encoding="utf-8")
@@ -61,6 +62,34 @@ def test_a_new_exercise_is_unsolved_and_its_solution_right_and_a_mistake_found(t
     assert len((tmp_path / "e42_conv.hints.md").read_text(encoding="utf-8").split("\n## ")) == 4  # three hints
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2 and "exists" in again.stderr
+
+
+def test_the_check_of_a_new_exercise_judges_what_is_written_and_says_in_a_line_what_is_not(tmp_path: Path) -> None:
+    write_template("conv", tmp_path, 42)
+    right = (tmp_path / "solutions" / "e42_conv.py").read_text(encoding="utf-8")
+    dweight = "np.sum(x * x * dy, axis=0)"
+
+    def said_of(*changes: tuple[str, str]) -> str:
+        text = right
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "e42_conv.py").write_text(text, encoding="utf-8")
+        done = checked(tmp_path)
+        assert done.returncode == 1 and done.stderr.count("\n") <= 1, done.stderr
+        return done.stdout + done.stderr
+
+    half = said_of((dweight, "None"))
+    assert "dx (5, 3)" in half and "✓ passes" in half and half.endswith("conv_backward returns None for dweight\n")
+    assert "✗ wrong: dx" in said_of((dweight, "None"), ("2 * x * weight", "3 * x * weight"))
+    assert said_of(("    return dx, dweight", "")) == (
+        "conv_backward returns nothing: end it with return dx, dweight\n"
+    )
+    assert said_of(("return dx, dweight", "return dx")) == "conv_backward must return dx, dweight, got one ndarray\n"
+    assert "e42_conv.py cannot be imported: SyntaxError" in said_of(("import numpy as np", "import numpy as"))
+    assert "e42_conv.py has no function conv_backward" in said_of(("def conv_backward", "def backward"))
+    lost = checked(tmp_path, "nowhere.py")
+    assert lost.returncode == 1 and lost.stderr.startswith("nowhere.py: no such file; give the file of the exercise")
 
 
 @pytest.mark.parametrize("name", ["class", "Two Words", "2d", "a/b", "../x"])

@@ -13,7 +13,7 @@ FILES = {
     "e03_cross_entropy": ("cross_entropy",),
     "e04_embedding": ("embedding",),
     "e05_layer_norm": ("layer_norm",),
-    "e07_mask": ("attention",),
+    "e07_attention": ("attention",),
 }
 NETWORK = '''"""Exercise 11: the whole GPT-2, from the learner's own files."""
 
@@ -23,7 +23,7 @@ from e02_activation import gelu_tanh_backward, gelu_tanh_forward
 from e03_cross_entropy import cross_entropy_backward, cross_entropy_forward
 from e04_embedding import embedding_backward, embedding_forward
 from e05_layer_norm import layer_norm_backward, layer_norm_forward
-from e07_mask import attention_backward, attention_forward
+from e07_attention import attention_backward, attention_forward
 
 
 def split(x, n):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
-from own_course import NETWORK, write_course
+from own_course import NETWORK, replaced, write_course
 from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli.learn_train import train as command
 from onfoot.learn import train as learn
+from onfoot.learn.compare import compare, difference
 from onfoot.learn.curves import columns, draw_curves, sketch
 from onfoot.learn.folder import FILE, make_folder
 from onfoot.models.own_network import OwnNetwork, compare_network
@@ -21,6 +24,7 @@ from onfoot.own_engine import PairError
 from onfoot.own_engine.load import import_folder
 
 SOLUTIONS = Path(onfoot.__file__).parent / "learn" / "course" / "solutions"
+COURSE_FILES = SOLUTIONS.parent
 COURSE = [SOLUTIONS] if SOLUTIONS.is_dir() else []
 LAYER_NORM = ("dx = (dnormed - mean - normed * along) * rstd", "dx = dnormed * rstd")
 
@@ -51,7 +55,7 @@ def test_with_every_exercise_solved_every_gradient_is_the_learners(tmp_path: Pat
     assert out.endswith("Every gradient of this model is yours.")
     for line in (
         "linear         yours, e01_linear.py",
-        "attention      yours, e07_mask.py",
+        "attention      yours, e07_attention.py",
         "gpt2           yours, e11",
     ):
         assert line in out
@@ -98,13 +102,53 @@ def test_a_file_that_cannot_be_imported_is_named_and_the_rest_is_trained(tmp_pat
 def test_of_two_files_with_the_same_pair_the_last_right_one_counts(tmp_path: Path, text: learn.Text) -> None:
     """As with a head without a mask, followed by one with it: only the later is right in a causal model."""
     folder = write_course(tmp_path / "two")
-    mask = (folder / "e07_mask.py").read_text(encoding="utf-8")
-    (folder / "e06_head.py").write_text(mask.replace("seen, scores, -np.inf", "seen, scores, scores"), encoding="utf-8")
+    mask = (folder / "e07_attention.py").read_text(encoding="utf-8")
+    (folder / "e06_one_head.py").write_text(
+        mask.replace("seen, scores, -np.inf", "seen, scores, scores"), encoding="utf-8"
+    )
     (status,) = [one for one in learn.solved_in(folder, text).statuses if one.pair == "attention"]
-    assert (status.verdict, status.file) == ("yours", "e07_mask.py")
-    (folder / "e08_heads.py").write_text(mask.replace("return rho @ v", "return rho @ v * 2"), encoding="utf-8")
+    assert (status.verdict, status.file) == ("yours", "e07_attention.py")
+    (folder / "e08_multi_head.py").write_text(mask.replace("return rho @ v", "return rho @ v * 2"), encoding="utf-8")
     (status,) = [one for one in learn.solved_in(folder, text).statuses if one.pair == "attention"]
-    assert (status.verdict, status.file) == ("yours", "e07_mask.py")
+    assert (status.verdict, status.file) == ("yours", "e07_attention.py")
+
+
+def test_only_the_files_of_the_course_are_imported(tmp_path: Path, text: learn.Text) -> None:
+    """An experiment in the folder is the learner's own; a module that an exercise imports is imported by it."""
+    folder = write_course(tmp_path / "scratch")
+    (folder / "scratch.py").write_text("from pathlib import Path\nPath('ran').write_text('')\n", encoding="utf-8")
+    (folder / "helpers.py").write_text("import scratch_is_not_there\n", encoding="utf-8")
+    solved = learn.solved_in(folder, text)
+    assert solved.everything and solved.broken == {} and not Path("ran").exists()
+    linear = (folder / "e01_linear.py").read_text(encoding="utf-8")
+    (folder / "e01_linear.py").write_text(f"import helpers\n{linear}", encoding="utf-8")
+    assert "scratch_is_not_there" in learn.solved_in(folder, text).broken["e01_linear.py"]
+
+
+EXIT = "    import sys; sys.exit()\n"
+
+
+def test_a_function_that_exits_is_said_to_and_does_not_end_the_command(tmp_path: Path, text: learn.Text) -> None:
+    folder = write_course(tmp_path / "exits", linear=("    dx = (drows", f"{EXIT}    dx = (drows"))
+    said_of = {one.pair: one.words for one in learn.solved_in(folder, text).statuses}
+    assert re.search(r"your linear_backward raises SystemExit \(.*e01_linear.py, line \d+\), called", said_of["linear"])
+    assert said_of["gpt2"] == "it does not run yet: your gpt2_backward raises SystemExit"
+    with pytest.raises(ValueError, match=r"your linear is wrong, but cannot be trained: .* raises SystemExit"):
+        compare(folder, options(2), print)
+
+
+def test_what_takes_long_is_said_before_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop without an end is then known to be the learner's."""
+
+    def endless(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(learn, "import_folder", endless)
+    lines: list[str] = []
+    for work in (learn.train, compare):
+        with pytest.raises(KeyboardInterrupt):
+            work(write_course(tmp_path / "endless"), options(2), lines.append)
+    assert lines == ["judging your gradients; Ctrl-C ends a loop that does not end"] * 2
 
 
 def test_a_wrong_whole_pass_is_not_used(tmp_path: Path, text: learn.Text) -> None:
@@ -180,7 +224,7 @@ def test_a_difference_in_the_loss_is_found(tmp_path: Path, text: learn.Text) -> 
 
 def test_compare_trains_right_and_wrong_and_draws_both(tmp_path: Path) -> None:
     folder = write_course(tmp_path / "compare", linear=("dx = (drows", "dx = -(drows"))
-    out = said(lambda say: learn.compare(folder, options(60), say))
+    out = said(lambda say: compare(folder, options(60), say))
     assert "then once more with yours for linear" in out and "o right   x with your linear" in out
     assert "nats per token worse" in out
     place = folder / "train" / "001"
@@ -192,17 +236,88 @@ def test_compare_trains_right_and_wrong_and_draws_both(tmp_path: Path) -> None:
 def test_a_wrong_file_can_be_compared_and_nothing_wrong_is_said(tmp_path: Path) -> None:
     folder = write_course(tmp_path / "right", network=False)
     with pytest.raises(ValueError, match=r"nothing is wrong that can be trained: give .* --wrong FILE"):
-        learn.compare(folder, options(2), print)
+        compare(folder, options(2), print)
     other = write_course(tmp_path / "other", linear=("dx = (drows", "dx = -(drows"))
-    right, wrong = learn.compare(folder, options(40), print, other / "e01_linear.py")
+    right, wrong = compare(folder, options(40), print, other / "e01_linear.py")
     assert right.losses[0] == wrong.losses[0]
     assert np.mean(wrong.losses[-10:]) > np.mean(right.losses[-10:]) + 0.2
+
+
+WRONG_PARTS = {  # (file, right, wrong)
+    "self_attention": ("e08_multi_head", "merge_heads(dq), merge_heads(dk)", "merge_heads(dk), merge_heads(dq)"),
+    "block": ("e09_block", "return d5 + branch, grads", "return d10 + branch, grads"),
+    "gpt2": ("e11_gpt2", "dhead.T + embedding_backward(d, s_tok)", "embedding_backward(d, s_tok)"),
+}
+
+
+def solutions(folder: Path, *changes: tuple[str, str, str]) -> Path:
+    """The solutions of the course, with text replaced in some files."""
+    shutil.copytree(SOLUTIONS, folder)
+    for stem, right, wrong in changes:
+        path = folder / f"{stem}.py"
+        path.write_text(replaced(path.read_text(encoding="utf-8"), right, wrong), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("part", WRONG_PARTS)
+def test_a_wrong_part_of_the_network_is_trained_in_a_pass_that_is_right_otherwise(part: str, tmp_path: Path) -> None:
+    folder = solutions(tmp_path / "wrong", WRONG_PARTS[part])
+    file = folder / f"{WRONG_PARTS[part][0]}.py"  # it imports pairs that are right
+    for where, wrong_file in ((folder, None), (solutions(tmp_path / "right"), file)):
+        lines: list[str] = []
+        right, wrong = compare(where, options(3), lines.append, wrong_file)
+        out = "\n".join(lines)
+        assert f"once more with yours for {part}\n" in out and f"x with your {part} " in out
+        assert right.losses[0] == wrong.losses[0] and right.losses[2] != wrong.losses[2]
+
+
+def test_what_is_right_or_not_of_this_network_is_not_trained_as_wrong(tmp_path: Path) -> None:
+    """Exercise 1 is wrong, and the block imports it; but the block itself is right."""
+    folder = solutions(tmp_path / "all", ("e01_linear", "dx = (rows(dy)", "dx = -(rows(dy)"))
+    for stem, message in (
+        ("e09_block", "e09_block.py: nothing in it is wrong; right as onfoot's: block$"),
+        ("e02_activation", "e02_activation.py: nothing in it is wrong; right as onfoot's: gelu_tanh$"),
+        ("e10_tied", r"e10_tied.py defines nothing that can be trained: this GPT-2 consists of attention, .*, block"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare(folder, options(2), print, folder / f"{stem}.py")
+    given = COURSE_FILES / "e01_linear.py"
+    with pytest.raises(ValueError, match=r"your linear_backward is not written yet"):
+        compare(folder, options(2), print, given)
+
+
+def test_what_raises_cannot_be_trained_and_the_reason_is_said(tmp_path: Path) -> None:
+    linear = ("e01_linear", "dx = (rows(dy)", "1 / 0; dx = (rows(dy)")
+    block = ("e09_block", "return d5 + branch, grads", "return d5[0] + branch, {}")
+    for change, message in (
+        (
+            linear,
+            r"your linear is wrong, but cannot be trained: .* raises ZeroDivisionError.*; mend that first, or give",
+        ),
+        (
+            ("e09_block", "return d5", "return d5]"),
+            r"e09_block.py cannot be imported: .*, line \d+: .*; mend that first",
+        ),
+        (block, r"your block is wrong, but cannot be trained: it does not run yet: your gpt2_backward .*; mend that"),
+    ):
+        folder = solutions(tmp_path / str(hash(change)), change)
+        with pytest.raises(ValueError, match=message) as caught:
+            compare(folder, options(2), print)
+        assert "shapes" not in str(caught.value)
+
+
+def test_the_difference_of_equal_runs_is_none() -> None:
+    def result(loss: float) -> learn.Result:
+        return learn.Result(loss, [], "", Path())
+
+    said_of = [difference(result(2.5), result(wrong), 9).rpartition(": ")[2] for wrong in (2.5 - 1e-6, 2.75, 2.25)]
+    assert said_of == ["no difference", "0.2500 nats per token worse", "0.2500 nats per token better"]
 
 
 def test_a_wrong_pair_whose_shapes_cannot_be_trained_is_said_to_be_wrong(tmp_path: Path) -> None:
     folder = write_course(tmp_path / "shape", network=False, linear=("dx = (drows", "dx = np.zeros(3) # (drows"))
     with pytest.raises(ValueError, match=r"your linear is wrong, but cannot be trained: .*dx"):
-        learn.compare(folder, options(2), print)
+        compare(folder, options(2), print)
 
 
 def test_the_command_finds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from onfoot.cli.console import Sheet, show_sheet, show_text
-from onfoot.cli.options import Threads
+from onfoot.cli.options import Threads, check_writable
 
 if TYPE_CHECKING:
     from onfoot.blame.query import Query
@@ -82,8 +82,8 @@ def blame(
         raise ValueError("--prompt cannot be used with --queries: each line of the file has its own prompt")
     if each and queries is None:
         raise ValueError("--each: only valid with --queries")
-    for path in (json_file, html_file):
-        _check_writable(path)
+    check_writable(json_file, "--json")
+    check_writable(html_file, "--html")
     lines = [{"prompt": prompt or "", "completion": completion}] if queries is None else read_queries(queries)
     opened = open_run(run, checkpoint, threads, None if memory is None else memory << 20)
     for warning in opened.warnings:
@@ -115,13 +115,6 @@ def blame(
 
         write_text(html_file, page(f"Why did {run} say that?", reports, opened.examples, opened.last, top, not fast))
         show_text(f"page: {html_file}")
-
-
-def _check_writable(path: Path | None) -> None:
-    """Raises ValueError for an output file that could not be written after the work is done."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        what = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} does not exist"
-        raise ValueError(f"{path} {what}")
 
 
 def _losses(opened: OpenRun, asked: list[Query]) -> list[float]:

@@ -196,6 +196,7 @@ def _template(target: str | None, layer: str | None, options: dict[str, Any], gi
     from onfoot.check.layers import LAYERS, get_layer
     from onfoot.check.template import template, write_template
     from onfoot.cli import console
+    from onfoot.terminal import shell_word
 
     if layer is None:
         raise ValueError(f"--template needs a layer; give --layer with one of {', '.join(LAYERS)}")
@@ -206,7 +207,7 @@ def _template(target: str | None, layer: str | None, options: dict[str, Any], gi
         print(template(found, found.with_options(options)), end="")
     else:
         path = write_template(found, found.with_options(options), target)
-        console.show_text(f"wrote {path}; fill it in, then run: onfoot check {path} --layer {layer}")
+        console.show_text(f"wrote {path}; fill it in, then run: onfoot check {shell_word(path)} --layer {layer}")
 
 
 def _with_function(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onfoot.cli.options import Engine, Threads
+from onfoot.cli.options import Engine, Threads, check_writable
 from onfoot.cli.table import TableFormat
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ def _check_plot(plot: Path | None) -> None:
         return
     if plot.suffix.lower() != ".png":
         raise ValueError(f"--plot writes a .png file, got {plot.name!r}; rename it")
-    if not plot.parent.is_dir():
-        raise ValueError(f"--plot: the folder {plot.parent} does not exist; create it first")
+    check_writable(plot, "--plot")
 
 
 def _load(path: Path, adapter: Path | None, dtype: str, engine: str, quantized: bool) -> Model:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onfoot.cli.options import Dtype, Engine, Threads
+from onfoot.cli.options import Dtype, Engine, Threads, check_writable
 
 if TYPE_CHECKING:
     from onfoot.cli.console import Sheet
@@ -97,8 +97,8 @@ def _check_options(
     repeated = next((path for path in models if models.count(path) > 1), None)
     if repeated is not None:
         raise ValueError(f"{repeated} is given twice")
-    if json_file is not None and str(json_file) != "-" and not json_file.parent.is_dir():
-        raise ValueError(f"--json: the folder {json_file.parent} does not exist; create it first")
+    if str(json_file) != "-":
+        check_writable(json_file, "--json")
 
 
 def _load(path: Path, adapter: Path | None, dtype: str, engine: str, quantized: bool) -> Model:

@@ -178,6 +178,7 @@ def _own_engine(name: str | None) -> OwnEngine | None:
 
     if name is None:
         return None
+    _say(f"importing and running the pairs of {name}; Ctrl-C ends a loop that does not end")
     if Path(name).is_dir():
         return _of_folder(Path(name))
     engine = as_engine(name) if is_own(name) else None
@@ -188,10 +189,13 @@ def _own_engine(name: str | None) -> OwnEngine | None:
 
 def _of_folder(folder: Path) -> OwnEngine:
     """The engine of the files in a folder, without those that cannot be imported."""
+    from onfoot.learn.folder import exercise_files
+    from onfoot.learn.progress import FILE
     from onfoot.own_engine import OwnEngine
     from onfoot.own_engine.load import find_functions, import_folder
 
-    modules, broken = import_folder(folder)
+    files = exercise_files(folder) if (folder / FILE).is_file() else None
+    modules, broken = import_folder(folder, files)
     if not modules:
         raise ValueError(next(iter(broken.values()), f"{folder} has no Python files"))
     for why in broken.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from onfoot.cli import learn_grade, learn_train
+from onfoot.terminal import shell_word
 
 if TYPE_CHECKING:
     from onfoot.learn.course import Exercise
@@ -95,7 +95,7 @@ def make(
     changes = make_folder(folder)
     if not existed:
         console.show_text(f"wrote the exercises to {folder}. Begin with {folder / 'README.md'}, then:")
-        console.show_text(f"  cd {folder}\n  onfoot learn check 1")
+        console.show_text(f"  cd {shell_word(folder)}\n  onfoot learn check 1")
         return
     for words, names in (("new", changes.added), ("updated", changes.updated)):
         for name in names:
@@ -249,7 +249,7 @@ def _show(folder: Path, verdict: Verdict, report: bool) -> None:
         if verdict.exercise.pairs or verdict.exercise.name == "gpt2":
             console.show_text(
                 f"A small GPT-2 trains with what is yours so far, and with onfoot's for the rest: {TRAIN}\n"
-                f"Your gradients beside the right ones, on a page: onfoot explore --engine {shlex.quote(str(folder))}"
+                f"Your gradients beside the right ones, on a page: onfoot explore --engine {shell_word(folder)}"
             )
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from onfoot.cli.options import check_writable
+
 if TYPE_CHECKING:
     from onfoot.learn.grade import Result
     from onfoot.learn.grade_report import Gradebook
@@ -68,9 +70,11 @@ def grade(
     """
     from onfoot.cli import console
     from onfoot.formats.write import write_json, write_text
+    from onfoot.learn.course import EXERCISES
     from onfoot.learn.grade import grade as grade_all
-    from onfoot.learn.grade_find import check_paths
+    from onfoot.learn.grade_find import check_paths, find_submissions, one_submission
     from onfoot.learn.grade_formats import gradescope as for_gradescope
+    from onfoot.learn.grade_formats import gradescope_of_nothing
     from onfoot.learn.grade_html import grade_page
     from onfoot.learn.grade_limits import MIB, Limits
     from onfoot.learn.grade_report import Gradebook, Points, read_points
@@ -82,7 +86,18 @@ def grade(
             raise ValueError(f"{option} must be > 0 and at most {LONGEST} seconds, got {seconds:g}")
     limits = Limits(call_seconds=timeout, seconds=total, memory=memory * MIB)
     scheme = read_points(points, partial) if points is not None else Points(partial=partial)
+    numbers = _numbers(exercises)
     check_paths(submissions)
+    for option, path in (
+        ("--csv", csv), ("--json", as_json), ("--html", html), ("--gradescope", gradescope), ("--results", kept),
+    ):  # fmt: skip
+        check_writable(path, option)
+    if gradescope is not None:
+        (only,) = one_submission(submissions)
+        if numbers is None and not any(only.has(exercise) for exercise in EXERCISES):
+            write_json(gradescope, gradescope_of_nothing(only))
+            console.show_text(f"{only.student} has no exercise in it; wrote {gradescope}")
+            return
     if kept.exists() and not resume:
         if not fresh:
             raise ValueError(f"{kept} exists; --resume goes on with it, --fresh judges everything again")
@@ -91,11 +106,12 @@ def grade(
         try:
             results = grade_all(
                 submissions,
-                exercises=_numbers(exercises),
+                exercises=numbers,
                 jobs=jobs,
                 limits=limits,
                 kept=kept,
                 resume=resume,
+                find=find_submissions if gradescope is None else one_submission,
                 on_start=bar.start,
                 on_result=bar.advance,
             )

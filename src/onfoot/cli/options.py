@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,6 +80,18 @@ def download_model(name: str | Path) -> None:
 
     if find_file(name) is None:
         fetch(name)
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Raises ValueError for an output file that could not be written after the work is done."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{option}: {path} is a folder; choose the name of a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"{option}: the folder {path.parent} does not exist; create it first")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{option}: the folder {path.parent} is not writable; choose another")
 
 
 def configure(base: GPT2Config, **changes: Any) -> GPT2Config:

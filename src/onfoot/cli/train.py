@@ -6,7 +6,6 @@ import logging
 import math
 import re
 import secrets
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from onfoot.cli.fields import explicit_options, options_from, reject_with
 from onfoot.cli.options import Threads
 from onfoot.data.preference_source import PreferenceSource
 from onfoot.own_engine import is_own
+from onfoot.terminal import shell_word
 from onfoot.train.options import RATES, TrainingOptions, TrainOptions
 from onfoot.train.parallel import launched
 
@@ -262,10 +262,10 @@ def train_and_report(trainer: Trainer) -> None:
     what, library = ("adapter", "PEFT") if adapter else ("model  ", "transformers")
     show_text(
         f"\n{what} {run / 'best'}  (also loads in {library})\ncurve   {run / 'loss.png'}\n"
-        f"next    onfoot generate {shlex.quote(str(run))} {_prompt(trainer)}"
+        f"next    onfoot generate {shell_word(run)} {_prompt(trainer)}"
     )
     if adapter:
-        show_text(f"        onfoot merge {shlex.quote(str(run))} --out {shlex.quote(str(run / 'merged'))}")
+        show_text(f"        onfoot merge {shell_word(run)} --out {shell_word(run / 'merged')}")
 
 
 def show_spent(trainer: Trainer, steps: int) -> None:
@@ -304,11 +304,11 @@ def _prompt(trainer: Trainer) -> str:
             prompt = first_word(
                 trainer.model.tokenizer.decode(trainer.source.held_out.examples[0].ids.tolist())
             )  # texts
-        return f"{chat}--prompt {shlex.quote(question or prompt)}" if question or prompt else ""
+        return f"{chat}--prompt {shell_word(question or prompt)}" if question or prompt else ""
     tokenizer = trainer.model.tokenizer
     text = tokenizer.decode(trainer.source.held_out.tokens[:PROMPT_TOKENS].tolist()) if tokenizer is not None else ""
     first = first_word(text)
-    return f"{f'--prompt {shlex.quote(first)} ' if first else ''}--max-new-tokens 200 --slide"
+    return f"{f'--prompt {shell_word(first)} ' if first else ''}--max-new-tokens 200 --slide"
 
 
 def first_word(text: str) -> str:

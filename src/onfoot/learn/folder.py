@@ -9,6 +9,7 @@ from pathlib import Path
 from onfoot.formats.write import write_text
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS
 from onfoot.learn.progress import FILE, Progress, digest
+from onfoot.terminal import shell_word
 
 DEFAULT = "onfoot-learn"
 PAGES = ("README.md",)
@@ -71,6 +72,11 @@ def _bring(folder: Path, name: str, progress: Progress, changes: Changes) -> Non
     progress.given[name] = new
 
 
+def exercise_files(folder: Path) -> list[Path]:
+    """The files of the exercises in a folder. What else is in it is the learner's own, such as experiments."""
+    return [path for exercise in EXERCISES if (path := folder / exercise.file).is_file()]
+
+
 def write_solutions(folder: Path) -> list[str]:
     """Writes all solutions to a folder of their own, which must be new or empty; returns the file names."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -90,7 +96,7 @@ def find_folder(given: Path | None) -> Path:
     """The folder of exercises: the given one, the current one, or `onfoot-learn` in it; else a ValueError."""
     if given is not None:
         if not (given / FILE).is_file():
-            raise ValueError(f"{given} has no exercises; make them with: onfoot learn {given}")
+            raise ValueError(f"{given} has no exercises; make them with: onfoot learn {shell_word(given)}")
         return given
     here = folder_here()
     if here is None:

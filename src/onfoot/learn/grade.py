@@ -20,11 +20,14 @@ from typing import Any
 
 from onfoot.formats.write import append
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS, Exercise, get_exercise
-from onfoot.learn.grade_find import Submission, find_submissions, foreign_imports
+from onfoot.learn.grade_find import ALL_FILES, Submission, find_submissions, foreign_imports
 from onfoot.learn.grade_limits import Limits
 from onfoot.learn.grade_process import end_judge, run_judge
+from onfoot.terminal import printable
 
 JOBS = 2
+CREDITED = ("passed", "partial", "wrong")  # functions that ran in every case
+SHOWN = 5  # files of no exercise that are named
 
 
 @dataclass
@@ -95,10 +98,13 @@ def grade(
     limits: Limits | None = None,
     kept: Path | None = None,
     resume: bool = False,
+    find: Callable[[Iterable[Path]], list[Submission]] = find_submissions,
     on_start: Callable[[int], None] = lambda total: None,
     on_result: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """Judges the exercises of all submissions; `kept` is the file that each result is written to at once.
+
+    `find` reads the submissions: a class, or with `one_submission` those of one student.
 
     With `resume`, results in that file are used again if the same files were judged under the same limits. The results
     are in the order of the submissions, then of the exercises.
@@ -106,7 +112,7 @@ def grade(
     if jobs < 1:
         raise ValueError(f"jobs must be >= 1, got {jobs}")
     limits = limits or Limits()
-    submissions = find_submissions(paths)
+    submissions = find(paths)
     chosen = chosen_exercises(submissions, exercises)
     tasks = [Task(one, exercise, key_of(one, exercise, limits)) for one in submissions for exercise in chosen]
     before = read_results(kept) if resume and kept is not None else {}
@@ -183,12 +189,15 @@ def judged(tasks: Sequence[Task], jobs: int, limits: Limits) -> Iterator[Result]
 
 
 def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[str]], stop: threading.Event) -> Result:
-    """Judges one exercise; if it is wrong and builds on others, a second time with their solutions in their place."""
+    """Judges one exercise; if it is wrong and builds on others, a second time with their solutions in their place.
+
+    The better verdict counts.
+    """
     begun, submission, exercise = time.monotonic(), task.submission, task.exercise
     result = Result(submission.student, exercise.name, exercise.number, "missing", key=task.key)
     result.notes += submission.notes
     if not submission.has(exercise):
-        result.message = f"{exercise.file} was not handed in"
+        result.message = not_handed_in(submission, exercise)
         return result
     foreign = foreign_imports(submission.files[exercise.file])
     if foreign:
@@ -202,7 +211,7 @@ def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[s
     used = missing
     if needed and used != needed and verdict["status"] not in ("passed", "not graded") and not stop.is_set():
         again = run_judge(with_solutions(submission, needed), exercise, limits, running)
-        if again["status"] == "passed":
+        if credit(again) > credit(verdict):  # else it is judged as it was handed in
             verdict, used = again, needed
     if used:
         result.notes.append(f"judged with the solutions of {', '.join(name.removesuffix('.py') for name in used)}")
@@ -211,6 +220,19 @@ def judge_task(task: Task, limits: Limits, running: dict[int, subprocess.Popen[s
     result.notes += [f"{part['function']}: {note}" for part in result.parts for note in part.get("notes", ())]
     result.seconds = round(time.monotonic() - begun, 2)
     return result
+
+
+def credit(verdict: dict[str, Any]) -> tuple[bool, int, bool]:
+    """What orders two verdicts on an exercise: whether it passed, its right gradients, whether it ran in every case."""
+    ran = [part for part in verdict.get("parts", []) if part.get("status") in CREDITED]
+    right = sum(mark == "right" for part in ran for mark in part.get("gradients", {}).values())
+    return verdict["status"] == "passed", right, verdict["status"] in CREDITED
+
+
+def not_handed_in(submission: Submission, exercise: Exercise) -> str:
+    """That an exercise is missing, and which files are of no exercise: one of them may be it."""
+    others = ", ".join([printable(name) for name in submission.files if name not in ALL_FILES][:SHOWN])
+    return f"{exercise.file} was not handed in" + (f"; of no exercise: {others}" if others else "")
 
 
 def needs(exercise: Exercise) -> list[Exercise]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from onfoot.learn.course import EXERCISES, Exercise
 from onfoot.learn.grade import Result
+from onfoot.learn.grade_find import Submission
 from onfoot.learn.grade_report import NAMED_BY_MESSAGE, WORDS, Gradebook, Points
 from onfoot.terminal import printable
 
@@ -33,11 +34,20 @@ def gradescope(book: Gradebook) -> dict[str, Any]:
     }
 
 
+def gradescope_of_nothing(submission: Submission) -> dict[str, Any]:
+    """The content of results.json for a submission in which no exercise was found: 0 points, and why."""
+    expected = f"no exercise was found; expected files such as {EXERCISES[0].file}"
+    found = f"the files are {', '.join(submission.files)}" if submission.files else "there is no Python file"
+    output = "\n".join([f"{expected}, but {found}", *submission.notes])
+    return {"output_format": "text", "visibility": "visible", "score": 0, "output": printable(output)}
+
+
 def feedback(result: Result) -> str:
     """What a student is told about an exercise: the marks, then each mistake with its explanation."""
     word = WORDS.get(result.status, result.status)
     whole = result.status in NAMED_BY_MESSAGE and result.message
     lines = [result.message if whole else word + (f": {result.message}" if result.message else "")]
+    lines += result.notes if result.status == "missing" else []  # what was handed in under another name
     for part in result.parts:
         marks = [f"{name} {'not written' if mark == 'None' else mark}" for name, mark in part["gradients"].items()]
         lines.append(f"{part['function']}: {', '.join(marks)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from onfoot.learn.course import EXERCISES, Exercise
-from onfoot.learn.grade import Result
+from onfoot.learn.grade import CREDITED, Result
 from onfoot.terminal import printable
 
 SIGNS = {"passed": "✓", "partial": "◐", "wrong": "✗", "unsolved": "·", "missing": "–", "not graded": "?"}
@@ -30,7 +30,6 @@ WORDS = {
     "not graded": "not graded",
 }
 NAMED_BY_MESSAGE = ("syntax", "import")  # the message is a whole sentence
-CREDITED = ("passed", "partial", "wrong")  # functions that ran in every case
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from onfoot.formats.write import write_json
 from onfoot.learn.course import EXERCISES, Exercise
 from onfoot.learn.judge import Verdict
+from onfoot.terminal import shell_word
 
 FILE = "progress.json"
 FORMAT = 1
@@ -41,8 +42,8 @@ class Progress:
             self.exercises, self.given = dict(found["exercises"]), dict(found["given"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f"{self.path} cannot be read; delete it and run onfoot learn {self.folder}: your files stay as they "
-                f"are, and onfoot learn check --all finds what is solved"
+                f"{self.path} cannot be read; delete it and run onfoot learn {shell_word(self.folder)}: your files "
+                f"stay as they are, and onfoot learn check --all finds what is solved"
             ) from None
 
     def save(self) -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from onfoot.check.case_sizes import ANY, first_case
+from onfoot.check.isolated import RaisedError
 from onfoot.learn.adapters import ADAPTERS, missing_functions
 from onfoot.learn.answer import first_sentence, note_lines, part_lines
-from onfoot.learn.course import Part, find_exercise
-from onfoot.learn.judge import PartVerdict, Verdict, check_part, from_report, overall, refuse_three_axes_only
+from onfoot.learn.course import Exercise, Part, find_exercise, foundations
+from onfoot.learn.judge import (
+    PartVerdict,
+    Verdict,
+    check_part,
+    from_report,
+    overall,
+    refuse_three_axes_only,
+    returns_nothing,
+)
+from onfoot.terminal import listed
 
 
 def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False) -> None:
@@ -31,6 +43,8 @@ def assert_solved(name: str, *functions: Callable[..., Any], quiet: bool = False
             notes = [line for part in parts for line in note_lines(part)]
             print("\n".join([first_sentence(verdict), *notes]))
         return
+    if verdict.status in ("wrong", "failed"):
+        refuse_unwritten_foundation(exercise)
     first = first_sentence(verdict)
     lines = [first, *(line for part in parts for line in ("", *part_lines(part, first)))]
     lines += ["", f"A hint, in a terminal:  onfoot learn hint {exercise.number}"]
@@ -45,26 +59,50 @@ def _namespace(function: Any) -> dict[str, Any]:
 
 def judge_here(module: Any, part: Part) -> PartVerdict:
     """Judges one function in this process."""
-    adapter = ADAPTERS[part.adapter]
-
-    def function(*arguments: Any) -> Any:
-        return adapter.backward(module, *arguments)
-
     missing = missing_functions(module, part.adapter)
     if missing:
         raise ValueError(f"{missing[0]} is not defined here; run the cell with the whole exercise first")
-    report = check_part(part, function, part.function)
-    verdict = from_report(part, report)
-    if all(mark == "None" for mark in verdict.marks.values()) or _returns_none(report):
+    function = _Here(module, part)
+    if is_unwritten(function):
         return PartVerdict(part, "unsolved", dict.fromkeys(part.layer.gradients, "None"))
+    verdict = from_report(part, check_part(part, function, part.function))
     if part.rows and verdict.status == "passed":
         refuse_three_axes_only(verdict, lambda inputs: function(*inputs))
     return verdict
 
 
-def _returns_none(report: Any) -> bool:
-    outcomes = report.outcomes
-    return bool(outcomes) and all(
-        not outcome.answer.given and any("returns None" in p.message for p in outcome.answer.problems)
-        for outcome in outcomes
-    )
+class _Here:
+    """A function of this process, called as one in a process of its own is."""
+
+    def __init__(self, module: Any, part: Part) -> None:
+        self.module, self.part = module, part
+        self.__name__ = part.function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return ADAPTERS[self.part.adapter].backward(self.module, *arguments)
+
+    def run(self, inputs: Sequence[Any], options: Any, arrays: str) -> Any:
+        try:
+            return self(*inputs)
+        except Exception as error:
+            raise RaisedError(str(error)) from error
+
+
+def is_unwritten(function: Any) -> bool:
+    """Whether every gradient of a function is None."""
+    part = function.part
+    return returns_nothing(function, first_case(part.layer, 0, part.layer.with_options(part.options), ANY))
+
+
+def refuse_unwritten_foundation(exercise: Exercise) -> None:
+    """Raises an AssertionError if an exercise that this one has imported is not written: it fails whatever is right."""
+    for one in foundations(exercise):
+        module = sys.modules.get(one.stem)  # None, which has no functions, if it is not imported
+        here = [_Here(module, part) for part in one.parts if not missing_functions(module, part.adapter)]
+        unwritten = [function.part.function for function in here if is_unwritten(function)]
+        if unwritten:
+            raise AssertionError(
+                f"{listed(exercise.functions)} cannot be judged yet: {listed(list(dict.fromkeys(unwritten)))} of "
+                f"{one.stem}, on which it builds, is not written yet. Solve exercise {one.number} first, then run this "
+                f"notebook again from its start."
+            )

@@ -73,22 +73,62 @@ import numpy as np
 
 import onfoot.check
 
+NAMES = ["dx", "dweight"]  # the gradients of the arguments of {name}_forward, in their order
+
 
 def main(path):
-    spec = importlib.util.spec_from_file_location("exercise", path)
-    exercise = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(exercise)
+    exercise = load(path)
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal((5, 3)), rng.standard_normal(3)]  # odd sizes: a wrong axis cannot hide
-    unwritten = [found is None for found in exercise.{name}_backward(inputs[0], exercise.{name}_forward(*inputs)[1])]
-    if any(unwritten):
-        print("not written yet: {name}_backward returns None")
+    y, saved = exercise.{name}_forward(*inputs)
+    found = exercise.{name}_backward(rng.standard_normal(y.shape), saved)
+    if found is None:
+        print(f"{name}_backward returns nothing: end it with return {{', '.join(NAMES)}}")
         return 1
-    report = onfoot.check.gradients(
-        exercise.{name}_forward, exercise.{name}_backward, inputs, names=["dx", "dweight"], saved=True
-    )
-    print(report)
-    return 0 if report.passed else 1
+    if not isinstance(found, (tuple, list)) or len(found) != len(NAMES):
+        got = f"{{len(found)}} values" if isinstance(found, (tuple, list)) else f"one {{type(found).__name__}}"
+        print(f"{name}_backward must return {{', '.join(NAMES)}}, got {{got}}")
+        return 1
+    written = [i for i, gradient in enumerate(found) if gradient is not None]
+    missing = [name for i, name in enumerate(NAMES) if i not in written]
+    passed = False
+    if written:
+        report = onfoot.check.gradients(
+            exercise.{name}_forward,
+            without_none(exercise.{name}_backward),
+            inputs,
+            wrt=written,
+            names=[NAMES[i] for i in written],
+            saved=True,
+        )
+        print(report)
+        passed = report.passed
+    if missing:
+        print(f"not written yet: {name}_backward returns None for {{', '.join(missing)}}")
+    return 0 if passed and not missing else 1
+
+
+def without_none(backward):
+    def written(dy, saved):
+        return tuple(gradient for gradient in backward(dy, saved) if gradient is not None)
+
+    written.__qualname__ = backward.__name__
+    return written
+
+
+def load(path):
+    if not Path(path).is_file():
+        sys.exit(f"{{path}}: no such file; give the file of the exercise, as in: python check_{stem}.py {stem}.py")
+    spec = importlib.util.spec_from_file_location("exercise", path)
+    exercise = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(exercise)
+    except Exception as error:
+        sys.exit(f"{{path}} cannot be imported: {{type(error).__name__}}: {{error}}")
+    for name in ("{name}_forward", "{name}_backward"):
+        if not callable(getattr(exercise, name, None)):
+            sys.exit(f"{{path}} has no function {{name}}")
+    return exercise
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """`onfoot learn train`: trains a small GPT-2 with the learner's gradients, and with ours for what is not solved yet.
 
 The folder's files are read in order. A pair is the learner's if it agrees with ours on the first batch; a wrong one is
-trained only beside a right one, so that both curves can be compared.
+trained only beside a right one (`compare.py`), so that both curves can be compared.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,15 +15,16 @@ from typing import Any
 from onfoot.data.windows import Windows, split
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.learn.course import EXERCISES
-from onfoot.learn.curves import draw_curves, sketch
+from onfoot.learn.folder import exercise_files
 from onfoot.models.compare_pairs import TOLERANCE, Compared, compare_pairs
 from onfoot.models.load import create
 from onfoot.models.model import Model
 from onfoot.models.own_network import OwnNetwork, compare_network
 from onfoot.models.params import Drawn
 from onfoot.own_engine import NotWrittenError, OwnEngine, PairError
-from onfoot.own_engine.load import find_functions, hashes, import_folder
+from onfoot.own_engine.load import HALVES, hashes, import_folder
 from onfoot.own_engine.pairs import GRADIENTS
+from onfoot.terminal import shell_word
 from onfoot.train.callbacks import Callback, Step
 from onfoot.train.loop import Trainer
 from onfoot.train.options import TrainOptions
@@ -33,6 +33,7 @@ from onfoot.train.sources import TextSource
 
 YOURS, OURS, UNWRITTEN, WRONG = "yours", "onfoot's", "not written yet", "wrong"
 NOT_YET = "your {}_backward is not written yet"
+JUDGING = "judging your gradients; Ctrl-C ends a loop that does not end"
 NETWORK = "gpt2"  # the pass through the whole network
 OUT = "train"  # the folder of runs, in that of the exercises
 SIZES: dict[str, Any] = {
@@ -42,6 +43,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 Functions = dict[str, Callable[..., Any]]
+Network = tuple[Callable[..., Any], Callable[..., Any]]  # gpt2_forward and gpt2_backward
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Solved:
     statuses: list[Status]
     right: Functions  # the pairs that agree with ours
     wrong: Functions  # those that do not, but can be trained
-    network: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # gpt2_forward and gpt2_backward, if right
+    network: Network | None = None  # gpt2_forward and gpt2_backward, if right
     files: dict[str, str] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)  # file -> why it cannot be imported
 
@@ -143,9 +145,9 @@ class Text:
         return model
 
 
-def solved_in(folder: Path, text: Text) -> Solved:
-    """Judges the pairs of a folder of exercises on the first batch of a run."""
-    modules, broken = import_folder(folder)
+def solved_in(folder: Path, text: Text, files: Sequence[Path] | None = None) -> Solved:
+    """Judges the pairs of a folder of exercises, or of these files of it, on the first batch of a run."""
+    modules, broken = import_folder(folder, exercise_files(folder) if files is None else files)
     solved = judged(modules, text)
     solved.broken = {path.name: why.removeprefix(f"cannot import {path}: ") for path, why in broken.items()}
     of_pair = {pair: one.file for one in EXERCISES for pair in (*one.pairs, one.name) if one.file in solved.broken}
@@ -163,8 +165,8 @@ def judged(modules: Mapping[Path, ModuleType], text: Text) -> Solved:
     given: dict[str, list[tuple[str, Functions, dict[str, str]]]] = {}
     for path, module in modules.items():
         for pair in GRADIENTS:
-            names = [f"{pair}_{half}" for half in ("forward", "backward")]
-            if all(callable(getattr(module, name, None)) for name in names) and _defined_in(module, names):
+            names = [f"{pair}_{half}" for half in HALVES]
+            if all(callable(getattr(module, name, None)) for name in names) and defined_in(module, names):
                 functions = {name: getattr(module, name) for name in names}
                 given.setdefault(pair, []).append((path.name, functions, hashes([module])))
     used = text.model({}, {}).pairs_used()
@@ -175,7 +177,7 @@ def judged(modules: Mapping[Path, ModuleType], text: Text) -> Solved:
     return out
 
 
-def _defined_in(module: ModuleType, names: Sequence[str]) -> bool:
+def defined_in(module: ModuleType, names: Sequence[str]) -> bool:
     """Whether a file defines one of the functions itself, and does not only import them."""
     return any(getattr(getattr(module, name), "__module__", "") == module.__name__ for name in names)
 
@@ -207,23 +209,30 @@ def _words(first: Compared) -> str:
 
 def _judge_network(modules: Mapping[Path, ModuleType], text: Text, out: Solved) -> Status:
     """Whether one of the files has the pass through the whole network, and it is right."""
-    names = [f"{NETWORK}_{half}" for half in ("forward", "backward")]
+    names = [f"{NETWORK}_{half}" for half in HALVES]
     files = [p for p, m in modules.items() if all(callable(getattr(m, name, None)) for name in names)]
     if not files:
         return Status(NETWORK, OURS, words="no exercise has gpt2_forward and gpt2_backward yet")
     forward, backward = (getattr(modules[files[-1]], name) for name in names)
+    verdict, words = judged_network((forward, backward), text)
+    if verdict == YOURS:
+        out.network = forward, backward
+    return Status(NETWORK, verdict, files[-1].name, words)
+
+
+def judged_network(network: Network, text: Text) -> tuple[str, str]:
+    """Whether a pass through the whole network is right, and what is wrong with it."""
     batch = text.source.microbatches(0)[0]
     try:
-        name, error = compare_network(text.model({}, {}), forward, backward, batch.tokens[:2], batch.targets[:2])
+        name, error = compare_network(text.model({}, {}), *network, batch.tokens[:2], batch.targets[:2])
     except NotWrittenError:
-        return Status(NETWORK, UNWRITTEN, files[-1].name, NOT_YET.format(NETWORK))
-    except Exception as raised:  # the learner's function, not ours
-        return Status(NETWORK, UNWRITTEN, files[-1].name, f"it does not run yet, {type(raised).__name__}: {raised}")
+        return UNWRITTEN, NOT_YET.format(NETWORK)
+    except PairError as failure:
+        return UNWRITTEN, f"it does not run yet: {failure}"
     if not error <= TOLERANCE:
         what = "the loss" if name == "loss" else f"the gradient of {name}"
-        return Status(NETWORK, WRONG, files[-1].name, f"{what} is wrong: relative error {error:.2g}")
-    out.network = forward, backward
-    return Status(NETWORK, YOURS, files[-1].name)
+        return WRONG, f"{what} is wrong: relative error {error:.2g}"
+    return YOURS, ""
 
 
 class _Losses(Callback):
@@ -251,6 +260,7 @@ def train(folder: Path, options: TrainOptions, say: Callable[[str], None], out: 
     """Trains with the right pairs of a folder, and says whose each gradient is."""
     where = out or folder / OUT
     text = Text(where, options)
+    say(JUDGING)
     solved = solved_in(folder, text)
     say(solved.table())
     network = solved.network if solved.all_pairs else None
@@ -258,51 +268,6 @@ def train(folder: Path, options: TrainOptions, say: Callable[[str], None], out: 
     say(f"\nvalidation loss {result.validation_loss:.4f} nats per token; curve {result.folder / 'loss.png'}")
     if result.sample:
         say("sample:\n  " + result.sample.replace("\n", "\n  "))
-    say(f'next    onfoot generate {shlex.quote(str(result.folder / "best"))} --prompt "the "')
+    say(f'next    onfoot generate {shell_word(result.folder / "best")} --prompt "the "')
     say(f"\n{solved.summary()}")
     return result
-
-
-def compare(
-    folder: Path,
-    options: TrainOptions,
-    say: Callable[[str], None],
-    wrong_file: Path | None = None,
-    out: Path | None = None,
-) -> tuple[Result, Result]:
-    """Trains right and wrong pairs from the same initial values on the same batches, and draws both curves."""
-    where = out or folder / OUT
-    text = Text(where, options)
-    solved = solved_in(folder, text)
-    wrong = find_functions(wrong_file).functions if wrong_file is not None else solved.wrong
-    if not wrong:
-        cannot = [f"your {one.pair} is wrong, but cannot be trained: {one.words}" for one in solved.mistaken]
-        if cannot:
-            raise ValueError(
-                f"{'; '.join(cannot)}; mend its shapes first, or give the file of a wrong pair with --wrong"
-            )
-        raise ValueError(
-            "nothing is wrong that can be trained: give the file of a wrong pair with --wrong FILE (a backward that "
-            "returns None does not train)"
-        )
-    names = ", ".join(sorted({name.rpartition("_")[0] for name in wrong}))
-    place = next_folder(where)
-    say(f"training with the right pairs, then once more with yours for {names}")
-    right = run(text.model(solved.right, solved.files), text, place / "right")
-    mistaken = run(text.model({**solved.right, **wrong}, {}), text, place / "wrong")
-    curves = {"right": right.losses, f"with your {names}": mistaken.losses}
-    draw_curves(curves, place / "compare.png")
-    say(f"\n{sketch(curves)}\n")
-    say(difference(right, mistaken, len(right.losses)))
-    say(f"curves: {place / 'compare.png'}")
-    return right, mistaken
-
-
-def difference(right: Result, wrong: Result, steps: int) -> str:
-    """How much worse the wrong run is, in one sentence."""
-    by = wrong.validation_loss - right.validation_loss
-    words = f"{by:.4f} nats per token worse" if by > 0 else f"{-by:.4f} nats per token better"
-    return (
-        f"after {steps} steps the validation loss is {right.validation_loss:.4f} with the right gradients and "
-        f"{wrong.validation_loss:.4f} with yours: {words}"
-    )

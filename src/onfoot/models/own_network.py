@@ -18,6 +18,7 @@ from onfoot.models.inputs import count_targets
 from onfoot.models.model import Model
 from onfoot.models.step import checked_batch
 from onfoot.own_engine import EngineLike, NotWrittenError, PairError
+from onfoot.own_engine.functions import error_words
 
 Forward = Callable[..., tuple[Any, Any]]
 Backward = Callable[[Any], Mapping[str, Any]]
@@ -54,12 +55,13 @@ class OwnNetwork(Model):
             raise ValueError("gpt2_forward takes neither packed examples nor adapters")
         batch = checked_batch(self, tokens, targets, divisor)
         n = count_targets(batch.targets.ids)
-        loss, saved = self._forward(dict(self.params), batch.tokens, batch.targets.ids, self.config)
+        given = dict(self.params), batch.tokens, batch.targets.ids, self.config
+        loss, saved = _call("gpt2_forward", self._forward, *given)
         scale = n / batch.divisor  # the user's loss is a mean
         value = float(loss) * scale
         if on_loss is not None:
             on_loss(value)
-        grads = self.checked(self._backward(saved), scale)
+        grads = self.checked(_call("gpt2_backward", self._backward, saved), scale)
         if on_gradient is None:
             return value, grads
         for name in list(grads):
@@ -85,6 +87,16 @@ class OwnNetwork(Model):
                 )
             out[name] = grad if scale == 1 else grad * np.asarray(scale, self.dtype)
         return out
+
+
+def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What the user's function returns; a PairError for what it raises, also if it ends the process."""
+    try:
+        return function(*args)
+    except PairError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PairError(f"your {name} raises {error_words(error)}") from error
 
 
 def compare_network(model: Model, forward: Forward, backward: Backward, tokens: Any, targets: Any) -> tuple[str, float]:

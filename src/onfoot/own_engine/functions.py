@@ -100,10 +100,10 @@ def fitted(name: str, function: Callable[..., Any]) -> Callable[[Mapping[str, An
             return function(**values) if by_name else function(*values.values())
         except PairError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an exit in a function would end the command without a word
             shapes = ", ".join(f"{n} {_short(x)}" for n, x in values.items() if n != "saved")
             raise PairError(
-                f"your {name} raises {type(error).__name__}: {error} ({_line(error)}), called with {shapes}"
+                f"your {name} raises {error_words(error)} ({_line(error)}), called with {shapes}"
             ) from error
 
     return call
@@ -182,7 +182,12 @@ def _kind(x: Any) -> str:
     return "None" if x is None else f"a {type(x).__name__}"
 
 
-def _line(error: Exception) -> str:
+def error_words(error: BaseException) -> str:
+    """An exception in a message: its type, and what it says if it says anything."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def _line(error: BaseException) -> str:
     """The place in the user's file where an exception was raised: the innermost frame that is in a file of theirs."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     theirs = [f for f in frames if "site-packages" not in f.filename] or frames

@@ -105,11 +105,14 @@ def _of_folder(folder: Path) -> Found:
     return Found(functions, hashes(list(modules.values())), folder.name or str(folder))
 
 
-def import_folder(folder: Path) -> tuple[dict[Path, ModuleType], dict[Path, str]]:
-    """The Python files directly in a folder, imported, and why the others cannot be. They may import each other."""
+def import_folder(folder: Path, files: Sequence[Path] | None = None) -> tuple[dict[Path, ModuleType], dict[Path, str]]:
+    """These files of a folder, or all Python files directly in it, imported, and why the others cannot be.
+
+    They may import each other, and files beside them.
+    """
     modules, broken = dict[Path, ModuleType](), dict[Path, str]()
     with _beside(folder.resolve()):
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted(folder.glob("*.py")) if files is None else files:
             try:
                 modules[path] = import_file(path)
             except ValueError as error:
