@@ -229,6 +229,14 @@ def masked_rows() -> str:
     )
 
 
+def recipe() -> str:
+    rows = (
+        [name, f"{x['steps']}", f"{x['nats per byte']:.3f}", f"{x['lowest']:.3f}"]
+        for name, x in figures("recipe")["runs"].items()
+    )
+    return table(["one setting changed", "steps", "nats per byte at the end", "lowest"], "lrrr", rows)
+
+
 def gain() -> str:
     """How much sooner the goal of the time to a loss is reached than by the faster of the peers."""
     seconds = figures("time_to_loss")["seconds"]
@@ -342,6 +350,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "second-order": second_order,
     "growth": growth,
     "time-to-loss": time_to_loss,
+    "recipe": recipe,
     "blame": blame,
     "private": private,
     "serving": serving,
