@@ -88,11 +88,10 @@ def lora(
     **changes: Any,
 ) -> tuple[torch.Tensor, ...]:
     scale = changes.get("scale", lambda a, r: a / r)(alpha, down.shape[1])
-    in_down = changes.get("in_down", scale)
     in_up = changes.get("in_up", lambda s: s)(scale)
     product = down @ up
-    dx = changes.get("frozen", 1) * dout @ weight.T + changes.get("adapter", 1) * in_down * (dout @ product.T)
-    ddown = in_down * torch.einsum("bti,bto,ro->ir", x, dout, up)
+    dx = changes.get("frozen", 1) * dout @ weight.T + changes.get("in_dx", scale) * (dout @ product.T)
+    ddown = changes.get("in_ddown", scale) * torch.einsum("bti,bto,ro->ir", x, dout, up)
     dup = in_up * torch.einsum("bti,ir,bto->ro", x, down, dout)
     return dx, ddown.T if changes.get("transposed") else ddown, dup
 
@@ -102,12 +101,14 @@ def lora_with(name: str, /, **changes: Any) -> None:
 
 
 lora_with("the frozen path missing from dx", frozen=0)
-lora_with("the adapter's path missing from dx", adapter=0)
+lora_with("the adapter's path missing from dx", in_dx=0)
 lora_with("α in place of α/r", scale=lambda a, r: a)
 lora_with("α/√r in place of α/r", scale=lambda a, r: a * r**-0.5)
 lora_with("α/r missing everywhere", scale=lambda a, r: 1)
 lora_with("r/α in place of α/r", scale=lambda a, r: r / a)
-lora_with("α/r missing from dx and ddown", in_down=1)
+lora_with("α/r missing from dx and ddown", in_dx=1, in_ddown=1)
+lora_with("α/r missing from dx", in_dx=1)
+lora_with("α/r missing from ddown", in_ddown=1)
 lora_with("α/r missing from dup", in_up=lambda s: 1)
 lora_with("α/r twice in dup", in_up=lambda s: s * s)
 lora_with("ddown transposed", transposed=True)

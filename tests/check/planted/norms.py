@@ -136,6 +136,7 @@ rms_norm_with("a sum in place of the mean in dx", sum=True)
 rms_norm_with("x in place of x̂ in dx", raw_x=True)
 rms_norm_with("the mean over tokens", axis=1)
 rms_norm_with("1/rms missing from dx", power=0)
+rms_norm_with("the mean of squares in place of rms in dx", power=2)
 rms_norm_with("dweight from x in place of x̂", raw_weight=True)
 
 

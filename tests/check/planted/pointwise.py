@@ -134,7 +134,9 @@ def adamw_by(name: str, /, **changes: Any) -> None:
                 m_hat, v_hat = one, two
             below = changes.get("below", lambda v: math.sqrt(v) + 1e-8)(v_hat)
             kept = param[i] * (1 - changes.get("decay", lr * decay))
-            moved = (kept - lr * m_hat / below) * (1 - lr * decay if changes.get("shrink") else 1)
+            moved = (kept + changes.get("sign", -1) * lr * m_hat / below) * (
+                1 - lr * decay if changes.get("shrink") else 1
+            )
             out[0][i], out[1][i], out[2][i] = moved, one, two
         return out[0], out[1], out[2]
 
@@ -144,6 +146,7 @@ adamw_by("no bias correction", uncorrected=True)
 adamw_by("β₁ in the bias correction of the second moment", mixed_correction=True)
 adamw_by("steps counted from 0", late=1)
 adamw_by("eps inside the square root", below=lambda v: math.sqrt(v + 1e-8))
+adamw_by("the step is added in place of subtracted", sign=1)
 adamw_by("the square root missing", below=lambda v: v + 1e-8)
 adamw_by("weight decay added to the gradient", l2=True, decay=0)
 adamw_by("no weight decay", decay=0)

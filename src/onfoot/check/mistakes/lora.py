@@ -60,13 +60,6 @@ MISTAKES = (
         lambda p: {"scale": lambda alpha, rank: rank / alpha},
     ),
     _mistake(
-        "α/r missing from dx and ddown",
-        "dout upᵗ is not scaled.",
-        "44",
-        "multiply dout upᵗ by alpha / r",
-        lambda p: {"dlow": lambda dy, up, scale: dy @ up.T},
-    ),
-    _mistake(
         "α/r missing from dx",
         "The adapter's path of dx, dout upᵗ downᵗ, is not scaled.",
         "LORA.2",
@@ -79,6 +72,13 @@ MISTAKES = (
         "45",
         "ddown = α/r xᵗ dout upᵗ",
         lambda p: {"ddown": lambda x, dlow, scale: rows(x).T @ rows(dlow / scale)},
+    ),
+    _mistake(
+        "α/r missing from dx and ddown",
+        "dout upᵗ is not scaled.",
+        "44",
+        "multiply dout upᵗ by alpha / r",
+        lambda p: {"dlow": lambda dy, up, scale: dy @ up.T},
     ),
     _mistake(
         "α/r missing from dup",
