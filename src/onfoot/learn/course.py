@@ -35,11 +35,6 @@ class Part:
         return f"{self.function} with {self.called_with}" if self.called_with else self.function
 
     @property
-    def rows(self) -> bool:
-        """Whether it is called again if it is right: with other axes, and to see in what form it returns gradients."""
-        return not self.by_name
-
-    @property
     def layer(self) -> Layer:
         """What `onfoot check` knows about it: its forward, its gradients and its mistakes."""
         return OWN_LAYERS[self.layer_name] if self.layer_name in OWN_LAYERS else LAYERS[self.layer_name]

@@ -167,8 +167,8 @@ def judge_part(path: Path, part: Part, timeout: float = TIMEOUT, start: Start | 
             return PartVerdict(part, "unsolved", dict.fromkeys(layer.gradients, "None"))
         name = f"{path.name}:{part.function}"
         verdict = from_report(part, check_part(part, function, name))
-        if part.rows and verdict.status == "passed":
-            refuse_three_axes_only(verdict, lambda inputs: function.run(inputs, {}, "numpy"))
+        if not part.by_name and verdict.status == "passed":
+            check_form_and_axes(verdict, lambda inputs: function.run(inputs, {}, "numpy"))
     return verdict
 
 
@@ -180,7 +180,7 @@ def check_part(part: Part, function: Any, name: str) -> LayerReport:
     )
 
 
-def refuse_three_axes_only(verdict: PartVerdict, call: Callable[[Sequence[Any]], Any]) -> None:
+def check_form_and_axes(verdict: PartVerdict, call: Callable[[Sequence[Any]], Any]) -> None:
     """Calls a function that is right in the cases again: it must return arrays, and take any number of leading axes."""
     part, options = verdict.part, verdict.part.layer.with_options(verdict.part.options)
     names = part.layer.gradients

@@ -15,10 +15,10 @@ from onfoot.learn.course import Exercise, Part, find_exercise, foundations
 from onfoot.learn.judge import (
     PartVerdict,
     Verdict,
+    check_form_and_axes,
     check_part,
     from_report,
     overall,
-    refuse_three_axes_only,
     returns_nothing,
 )
 from onfoot.terminal import listed
@@ -66,8 +66,8 @@ def judge_here(module: Any, part: Part) -> PartVerdict:
     if is_unwritten(function):
         return PartVerdict(part, "unsolved", dict.fromkeys(part.layer.gradients, "None"))
     verdict = from_report(part, check_part(part, function, part.function))
-    if part.rows and verdict.status == "passed":
-        refuse_three_axes_only(verdict, lambda inputs: function(*inputs))
+    if not part.by_name and verdict.status == "passed":
+        check_form_and_axes(verdict, lambda inputs: function(*inputs))
     return verdict
 
 
