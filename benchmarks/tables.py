@@ -229,12 +229,20 @@ def masked_rows() -> str:
     )
 
 
-def recipe() -> str:
+def recipes(name: str) -> str:
     rows = (
-        [name, f"{x['steps']}", f"{x['nats per byte']:.3f}", f"{x['lowest']:.3f}"]
-        for name, x in figures("recipe")["runs"].items()
+        [setting, f"{x['steps']}", f"{x['nats per byte']:.3f}", f"{x['lowest']:.3f}"]
+        for setting, x in figures(name)["runs"].items()
     )
     return table(["one setting changed", "steps", "nats per byte at the end", "lowest"], "lrrr", rows)
+
+
+def recipe() -> str:
+    return recipes("recipe")
+
+
+def recipe_longer() -> str:
+    return recipes("recipe_longer")
 
 
 def gain() -> str:
@@ -351,6 +359,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "growth": growth,
     "time-to-loss": time_to_loss,
     "recipe": recipe,
+    "recipe-longer": recipe_longer,
     "blame": blame,
     "private": private,
     "serving": serving,
