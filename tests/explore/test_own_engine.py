@@ -96,6 +96,7 @@ def test_the_command_exports_the_view_and_refuses_other_engines(tmp_path: Path) 
     assert json.loads(data)["opening"]["own"] == "my_ops.py"
     assert "gelu_tanh_backward" in parts["own"]["first"]
     refused = CliRunner().invoke(app, [*arguments, "--engine", "numba"])
+    assert "importing" not in refused.output
     assert refused.exit_code == 2 and "takes a file of your own pairs" in refused.output
     without = Study(onfoot.load(model, "float64", "numpy"), np.array([[1, 2, 3]]))
     with pytest.raises(ValueError, match="onfoot explore --engine"):

@@ -21,9 +21,10 @@ from onfoot.cli import app
 from onfoot.learn import EXERCISES, assert_solved, get_exercise, judge, make_folder
 from onfoot.learn.answer import part_lines
 from onfoot.learn.course import SOLUTIONS, foundations
-from onfoot.learn.judge import PartVerdict, Verdict, merge_places
 from onfoot.learn.progress import FILE, Progress
+from onfoot.learn.report import merge_places
 from onfoot.learn.session import SECONDS, changed_files, check_exercise
+from onfoot.learn.verdict import PartVerdict, Verdict
 from onfoot.learn.words import own_words
 
 

@@ -12,8 +12,8 @@ from onfoot.learn import EXERCISES, get_exercise, make_folder, write_solutions
 from onfoot.learn import folder as folders
 from onfoot.learn.course import COURSE, SOLUTIONS
 from onfoot.learn.folder import course_files, find_folder
-from onfoot.learn.judge import Verdict
 from onfoot.learn.progress import FILE, Progress, map_text
+from onfoot.learn.verdict import Verdict
 
 LINEAR = get_exercise(1)
 

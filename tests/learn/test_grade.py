@@ -73,7 +73,7 @@ def verdicts_of(handed: list[Handed], folder: Path, jobs: int = 2) -> dict[str, 
     found = {}
     for number in FILES:
         mine = [folder / student for student, one in by_student.items() if one.number == number]
-        for result in grade(mine, exercises=[number], jobs=jobs, limits=LIMITS) if mine else ():
+        for result in grade(find_submissions(mine), exercises=[number], jobs=jobs, limits=LIMITS) if mine else ():
             found[result.student] = result
     said = {student: " ".join([result.message, *result.mistakes]) for student, result in found.items()}
     assert {student: found[student].status for student in by_student} == {s: h.status for s, h in by_student.items()}
@@ -110,7 +110,7 @@ def test_children_that_outlive_a_submission_are_ended_where_calls_cannot_be_filt
     )
     write([Handed("leaves a child", 1, in_call(1, code), "passed")], tmp_path / "in")
     limits = Limits(call_seconds=8, seconds=30, filtered=False)
-    (result,) = grade([tmp_path / "in"], limits=limits)
+    (result,) = grade(find_submissions([tmp_path / "in"]), limits=limits)
     assert result.status == "passed"  # the gradients are right
     assert not processes_of(Path(tempfile.gettempdir()))
 
@@ -188,7 +188,7 @@ def test_a_notebook_that_is_not_python_or_of_no_one_exercise_is_not_passed_over(
         "b.ipynb is of no exercise: neither its name nor its functions are those of one; name it as in e01_linear"
     ]
     assert c.notes == ["c.ipynb is of no exercise: it has the functions of exercises 1, 2; hand in one file each"]
-    (result,) = grade([tmp_path / "b.ipynb"], exercises=[1])
+    (result,) = grade(find_submissions([tmp_path / "b.ipynb"]), exercises=[1])
     assert result.status == "missing" and result.notes == b.notes
 
 
@@ -206,7 +206,7 @@ def test_what_was_not_handed_in_or_not_begun_needs_no_judge(tmp_path: Path) -> N
     (tmp_path / "in" / "ada").mkdir(parents=True)
     given = (COURSE / "e01_linear.py").read_bytes().replace(b"\n", b"\r\n")
     (tmp_path / "in" / "ada" / "e01_linear.py").write_bytes(given)
-    found = grade([tmp_path / "in"], exercises=[1, 2])
+    found = grade(find_submissions([tmp_path / "in"]), exercises=[1, 2])
     assert [(one.status, one.seconds) for one in found] == [("unsolved", 0), ("missing", 0)]
 
 
@@ -219,17 +219,17 @@ def test_an_interrupted_batch_goes_on_where_it_was_and_a_changed_file_is_judged_
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        grade([folder], jobs=1, kept=kept, on_result=interrupt)
+        grade(find_submissions([folder]), jobs=1, kept=kept, on_result=interrupt)
     assert not processes_of(Path(tempfile.gettempdir()))
     assert [json.loads(line)["status"] for line in kept.read_text().splitlines()] == ["passed"]
     with kept.open("a") as file:
         file.write('{"student": "half a li')  # as a machine that lost power leaves it
     kept.write_text(kept.read_text() + "\n")
-    found = grade([folder], jobs=1, kept=kept, resume=True)
+    found = grade(find_submissions([folder]), jobs=1, kept=kept, resume=True)
     assert [one.status for one in found] == ["passed", "wrong"] and "times too small" in found[1].mistakes[0]
     assert len(kept.read_text().splitlines()) == 3  # the first was not judged again
     (folder / "s001 b" / "e01_linear.py").write_text((COURSE / "e01_linear.py").read_text())
-    again = grade([folder], jobs=1, kept=kept, resume=True)
+    again = grade(find_submissions([folder]), jobs=1, kept=kept, resume=True)
     assert [one.status for one in again] == ["passed", "unsolved"]
 
 
@@ -260,7 +260,7 @@ def test_a_mistake_of_an_earlier_exercise_does_not_count_twice_where_the_later_i
     solved_folder(tmp_path / "ada")
     edit(tmp_path / "ada" / "e07_attention.py", "return dq", "return 2 * dq")
     edit(tmp_path / "ada" / "e17_grouped_query.py", "dv.sum(axis=2)", "dv.mean(axis=2)")
-    first, second = grade([tmp_path / "ada"], exercises=[7, 17], limits=LIMITS)
+    first, second = grade(find_submissions([tmp_path / "ada"]), exercises=[7, 17], limits=LIMITS)
     assert (first.status, second.status) == ("wrong", "wrong")
     assert list(second.gradients.values()) == ["right", "right", "wrong"]  # dq, dk, dv
     assert second.notes == ["judged with the solutions of e03_cross_entropy, e06_one_head, e07_attention"]
@@ -292,15 +292,16 @@ def test_a_judge_that_cannot_start_does_not_stop_the_batch(tmp_path: Path, monke
 
     monkeypatch.setattr(batch, "run_judge", fail)
     write([Handed(kind, 1, "x = 1", "") for kind in ("a", "b")], tmp_path / "in")
-    found = grade([tmp_path / "in"], kept=tmp_path / "kept")
+    found = grade(find_submissions([tmp_path / "in"]), kept=tmp_path / "kept")
     assert [(one.status, one.message) for one in found] == [("not graded", "OSError: no space left")] * 2
     monkeypatch.setattr(batch, "run_judge", lambda *_: {"status": "passed"})
-    assert [one.status for one in grade([tmp_path / "in"], kept=tmp_path / "kept", resume=True)] == ["passed"] * 2
+    again = grade(find_submissions([tmp_path / "in"]), kept=tmp_path / "kept", resume=True)
+    assert [one.status for one in again] == ["passed"] * 2
 
 
 def test_what_a_right_function_changes_is_a_note_for_the_teacher(tmp_path: Path) -> None:
     changes = mistaken(1, "dbias = np.sum(rows(dy), axis=0)", "dbias = np.sum(rows(dy), axis=0); x *= 2")
     write([Handed("changes x", 1, changes, "passed")], tmp_path / "in")
-    (result,) = grade([tmp_path / "in"], exercises=[1], limits=LIMITS)
+    (result,) = grade(find_submissions([tmp_path / "in"]), exercises=[1], limits=LIMITS)
     assert result.status == "passed"
     assert [note for note in result.notes if note.startswith("linear_backward: it modifies its argument x")]

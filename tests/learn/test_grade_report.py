@@ -147,10 +147,11 @@ def test_gradescope_gets_no_points_and_the_reason_for_an_empty_submission(
     (folder / "README.md").write_text("done")
     assert [one["score"] for one in gradescope_results(folder, "--exercises", "1-3")["tests"]] == [0, 0, 0]
     (folder / "both.ipynb").write_text(json.dumps({"cells": [], "nbformat": 4}))
-    found = gradescope_results(folder)
-    assert found["score"] == 0 and "there is no Python file" not in found["output"]
-    assert found["output"].startswith("no exercise was found; expected files such as e01_linear.py, but")
-    assert "both.ipynb is of no exercise" in found["output"]
+    tests = gradescope_results(folder, "--csv", "grades.csv")["tests"]
+    assert [one["score"] for one in tests] == [0] * len(EXERCISES)  # of all: none was handed in
+    assert tests[0]["output"].startswith("not handed in: e01_linear.py was not handed in; of no exercise: both.py")
+    assert "both.ipynb is of no exercise" in tests[0]["output"]
+    assert "submission" in Path("grades.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,27 @@ def test_gradients_in_a_form_that_later_exercises_do_not_take_are_wrong(
     assert verdict.status == "wrong" and f"_backward returns {says}" in said
 
 
+NAMED_FORMS = [
+    (9, "return d5 + branch, grads", 'return {"dx": d5 + branch, **grads}', "two values: dx, and a dict"),
+    (9, "return d5 + branch, grads", "return d5 + branch, *grads.values()", "two values: dx, and a dict"),
+    (9, "return d5 + branch, grads", "return d5 + branch, None", "two values: dx, and a dict"),
+    (11, "    return grads", "    return tuple(grads.values())", "must return a dict of the gradients by name"),
+]
+
+
+@pytest.mark.parametrize(("number", "right", "wrong", "says"), NAMED_FORMS)
+def test_gradients_by_name_are_returned_as_later_exercises_take_them(
+    number: int, right: str, wrong: str, says: str, tmp_path: Any
+) -> None:
+    verdict = judged(tmp_path, number, (right, wrong))
+    assert not verdict.passed and says in " ".join(answer_text(verdict).split())
+
+
+def test_what_a_function_raises_is_said_in_its_own_words(tmp_path: Any) -> None:
+    verdict = judged(tmp_path, 5, ("    return dx", "    return d + dx"))
+    assert "NameError: name 'd' is not defined" in answer_text(verdict)
+
+
 # exercise, in the solution, the same for one number of axes, the shape in which that is not right
 AXES = [
     (2, "np.where(x <= 0, 0, dy)", "np.einsum('bti,bti->bti', np.where(x <= 0, 0.0, 1.0), dy)", "x of shape (24, 5)"),

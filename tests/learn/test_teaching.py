@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from learners import edit
 from typer.testing import CliRunner
 
 from onfoot.cli import app
@@ -90,6 +91,23 @@ def test_the_check_of_a_new_exercise_judges_what_is_written_and_says_in_a_line_w
     assert "e42_conv.py has no function conv_backward" in said_of(("def conv_backward", "def backward"))
     lost = checked(tmp_path, "nowhere.py")
     assert lost.returncode == 1 and lost.stderr.startswith("nowhere.py: no such file; give the file of the exercise")
+
+
+def test_the_check_of_a_new_exercise_takes_a_single_gradient_itself(tmp_path: Path) -> None:
+    write_template("conv", tmp_path, 42)
+    check = tmp_path / "check_e42_conv.py"
+    edit(check, 'NAMES = ["dx", "dweight"]', 'NAMES = ["dx"]')
+    edit(check, "[rng.standard_normal((5, 3)), rng.standard_normal(3)]", "[rng.standard_normal((5, 3))]")
+    forward = "def conv_forward(x):\n    return x * x, x\n\n\ndef conv_backward(dy, x):\n    return "
+    for backward, code, says in (
+        ("2 * x * dy", 0, "✓ passes"),
+        ("(2 * x * dy,)", 0, "✓ passes"),
+        ("x * dy", 1, "✗ wrong: dx"),
+        ("None", 1, "conv_backward returns nothing: end it with return dx"),
+    ):
+        (tmp_path / "e42_conv.py").write_text(f"{forward}{backward}\n", encoding="utf-8")
+        done = checked(tmp_path)
+        assert done.returncode == code and says in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["class", "Two Words", "2d", "a/b", "../x"])

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli.learn_train import train as command
+from onfoot.learn import own_pairs
 from onfoot.learn import train as learn
 from onfoot.learn.compare import compare, difference
 from onfoot.learn.curves import columns, draw_curves, sketch
 from onfoot.learn.folder import FILE, make_folder
+from onfoot.learn.own_pairs import solved_in
 from onfoot.models.own_network import OwnNetwork, compare_network
 from onfoot.own_engine import PairError
 from onfoot.own_engine.load import import_folder
@@ -46,7 +48,7 @@ def said(work: Any) -> str:
 
 
 def verdicts(folder: Path, text: learn.Text) -> dict[str, str]:
-    return {one.pair: one.verdict for one in learn.solved_in(folder, text).statuses}
+    return {one.pair: one.verdict for one in solved_in(folder, text).statuses}
 
 
 def test_with_every_exercise_solved_every_gradient_is_the_learners(tmp_path: Path) -> None:
@@ -64,13 +66,13 @@ def test_with_every_exercise_solved_every_gradient_is_the_learners(tmp_path: Pat
 
 @pytest.mark.parametrize("folder", [None, *COURSE], ids=str)
 def test_solved_exercises_are_recognised_as_such(folder: Path | None, text: learn.Text, tmp_path: Path) -> None:
-    solved = learn.solved_in(folder or write_course(tmp_path / "all"), text)
+    solved = solved_in(folder or write_course(tmp_path / "all"), text)
     assert solved.everything, solved.table()
     assert not solved.wrong and {one.verdict for one in solved.statuses} == {"yours"}
 
 
 def test_without_the_whole_pass_all_pairs_are_the_learners_and_it_says_so(tmp_path: Path, text: learn.Text) -> None:
-    solved = learn.solved_in(write_course(tmp_path / "pairs", network=False), text)
+    solved = solved_in(write_course(tmp_path / "pairs", network=False), text)
     assert solved.all_pairs and not solved.everything
     assert solved.summary() == (
         "All 6 pairs are yours; the pass that calls them (gpt2_forward, gpt2_backward) is onfoot's."
@@ -79,10 +81,10 @@ def test_without_the_whole_pass_all_pairs_are_the_learners_and_it_says_so(tmp_pa
 
 def test_unsolved_and_wrong_exercises_are_ours_and_named(tmp_path: Path, text: learn.Text) -> None:
     folder = write_course(tmp_path / "some", without=("linear",), layer_norm=LAYER_NORM)
-    solved = learn.solved_in(folder, text)
+    solved = solved_in(folder, text)
     assert verdicts(folder, text) == {
         "attention": "yours", "cross_entropy": "yours", "embedding": "yours", "gelu_tanh": "yours",
-        "layer_norm": "wrong", "linear": "not written yet", "gpt2": "not written yet",
+        "layer_norm": "wrong", "linear": "not written yet", "gpt2": "does not run",
     }  # fmt: skip
     assert set(solved.wrong) == {"layer_norm_forward", "layer_norm_backward"}
     assert "layer_norm     onfoot's: transformer.ln_f: dx of your layer_norm_backward is wrong" in solved.table()
@@ -93,7 +95,7 @@ def test_a_file_that_cannot_be_imported_is_named_and_the_rest_is_trained(tmp_pat
     folder = write_course(tmp_path / "broken", network=False)
     (folder / "e01_linear.py").write_text("def f(:\n", encoding="utf-8")
     (folder / "e12_lora.py").write_text("import nothing_of_this_name\n", encoding="utf-8")
-    solved = learn.solved_in(folder, text)
+    solved = solved_in(folder, text)
     assert "  linear         onfoot's: e01_linear.py cannot be imported\n" in solved.table()
     assert "e12_lora.py cannot be imported: ModuleNotFoundError: No module named 'nothing_of" in solved.table()
     assert solved.summary() == "5 of 6 pairs are yours; the rest is onfoot's."
@@ -106,10 +108,10 @@ def test_of_two_files_with_the_same_pair_the_last_right_one_counts(tmp_path: Pat
     (folder / "e06_one_head.py").write_text(
         mask.replace("seen, scores, -np.inf", "seen, scores, scores"), encoding="utf-8"
     )
-    (status,) = [one for one in learn.solved_in(folder, text).statuses if one.pair == "attention"]
+    (status,) = [one for one in solved_in(folder, text).statuses if one.pair == "attention"]
     assert (status.verdict, status.file) == ("yours", "e07_attention.py")
     (folder / "e08_multi_head.py").write_text(mask.replace("return rho @ v", "return rho @ v * 2"), encoding="utf-8")
-    (status,) = [one for one in learn.solved_in(folder, text).statuses if one.pair == "attention"]
+    (status,) = [one for one in solved_in(folder, text).statuses if one.pair == "attention"]
     assert (status.verdict, status.file) == ("yours", "e07_attention.py")
 
 
@@ -118,11 +120,11 @@ def test_only_the_files_of_the_course_are_imported(tmp_path: Path, text: learn.T
     folder = write_course(tmp_path / "scratch")
     (folder / "scratch.py").write_text("from pathlib import Path\nPath('ran').write_text('')\n", encoding="utf-8")
     (folder / "helpers.py").write_text("import scratch_is_not_there\n", encoding="utf-8")
-    solved = learn.solved_in(folder, text)
+    solved = solved_in(folder, text)
     assert solved.everything and solved.broken == {} and not Path("ran").exists()
     linear = (folder / "e01_linear.py").read_text(encoding="utf-8")
     (folder / "e01_linear.py").write_text(f"import helpers\n{linear}", encoding="utf-8")
-    assert "scratch_is_not_there" in learn.solved_in(folder, text).broken["e01_linear.py"]
+    assert "scratch_is_not_there" in solved_in(folder, text).broken["e01_linear.py"]
 
 
 EXIT = "    import sys; sys.exit()\n"
@@ -130,9 +132,10 @@ EXIT = "    import sys; sys.exit()\n"
 
 def test_a_function_that_exits_is_said_to_and_does_not_end_the_command(tmp_path: Path, text: learn.Text) -> None:
     folder = write_course(tmp_path / "exits", linear=("    dx = (drows", f"{EXIT}    dx = (drows"))
-    said_of = {one.pair: one.words for one in learn.solved_in(folder, text).statuses}
+    said_of = {one.pair: one.words for one in solved_in(folder, text).statuses}
     assert re.search(r"your linear_backward raises SystemExit \(.*e01_linear.py, line \d+\), called", said_of["linear"])
-    assert said_of["gpt2"] == "it does not run yet: your gpt2_backward raises SystemExit"
+    exits = r"it does not run yet: your gpt2_backward raises SystemExit \(.*e01_linear.py, line \d+\)"
+    assert re.fullmatch(exits, said_of["gpt2"])
     with pytest.raises(ValueError, match=r"your linear is wrong, but cannot be trained: .* raises SystemExit"):
         compare(folder, options(2), print)
 
@@ -143,7 +146,7 @@ def test_what_takes_long_is_said_before_it_is_done(tmp_path: Path, monkeypatch: 
     def endless(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(learn, "import_folder", endless)
+    monkeypatch.setattr(own_pairs, "import_folder", endless)
     lines: list[str] = []
     for work in (learn.train, compare):
         with pytest.raises(KeyboardInterrupt):
@@ -155,13 +158,13 @@ def test_a_wrong_whole_pass_is_not_used(tmp_path: Path, text: learn.Text) -> Non
     folder = write_course(tmp_path / "network")
     wrong = NETWORK.replace("dhead.T + embedding_backward(d, s_tok)", "embedding_backward(d, s_tok)")
     (folder / "e11_gpt2.py").write_text(wrong, encoding="utf-8")
-    (status,) = [one for one in learn.solved_in(folder, text).statuses if one.pair == "gpt2"]
+    (status,) = [one for one in solved_in(folder, text).statuses if one.pair == "gpt2"]
     assert status.verdict == "wrong" and status.words.startswith("the gradient of transformer.wte.weight is wrong")
 
 
 def test_training_on_the_learners_whole_pass_has_the_bits_of_the_engine_numpy(tmp_path: Path, text: learn.Text) -> None:
     """The same operations in the same order, except that a gradient that is always 0 is rounding there."""
-    network = learn.solved_in(write_course(tmp_path / "bits"), text).network
+    network = solved_in(write_course(tmp_path / "bits"), text).network
     assert network is not None
     batch = text.source.microbatches(0)[0]
     mine, ours = text.model({}, {}, network), text.model({}, {})
@@ -179,7 +182,7 @@ def test_a_run_on_the_solutions_whole_pass_has_the_bits_of_a_run_on_the_engine_n
     tmp_path: Path, dtype: str
 ) -> None:
     text = learn.Text(tmp_path, options(6, dtype=dtype))
-    solved = learn.solved_in(SOLUTIONS, text)
+    solved = solved_in(SOLUTIONS, text)
     assert solved.everything
     mine, ours = text.model(solved.right, solved.files, solved.network), text.model({}, {})
     assert isinstance(mine, OwnNetwork)
@@ -189,7 +192,7 @@ def test_a_run_on_the_solutions_whole_pass_has_the_bits_of_a_run_on_the_engine_n
 
 
 def test_the_whole_pass_scales_with_the_divisor_and_reports_what_is_missing(tmp_path: Path, text: learn.Text) -> None:
-    network = learn.solved_in(write_course(tmp_path / "scale"), text).network
+    network = solved_in(write_course(tmp_path / "scale"), text).network
     model, tokens = text.model({}, {}, network), np.arange(12).reshape(2, 6)
     loss, grads = model.loss_and_grads(tokens)
     half, half_grads = model.loss_and_grads(tokens, divisor=20.0)  # of 10 targets
@@ -199,12 +202,28 @@ def test_the_whole_pass_scales_with_the_divisor_and_reports_what_is_missing(tmp_
         model.loss_and_grads(tokens, segments=np.zeros((2, 6), int))
     assert isinstance(model, OwnNetwork)
     for grads_given, message in (
-        (None, "must return a dict of gradients by name, got a NoneType"),
+        (None, "must return a dict of gradients by name, got None"),
         ({}, r"returns no gradient of transformer.h.0.attn.c_attn.bias and \d+ others"),
         ({**grads, "transformer.wpe.weight": np.zeros(3)}, r"of transformer.wpe.weight of shape \(3,\); it has shape"),
     ):
         with pytest.raises(PairError, match=message):
             model.checked(grads_given)
+
+
+def test_whatever_a_whole_pass_returns_is_a_line_of_the_table(tmp_path: Path, text: learn.Text) -> None:
+    """A PairError of the two functions, and no error that would end the command."""
+    for change, message in (
+        (("return loss, (", "return loss # ("), "must return the loss and what its backward needs, got a float64"),
+        (("return loss, (", "return None, ("), "the loss of your gpt2_forward must be an array of numbers, got None"),
+        (("return loss, (", "return [loss] * 2, ("), r"must be one number, got the shape \(2,\)"),
+        (("    return grads", '    return {**grads, TOKENS: "x"}'), "of transformer.wte.weight from .* got a str"),
+        (("    return grads", "    return {**grads, TOKENS: [[1.0], [1.0, 2.0]]}"), "array of numbers, got 2 values"),
+        (("    return grads", "    return {**grads, TOKENS: grads[TOKENS] * np.nan}"), "wte.weight is wrong: .* nan"),
+        (("    return grads", "    return None"), "your gpt2_backward is not written yet"),
+    ):
+        folder = solutions(tmp_path / str(abs(hash(change))), ("e11_gpt2", *change))
+        (status,) = [one for one in solved_in(folder, text).statuses if one.pair == "gpt2"]
+        assert status.verdict != "yours" and re.search(message, status.words), status
 
 
 def test_a_difference_in_the_loss_is_found(tmp_path: Path, text: learn.Text) -> None:
@@ -281,14 +300,17 @@ def test_what_is_right_or_not_of_this_network_is_not_trained_as_wrong(tmp_path: 
     ):
         with pytest.raises(ValueError, match=message):
             compare(folder, options(2), print, folder / f"{stem}.py")
-    given = COURSE_FILES / "e01_linear.py"
-    with pytest.raises(ValueError, match=r"your linear_backward is not written yet"):
-        compare(folder, options(2), print, given)
+    for stem, function in (("e01_linear", "linear"), ("e08_multi_head", "self_attention"), ("e09_block", "block")):
+        unwritten = tmp_path / f"{stem}.py"
+        unwritten.write_text(f"# mine\n{(COURSE_FILES / unwritten.name).read_text(encoding='utf-8')}", encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"{stem}.py: your {function}_backward is not written yet$"):
+            compare(folder, options(2), print, unwritten)
 
 
 def test_what_raises_cannot_be_trained_and_the_reason_is_said(tmp_path: Path) -> None:
     linear = ("e01_linear", "dx = (rows(dy)", "1 / 0; dx = (rows(dy)")
     block = ("e09_block", "return d5 + branch, grads", "return d5[0] + branch, {}")
+    some = ("e09_block", "return d5 + branch, grads", "return None, grads")
     for change, message in (
         (
             linear,
@@ -298,6 +320,7 @@ def test_what_raises_cannot_be_trained_and_the_reason_is_said(tmp_path: Path) ->
             ("e09_block", "return d5", "return d5]"),
             r"e09_block.py cannot be imported: .*, line \d+: .*; mend that first",
         ),
+        (some, r"your block is wrong, .*: it does not run yet: your block_backward returns None for some of its grad"),
         (block, r"your block is wrong, but cannot be trained: it does not run yet: your gpt2_backward .*; mend that"),
     ):
         folder = solutions(tmp_path / str(hash(change)), change)

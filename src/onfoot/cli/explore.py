@@ -174,17 +174,16 @@ def _written(own: OwnEngine, source: str, model: Model) -> OwnEngine:
 
 def _own_engine(name: str | None) -> OwnEngine | None:
     """The engine of the user's own pairs, if there are any."""
-    from onfoot.own_engine import OwnEngine, as_engine, is_own
+    from onfoot.own_engine import OwnEngine, is_own
+    from onfoot.own_engine.load import find_functions
 
     if name is None:
         return None
-    _say(f"importing and running the pairs of {name}; Ctrl-C ends a loop that does not end")
-    if Path(name).is_dir():
-        return _of_folder(Path(name))
-    engine = as_engine(name) if is_own(name) else None
-    if not isinstance(engine, OwnEngine):
+    folder = Path(name).is_dir()
+    if not folder and not is_own(name):
         raise ValueError(f"--engine takes a file of your own pairs here, as in my_ops.py, got {name!r}")
-    return engine
+    _say(f"importing and running the pairs of {name}; Ctrl-C ends a loop that does not end")
+    return _of_folder(Path(name)) if folder else OwnEngine(*find_functions(name))
 
 
 def _of_folder(folder: Path) -> OwnEngine:

@@ -14,7 +14,7 @@ from onfoot.terminal import shell_word
 
 if TYPE_CHECKING:
     from onfoot.learn.course import Exercise
-    from onfoot.learn.judge import Verdict
+    from onfoot.learn.verdict import Verdict
 
 Folder = Annotated[
     Path | None, typer.Option("--folder", help="Folder of exercises, if it is not the current one.", show_default=False)

@@ -74,7 +74,6 @@ def grade(
     from onfoot.learn.grade import grade as grade_all
     from onfoot.learn.grade_find import check_paths, find_submissions, one_submission
     from onfoot.learn.grade_formats import gradescope as for_gradescope
-    from onfoot.learn.grade_formats import gradescope_of_nothing
     from onfoot.learn.grade_html import grade_page
     from onfoot.learn.grade_limits import MIB, Limits
     from onfoot.learn.grade_report import Gradebook, Points, read_points
@@ -92,12 +91,9 @@ def grade(
         ("--csv", csv), ("--json", as_json), ("--html", html), ("--gradescope", gradescope), ("--results", kept),
     ):  # fmt: skip
         check_writable(path, option)
-    if gradescope is not None:
-        (only,) = one_submission(submissions)
-        if numbers is None and not any(only.has(exercise) for exercise in EXERCISES):
-            write_json(gradescope, gradescope_of_nothing(only))
-            console.show_text(f"{only.student} has no exercise in it; wrote {gradescope}")
-            return
+    found = find_submissions(submissions) if gradescope is None else one_submission(submissions)
+    if gradescope is not None and numbers is None and not any(found[0].has(exercise) for exercise in EXERCISES):
+        numbers = [exercise.number for exercise in EXERCISES]  # none was handed in, which the student is told
     if kept.exists() and not resume:
         if not fresh:
             raise ValueError(f"{kept} exists; --resume goes on with it, --fresh judges everything again")
@@ -105,13 +101,12 @@ def grade(
     with _Bar() as bar:
         try:
             results = grade_all(
-                submissions,
+                found,
                 exercises=numbers,
                 jobs=jobs,
                 limits=limits,
                 kept=kept,
                 resume=resume,
-                find=find_submissions if gradescope is None else one_submission,
                 on_start=bar.start,
                 on_result=bar.advance,
             )

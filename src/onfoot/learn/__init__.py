@@ -9,9 +9,10 @@ them, `adapters.py` says how a learner's function is called, `judge.py` judges i
 
 from onfoot.learn.course import EXERCISES, Exercise, Part, get_exercise
 from onfoot.learn.folder import make_folder, write_solutions
-from onfoot.learn.judge import Verdict, judge
+from onfoot.learn.judge import judge
 from onfoot.learn.notebook_import import import_notebooks
 from onfoot.learn.solved import assert_solved
+from onfoot.learn.verdict import Verdict
 
 __all__ = [
     "EXERCISES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from onfoot.learn.judge import PartVerdict, Verdict
+from onfoot.learn.verdict import PartVerdict, Verdict
 from onfoot.terminal import listed
 
 WIDTH = 100

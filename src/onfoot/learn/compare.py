@@ -10,32 +10,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from onfoot.learn.course import COURSE, SOLUTIONS, find_exercise
+from onfoot.learn.course import SOLUTIONS, find_exercise
 from onfoot.learn.curves import draw_curves, sketch
 from onfoot.learn.folder import exercise_files
-from onfoot.learn.progress import digest
-from onfoot.learn.train import (
-    JUDGING,
+from onfoot.learn.own_pairs import (
+    FAILING,
     NETWORK,
-    NOT_YET,
-    OUT,
     UNWRITTEN,
     WRONG,
     YOURS,
     Functions,
     Network,
-    Result,
     Solved,
     Status,
-    Text,
-    defined_in,
+    functions_of,
     judged_network,
-    next_folder,
-    run,
     solved_in,
 )
-from onfoot.own_engine.load import HALVES, import_folder
+from onfoot.learn.train import JUDGING, OUT, Result, Text, next_folder, run
+from onfoot.own_engine import NotWrittenError, PairError
+from onfoot.own_engine.functions import called
+from onfoot.own_engine.load import import_folder
 from onfoot.train.options import TrainOptions
 
 # What is no pair of an engine, from the smallest to the largest, and the exercise that has it.
@@ -89,7 +86,7 @@ def mistaken_in(folder: Path, solved: Solved, text: Text) -> Mistaken:
         raise ValueError(f"{'; '.join(cannot)}; mend that first, or give the file of another solution with --wrong")
     raise ValueError(
         f"nothing is wrong that can be trained: give the file of a wrong solution with --wrong FILE (a backward that "
-        f"returns None does not train; {_part_of_it(text)})"
+        f"returns None does not train; {_parts(solved)})"
     )
 
 
@@ -111,11 +108,11 @@ def mistaken_of(file: Path, text: Text) -> Mistaken:
     right = [one.pair for one in statuses if one.verdict == YOURS]
     if right:
         raise ValueError(f"--wrong {file}: nothing in it is wrong; right as onfoot's: {', '.join(right)}")
-    raise ValueError(f"--wrong {file} defines nothing that can be trained: {_part_of_it(text)}")
+    raise ValueError(f"--wrong {file} defines nothing that can be trained: {_parts(solved)}")
 
 
 def _trainable(solved: Solved, parts: Sequence[tuple[Status, Network]]) -> Mistaken | None:
-    """The wrong pairs; or, if all are right, the smallest part of the network that is wrong."""
+    """The wrong pairs; or, if none can be trained, the smallest part of the network that is wrong."""
     if solved.wrong:
         return Mistaken(sorted({name.rpartition("_")[0] for name in solved.wrong}), solved.wrong)
     wrong = [(status.pair, network) for status, network in parts if status.verdict == WRONG]
@@ -124,28 +121,26 @@ def _trainable(solved: Solved, parts: Sequence[tuple[Status, Network]]) -> Mista
 
 def _cannot(solved: Solved, parts: Sequence[tuple[Status, Network]]) -> list[str]:
     """What is wrong but cannot be trained, and why."""
-    failing = [one for one, _ in parts if one.verdict == UNWRITTEN and one.words != NOT_YET.format(one.pair)]
+    failing = [one for one, _ in parts if one.verdict == FAILING]
     return [f"your {one.pair} is wrong, but cannot be trained: {one.words}" for one in [*solved.mistaken, *failing]]
 
 
-def _part_of_it(text: Text) -> str:
-    names = ", ".join([*text.model({}, {}).pairs_used(), *PARTS])
+def _parts(solved: Solved) -> str:
+    names = ", ".join([*(one.pair for one in solved.statuses if one.pair != NETWORK), *PARTS])
     return f"this GPT-2 consists of {names}; the other exercises are not a part of it"
 
 
 def judged_parts(files: Sequence[Path], text: Text) -> list[tuple[Status, Network]]:
     """The parts that these files define, judged in a pass through the whole network that is otherwise right."""
-    imported = {file: _beside_solutions(file) for file in files if not _as_given(file)}
+    imported = {file: _beside_solutions(file) for file in files}
     modules = {file: module for file, module in imported.items() if module is not None}
     found = []
     for part in PARTS:
-        names = [f"{part}_{half}" for half in HALVES]
         for file, module in modules.items():
-            if all(callable(getattr(module, name, None)) for name in names) and defined_in(module, names):
-                network = whole_pass({name: getattr(module, name) for name in names})
-                verdict, words = judged_network(network, text)
-                words = NOT_YET.format(part) if words == NOT_YET.format(NETWORK) else words
-                found.append((Status(part, verdict, file.name, words), network))
+            functions = functions_of(module, part)
+            if functions is not None:
+                network = whole_pass(part, functions)
+                found.append((judged_network(network, text, file.name, part), network))
     return found
 
 
@@ -161,30 +156,45 @@ def _beside_solutions(file: Path) -> ModuleType | None:
     return None
 
 
-def whole_pass(functions: Functions) -> Network:
-    """gpt2_forward and gpt2_backward of the solutions, with these functions in place of theirs."""
-    forward, backward = (f"{NETWORK}_{half}" for half in HALVES)
-    if forward in functions:
-        return functions[forward], functions[backward]
-    modules, _ = import_folder(SOLUTIONS, exercise_files(SOLUTIONS))
-    for module in modules.values():  # each file has its own names for what it imports
-        vars(module).update({name: function for name, function in functions.items() if hasattr(module, name)})
-    network = modules[SOLUTIONS / find_exercise(NETWORK).file]
-    return getattr(network, forward), getattr(network, backward)
+def whole_pass(part: str, functions: Functions) -> Network:
+    """gpt2_forward and gpt2_backward of the solutions, with these functions of a part in place of theirs."""
+    if part != NETWORK:
+        modules, _ = import_folder(SOLUTIONS, exercise_files(SOLUTIONS))
+        checked = checked_part(part, functions)
+        for module in modules.values():  # each file has its own names for what it imports
+            vars(module).update({name: function for name, function in checked.items() if hasattr(module, name)})
+        network = modules[SOLUTIONS / find_exercise(NETWORK).file]
+        functions = {name: getattr(network, name) for name in (f"{NETWORK}_forward", f"{NETWORK}_backward")}
+    return functions[f"{NETWORK}_forward"], functions[f"{NETWORK}_backward"]
 
 
-def _as_given(file: Path) -> bool:
-    """Whether a file is as the course gives it: nothing has been written yet."""
-    return (COURSE / file.name).is_file() and digest(file) == digest(COURSE / file.name)
+def checked_part(part: str, functions: Functions) -> Functions:
+    """The functions of a part, with errors that name them: the pass that calls them is not the user's."""
+    forward, backward = f"{part}_forward", f"{part}_backward"
+
+    def checked_backward(*args: Any) -> Any:
+        found = called(backward, functions[backward], *args)
+        gradients = _gradients(found)
+        if all(gradient is None for gradient in gradients):
+            raise NotWrittenError(f"your {backward} returns None")
+        if any(gradient is None for gradient in gradients):
+            raise PairError(f"your {backward} returns None for some of its gradients")
+        return found
+
+    return {forward: lambda *args: called(forward, functions[forward], *args), backward: checked_backward}
+
+
+def _gradients(found: Any) -> list[Any]:
+    """What a backward function returned, without its tuples, lists and dicts."""
+    if isinstance(found, dict):
+        found = list(found.values())
+    return [one for inner in found for one in _gradients(inner)] if isinstance(found, (tuple, list)) else [found]
 
 
 def difference(right: Result, wrong: Result, steps: int) -> str:
     """How much worse the wrong run is, in one sentence."""
-    by = f"{wrong.validation_loss - right.validation_loss:.4f}"
-    if by.strip("-0.") == "":
-        words = "no difference"
-    else:
-        words = f"{by.lstrip('-')} nats per token {'better' if by.startswith('-') else 'worse'}"
+    by = round(wrong.validation_loss - right.validation_loss, 4)
+    words = f"{abs(by):.4f} nats per token {'worse' if by > 0 else 'better'}" if by else "no difference"
     return (
         f"after {steps} steps the validation loss is {right.validation_loss:.4f} with the right gradients and "
         f"{wrong.validation_loss:.4f} with yours: {words}"

@@ -1,6 +1,6 @@
 """Grades many submissions: every exercise of each is judged in processes of its own, in a copy of its files.
 
-    results = grade([Path("submissions")])
+    results = grade(find_submissions([Path("submissions")]))
 
 A result is written to the file of results as soon as it is known, so that an interrupted batch can be resumed.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from onfoot.formats.write import append
 from onfoot.learn.course import COURSE, EXERCISES, SOLUTIONS, Exercise, get_exercise
-from onfoot.learn.grade_find import ALL_FILES, Submission, find_submissions, foreign_imports
+from onfoot.learn.grade_find import ALL_FILES, Submission, foreign_imports
 from onfoot.learn.grade_limits import Limits
 from onfoot.learn.grade_process import end_judge, run_judge
 from onfoot.terminal import printable
@@ -91,20 +91,17 @@ def chosen_exercises(submissions: Sequence[Submission], numbers: Iterable[int] |
 
 
 def grade(
-    paths: Iterable[Path],
+    submissions: Sequence[Submission],
     *,
     exercises: Iterable[int] | None = None,
     jobs: int = JOBS,
     limits: Limits | None = None,
     kept: Path | None = None,
     resume: bool = False,
-    find: Callable[[Iterable[Path]], list[Submission]] = find_submissions,
     on_start: Callable[[int], None] = lambda total: None,
     on_result: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """Judges the exercises of all submissions; `kept` is the file that each result is written to at once.
-
-    `find` reads the submissions: a class, or with `one_submission` those of one student.
 
     With `resume`, results in that file are used again if the same files were judged under the same limits. The results
     are in the order of the submissions, then of the exercises.
@@ -112,7 +109,6 @@ def grade(
     if jobs < 1:
         raise ValueError(f"jobs must be >= 1, got {jobs}")
     limits = limits or Limits()
-    submissions = find(paths)
     chosen = chosen_exercises(submissions, exercises)
     tasks = [Task(one, exercise, key_of(one, exercise, limits)) for one in submissions for exercise in chosen]
     before = read_results(kept) if resume and kept is not None else {}

@@ -7,7 +7,6 @@ from typing import Any
 
 from onfoot.learn.course import EXERCISES, Exercise
 from onfoot.learn.grade import Result
-from onfoot.learn.grade_find import Submission
 from onfoot.learn.grade_report import NAMED_BY_MESSAGE, WORDS, Gradebook, Points
 from onfoot.terminal import printable
 
@@ -32,14 +31,6 @@ def gradescope(book: Gradebook) -> dict[str, Any]:
             for result in results.values()
         ],
     }
-
-
-def gradescope_of_nothing(submission: Submission) -> dict[str, Any]:
-    """The content of results.json for a submission in which no exercise was found: 0 points, and why."""
-    expected = f"no exercise was found; expected files such as {EXERCISES[0].file}"
-    found = f"the files are {', '.join(submission.files)}" if submission.files else "there is no Python file"
-    output = "\n".join([f"{expected}, but {found}", *submission.notes])
-    return {"output_format": "text", "visibility": "visible", "score": 0, "output": printable(output)}
 
 
 def feedback(result: Result) -> str:

@@ -17,7 +17,8 @@ from onfoot.learn.course import Exercise, get_exercise
 from onfoot.learn.grade_limits import MIB, Limits, set_limits
 from onfoot.learn.grade_runner import LimitedExercise
 from onfoot.learn.grade_sandbox import adopt_orphans, die_with_parent
-from onfoot.learn.judge import Verdict, judge
+from onfoot.learn.judge import judge
+from onfoot.learn.verdict import Verdict
 
 LONGEST = 4000  # characters of a text: the name of a type is the submission's, too
 MEMORY = 6144 * MIB  # of the judge itself

@@ -10,7 +10,7 @@ from typing import Any
 
 from onfoot.formats.write import write_json
 from onfoot.learn.course import EXERCISES, Exercise
-from onfoot.learn.judge import Verdict
+from onfoot.learn.verdict import Verdict
 from onfoot.terminal import shell_word
 
 FILE = "progress.json"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from onfoot.check.isolated import TIMEOUT
 from onfoot.learn.course import EXERCISES, LEVELS, Exercise, foundations
-from onfoot.learn.judge import Verdict, judge
+from onfoot.learn.judge import judge
 from onfoot.learn.progress import Progress, digest
+from onfoot.learn.verdict import Verdict
 
 SECONDS = 0.5  # between two looks at the files
 

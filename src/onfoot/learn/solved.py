@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from onfoot.check.case_sizes import ANY, first_case
-from onfoot.check.isolated import RaisedError
 from onfoot.learn.adapters import ADAPTERS, missing_functions
 from onfoot.learn.answer import first_sentence, note_lines, part_lines
 from onfoot.learn.course import Exercise, Part, find_exercise, foundations
-from onfoot.learn.judge import (
-    PartVerdict,
-    Verdict,
-    check_form_and_axes,
-    check_part,
-    from_report,
-    overall,
-    returns_nothing,
-)
+from onfoot.learn.judge import Call, is_unwritten, judge_backward
+from onfoot.learn.verdict import PartVerdict, Verdict, overall
 from onfoot.terminal import listed
 
 
@@ -62,44 +53,26 @@ def judge_here(module: Any, part: Part) -> PartVerdict:
     missing = missing_functions(module, part.adapter)
     if missing:
         raise ValueError(f"{missing[0]} is not defined here; run the cell with the whole exercise first")
-    function = _Here(module, part)
-    if is_unwritten(function):
-        return PartVerdict(part, "unsolved", dict.fromkeys(part.layer.gradients, "None"))
-    verdict = from_report(part, check_part(part, function, part.function))
-    if not part.by_name and verdict.status == "passed":
-        check_form_and_axes(verdict, lambda inputs: function(*inputs))
-    return verdict
+    call = _call_here(module, part)
+
+    def function(*arguments: Any) -> Any:
+        return call(arguments)
+
+    function.__name__ = part.function
+    return judge_backward(part, function, call, part.function)
 
 
-class _Here:
-    """A function of this process, called as one in a process of its own is."""
-
-    def __init__(self, module: Any, part: Part) -> None:
-        self.module, self.part = module, part
-        self.__name__ = part.function
-
-    def __call__(self, *arguments: Any) -> Any:
-        return ADAPTERS[self.part.adapter].backward(self.module, *arguments)
-
-    def run(self, inputs: Sequence[Any], options: Any, arrays: str) -> Any:
-        try:
-            return self(*inputs)
-        except Exception as error:
-            raise RaisedError(str(error)) from error
-
-
-def is_unwritten(function: Any) -> bool:
-    """Whether every gradient of a function is None."""
-    part = function.part
-    return returns_nothing(function, first_case(part.layer, 0, part.layer.with_options(part.options), ANY))
+def _call_here(module: Any, part: Part) -> Call:
+    """Calls a function of this process with the arguments of the checker's layer."""
+    return lambda arguments: ADAPTERS[part.adapter].backward(module, *arguments)
 
 
 def refuse_unwritten_foundation(exercise: Exercise) -> None:
     """Raises an AssertionError if an exercise that this one has imported is not written: it fails whatever is right."""
     for one in foundations(exercise):
         module = sys.modules.get(one.stem)  # None, which has no functions, if it is not imported
-        here = [_Here(module, part) for part in one.parts if not missing_functions(module, part.adapter)]
-        unwritten = [function.part.function for function in here if is_unwritten(function)]
+        here = [part for part in one.parts if not missing_functions(module, part.adapter)]
+        unwritten = [part.function for part in here if is_unwritten(part, _call_here(module, part))]
         if unwritten:
             raise AssertionError(
                 f"{listed(exercise.functions)} cannot be judged yet: {listed(list(dict.fromkeys(unwritten)))} of "

@@ -85,6 +85,8 @@ def main(path):
     if found is None:
         print(f"{name}_backward returns nothing: end it with return {{', '.join(NAMES)}}")
         return 1
+    if len(NAMES) == 1 and not isinstance(found, (tuple, list)):
+        found = (found,)
     if not isinstance(found, (tuple, list)) or len(found) != len(NAMES):
         got = f"{{len(found)}} values" if isinstance(found, (tuple, list)) else f"one {{type(found).__name__}}"
         print(f"{name}_backward must return {{', '.join(NAMES)}}, got {{got}}")
@@ -110,7 +112,10 @@ def main(path):
 
 def without_none(backward):
     def written(dy, saved):
-        return tuple(gradient for gradient in backward(dy, saved) if gradient is not None)
+        found = backward(dy, saved)
+        if not isinstance(found, (tuple, list)):
+            return found  # a single gradient
+        return tuple(gradient for gradient in found if gradient is not None)
 
     written.__qualname__ = backward.__name__
     return written

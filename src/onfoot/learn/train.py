@@ -1,29 +1,24 @@
 """`onfoot learn train`: trains a small GPT-2 with the learner's gradients, and with ours for what is not solved yet.
 
-The folder's files are read in order. A pair is the learner's if it agrees with ours on the first batch; a wrong one is
-trained only beside a right one (`compare.py`), so that both curves can be compared.
+`own_pairs.py` judges which are right. A wrong one is trained only beside a right one (`compare.py`), so that both
+curves can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from onfoot.data.windows import Windows, split
 from onfoot.formats.tokenizer import Tokenizer
-from onfoot.learn.course import EXERCISES
-from onfoot.learn.folder import exercise_files
-from onfoot.models.compare_pairs import TOLERANCE, Compared, compare_pairs
+from onfoot.learn.own_pairs import Functions, Network, solved_in
 from onfoot.models.load import create
 from onfoot.models.model import Model
-from onfoot.models.own_network import OwnNetwork, compare_network
+from onfoot.models.own_network import OwnNetwork
 from onfoot.models.params import Drawn
-from onfoot.own_engine import NotWrittenError, OwnEngine, PairError
-from onfoot.own_engine.load import HALVES, hashes, import_folder
-from onfoot.own_engine.pairs import GRADIENTS
+from onfoot.own_engine import OwnEngine
 from onfoot.terminal import shell_word
 from onfoot.train.callbacks import Callback, Step
 from onfoot.train.loop import Trainer
@@ -31,77 +26,13 @@ from onfoot.train.options import TrainOptions
 from onfoot.train.pretrain import new_config, prepare_data
 from onfoot.train.sources import TextSource
 
-YOURS, OURS, UNWRITTEN, WRONG = "yours", "onfoot's", "not written yet", "wrong"
-NOT_YET = "your {}_backward is not written yet"
 JUDGING = "judging your gradients; Ctrl-C ends a loop that does not end"
-NETWORK = "gpt2"  # the pass through the whole network
 OUT = "train"  # the folder of runs, in that of the exercises
 SIZES: dict[str, Any] = {
     "arch": "gpt2", "tokenizer": "byte", "n_layer": 2, "n_head": 4, "n_embd": 64, "context": 64, "batch_size": 8,
     "steps": 300, "eval_every": 100, "eval_windows": 32, "save_every": 100, "sample_tokens": 80, "engine": "numpy",
     "engine_unchecked": True,
 }  # fmt: skip
-
-Functions = dict[str, Callable[..., Any]]
-Network = tuple[Callable[..., Any], Callable[..., Any]]  # gpt2_forward and gpt2_backward
-
-
-@dataclass(frozen=True)
-class Status:
-    """Whose a pair is in this run, and why."""
-
-    pair: str
-    verdict: str  # YOURS, OURS, UNWRITTEN or WRONG
-    file: str = ""
-    words: str = ""  # what is wrong
-
-
-@dataclass
-class Solved:
-    """What a folder of exercises provides for one network."""
-
-    statuses: list[Status]
-    right: Functions  # the pairs that agree with ours
-    wrong: Functions  # those that do not, but can be trained
-    network: Network | None = None  # gpt2_forward and gpt2_backward, if right
-    files: dict[str, str] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)  # file -> why it cannot be imported
-
-    @property
-    def all_pairs(self) -> bool:
-        return all(one.verdict == YOURS for one in self.statuses if one.pair != NETWORK)
-
-    @property
-    def mistaken(self) -> list[Status]:
-        """The pairs that are wrong."""
-        return [one for one in self.statuses if one.verdict == WRONG and one.pair != NETWORK]
-
-    @property
-    def everything(self) -> bool:
-        return self.all_pairs and self.network is not None
-
-    def table(self) -> str:
-        """Each pair of the network, and whose it is."""
-        width = max(len(one.pair) for one in self.statuses)
-        lines = [f"  {one.pair:<{width}}  {_whose(one)}" for one in self.statuses]
-        lines += [f"{file} cannot be imported: {why}" for file, why in self.broken.items()]
-        return "\n".join(["The gradients of this model:", *lines])
-
-    def summary(self) -> str:
-        """The sentence at the end of a run."""
-        if self.everything:
-            return "Every gradient of this model is yours."
-        mine = sum(one.verdict == YOURS for one in self.statuses if one.pair != NETWORK)
-        pairs = sum(one.pair != NETWORK for one in self.statuses)
-        if self.all_pairs:
-            return f"All {pairs} pairs are yours; the pass that calls them (gpt2_forward, gpt2_backward) is onfoot's."
-        return f"{mine} of {pairs} pairs are yours; the rest is onfoot's."
-
-
-def _whose(one: Status) -> str:
-    if one.verdict == YOURS:
-        return f"yours, {one.file}"
-    return f"onfoot's: {one.words}" if one.words else "onfoot's"
 
 
 @dataclass
@@ -132,7 +63,7 @@ class Text:
         self.source = TextSource(train, held_out, options.batch_size, options.accumulate, options.eval_windows)
         self.config = new_config(options, self.tokenizer)
 
-    def model(self, functions: Functions, files: Mapping[str, str], network: Any = None) -> Model:
+    def model(self, functions: Functions, files: Mapping[str, str], network: Network | None = None) -> Model:
         """A new model on these pairs; always with the same initial values."""
         engine: Any = OwnEngine(functions, files, "your exercises") if functions else "numpy"
         options = self.options
@@ -143,96 +74,6 @@ class Text:
             model = OwnNetwork(self.config, drawn, options.dtype, engine, *network)
         model.tokenizer = self.tokenizer
         return model
-
-
-def solved_in(folder: Path, text: Text, files: Sequence[Path] | None = None) -> Solved:
-    """Judges the pairs of a folder of exercises, or of these files of it, on the first batch of a run."""
-    modules, broken = import_folder(folder, exercise_files(folder) if files is None else files)
-    solved = judged(modules, text)
-    solved.broken = {path.name: why.removeprefix(f"cannot import {path}: ") for path, why in broken.items()}
-    of_pair = {pair: one.file for one in EXERCISES for pair in (*one.pairs, one.name) if one.file in solved.broken}
-    solved.statuses = [
-        replace(one, words=f"{of_pair[one.pair]} cannot be imported")
-        if one.verdict == OURS and one.pair in of_pair
-        else one
-        for one in solved.statuses
-    ]
-    return solved
-
-
-def judged(modules: Mapping[Path, ModuleType], text: Text) -> Solved:
-    """Which pairs of these files agree with ours on the first batch; of several, the last that does."""
-    given: dict[str, list[tuple[str, Functions, dict[str, str]]]] = {}
-    for path, module in modules.items():
-        for pair in GRADIENTS:
-            names = [f"{pair}_{half}" for half in HALVES]
-            if all(callable(getattr(module, name, None)) for name in names) and defined_in(module, names):
-                functions = {name: getattr(module, name) for name in names}
-                given.setdefault(pair, []).append((path.name, functions, hashes([module])))
-    used = text.model({}, {}).pairs_used()
-    out = Solved([], {}, {})
-    for pair in used:
-        out.statuses.append(_judge(pair, given.get(pair, []), text, out))
-    out.statuses.append(_judge_network(modules, text, out))
-    return out
-
-
-def defined_in(module: ModuleType, names: Sequence[str]) -> bool:
-    """Whether a file defines one of the functions itself, and does not only import them."""
-    return any(getattr(getattr(module, name), "__module__", "") == module.__name__ for name in names)
-
-
-def _judge(pair: str, candidates: Sequence[tuple[str, Functions, dict[str, str]]], text: Text, out: Solved) -> Status:
-    status = Status(pair, OURS, words="no exercise has it yet" if not candidates else "")
-    batch = text.source.microbatches(0)[0]
-    for file, functions, files in reversed(candidates):
-        try:
-            found = compare_pairs(text.model(functions, {}), batch.tokens, batch.targets)
-        except PairError as error:
-            status = Status(pair, WRONG, file, str(error))
-            continue
-        first = found.first
-        if first is None:
-            out.right |= functions
-            out.files |= files
-            return Status(pair, YOURS, file)
-        if status.verdict != WRONG:
-            status = Status(pair, UNWRITTEN if first.unwritten else WRONG, file, _words(first))
-        if not first.unwritten and not first.problem:
-            out.wrong |= {name: f for name, f in functions.items() if name not in out.wrong}
-    return status
-
-
-def _words(first: Compared) -> str:
-    return NOT_YET.format(first.pair) if first.unwritten else str(first)
-
-
-def _judge_network(modules: Mapping[Path, ModuleType], text: Text, out: Solved) -> Status:
-    """Whether one of the files has the pass through the whole network, and it is right."""
-    names = [f"{NETWORK}_{half}" for half in HALVES]
-    files = [p for p, m in modules.items() if all(callable(getattr(m, name, None)) for name in names)]
-    if not files:
-        return Status(NETWORK, OURS, words="no exercise has gpt2_forward and gpt2_backward yet")
-    forward, backward = (getattr(modules[files[-1]], name) for name in names)
-    verdict, words = judged_network((forward, backward), text)
-    if verdict == YOURS:
-        out.network = forward, backward
-    return Status(NETWORK, verdict, files[-1].name, words)
-
-
-def judged_network(network: Network, text: Text) -> tuple[str, str]:
-    """Whether a pass through the whole network is right, and what is wrong with it."""
-    batch = text.source.microbatches(0)[0]
-    try:
-        name, error = compare_network(text.model({}, {}), *network, batch.tokens[:2], batch.targets[:2])
-    except NotWrittenError:
-        return UNWRITTEN, NOT_YET.format(NETWORK)
-    except PairError as failure:
-        return UNWRITTEN, f"it does not run yet: {failure}"
-    if not error <= TOLERANCE:
-        what = "the loss" if name == "loss" else f"the gradient of {name}"
-        return WRONG, f"{what} is wrong: relative error {error:.2g}"
-    return YOURS, ""
 
 
 class _Losses(Callback):

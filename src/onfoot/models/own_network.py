@@ -18,7 +18,7 @@ from onfoot.models.inputs import count_targets
 from onfoot.models.model import Model
 from onfoot.models.step import checked_batch
 from onfoot.own_engine import EngineLike, NotWrittenError, PairError
-from onfoot.own_engine.functions import error_words
+from onfoot.own_engine.functions import array_of_numbers, called, kind_of
 
 Forward = Callable[..., tuple[Any, Any]]
 Backward = Callable[[Any], Mapping[str, Any]]
@@ -56,12 +56,12 @@ class OwnNetwork(Model):
         batch = checked_batch(self, tokens, targets, divisor)
         n = count_targets(batch.targets.ids)
         given = dict(self.params), batch.tokens, batch.targets.ids, self.config
-        loss, saved = _call("gpt2_forward", self._forward, *given)
+        loss, saved = loss_and_saved(called("gpt2_forward", self._forward, *given))
         scale = n / batch.divisor  # the user's loss is a mean
-        value = float(loss) * scale
+        value = loss * scale
         if on_loss is not None:
             on_loss(value)
-        grads = self.checked(_call("gpt2_backward", self._backward, saved), scale)
+        grads = self.checked(called("gpt2_backward", self._backward, saved), scale)
         if on_gradient is None:
             return value, grads
         for name in list(grads):
@@ -71,7 +71,8 @@ class OwnNetwork(Model):
     def checked(self, grads: Any, scale: float = 1.0) -> dict[str, Array]:
         """The gradients of the trainable parameters as arrays of the model's dtype, or a PairError."""
         if not isinstance(grads, Mapping):
-            raise PairError(f"your gpt2_backward must return a dict of gradients by name, got a {type(grads).__name__}")
+            error = NotWrittenError if grads is None else PairError
+            raise error(f"your gpt2_backward must return a dict of gradients by name, got {kind_of(grads)}")
         missing = [name for name in sorted(self.trainable) if grads.get(name) is None]
         if missing:
             more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
@@ -79,7 +80,8 @@ class OwnNetwork(Model):
             raise error(f"your gpt2_backward returns no gradient of {missing[0]}{more}")
         out = {}
         for name in [name for name in self.params if name in self.trainable]:
-            grad = np.asarray(grads[name], self.dtype)
+            grad = array_of_numbers(f"the gradient of {name} from your gpt2_backward", grads[name])
+            grad = np.asarray(grad, self.dtype)
             if grad.shape != self.params[name].shape:
                 raise PairError(
                     f"your gpt2_backward returns a gradient of {name} of shape {grad.shape}; it has shape "
@@ -89,14 +91,15 @@ class OwnNetwork(Model):
         return out
 
 
-def _call(name: str, function: Callable[..., Any], *args: Any) -> Any:
-    """What the user's function returns; a PairError for what it raises, also if it ends the process."""
-    try:
-        return function(*args)
-    except PairError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PairError(f"your {name} raises {error_words(error)}") from error
+def loss_and_saved(returned: Any) -> tuple[float, Any]:
+    """What gpt2_forward returned, or a PairError."""
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        got = kind_of(returned)
+        raise PairError(f"your gpt2_forward must return the loss and what its backward needs, got {got}")
+    loss = array_of_numbers("the loss of your gpt2_forward", returned[0])
+    if loss.size != 1:
+        raise PairError(f"the loss of your gpt2_forward must be one number, got the shape {loss.shape}")
+    return float(loss.item()), returned[1]
 
 
 def compare_network(model: Model, forward: Forward, backward: Backward, tokens: Any, targets: Any) -> tuple[str, float]:
@@ -116,5 +119,5 @@ def compare_network(model: Model, forward: Forward, backward: Backward, tokens: 
     errors |= {
         name: float(np.linalg.norm(their_grads[name] - g) / max(np.linalg.norm(g), 1e-12)) for name, g in grads.items()
     }
-    worst = max(errors, key=lambda name: errors[name])
+    worst = max(errors, key=lambda name: np.nan_to_num(errors[name], nan=np.inf))
     return worst, errors[worst]

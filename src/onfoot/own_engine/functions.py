@@ -42,7 +42,7 @@ def checked_pair(pair: str, forward: Callable[..., Any], backward: Callable[...,
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         out = call_forward(given)
         if not isinstance(out, tuple | list) or len(out) != 2:
-            raise PairError(f"your {pair}_forward must return y and what its backward needs, got {_kind(out)}")
+            raise PairError(f"your {pair}_forward must return y and what its backward needs, got {kind_of(out)}")
         saved = OwnSaved(out[1], given)
         like = given.get(GRADIENTS[pair][0])
         return _array(pair, "forward", "y", out[0], result_shape(pair, given), like, saved), saved
@@ -68,7 +68,7 @@ def fitted(name: str, function: Callable[..., Any]) -> Callable[[Mapping[str, An
     try:
         taken = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        raise PairError(f"your {name} is not a Python function: {_kind(function)}") from None
+        raise PairError(f"your {name} is not a Python function: {kind_of(function)}") from None
     kinds = {p.kind for p in taken.values()}
     positional = [p for p in taken.values() if p.kind in POSITIONAL]
     named = [p for p in taken.values() if p.kind in (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)]
@@ -102,11 +102,19 @@ def fitted(name: str, function: Callable[..., Any]) -> Callable[[Mapping[str, An
             raise
         except (Exception, SystemExit) as error:  # an exit in a function would end the command without a word
             shapes = ", ".join(f"{n} {_short(x)}" for n, x in values.items() if n != "saved")
-            raise PairError(
-                f"your {name} raises {error_words(error)} ({_line(error)}), called with {shapes}"
-            ) from error
+            raise PairError(f"{_raised(name, error)}, called with {shapes}") from error
 
     return call
+
+
+def called(name: str, function: Callable[..., Any], *args: Any) -> Any:
+    """What a user's function returns; a PairError for what it raises, also if it ends the process."""
+    try:
+        return function(*args)
+    except PairError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PairError(_raised(name, error)) from error
 
 
 def gradient_list(pair: str, grads: Any, given: Mapping[str, Any]) -> Sequence[Any]:
@@ -118,7 +126,7 @@ def gradient_list(pair: str, grads: Any, given: Mapping[str, Any]) -> Sequence[A
     if grads is None:
         raise NotWrittenError(f"your {pair}_backward returns None; it must return {wanted}")
     if not isinstance(grads, tuple | list) or len(grads) != len(names):
-        raise PairError(f"your {pair}_backward must return {wanted}, got {_kind(grads)}")
+        raise PairError(f"your {pair}_backward must return {wanted}, got {kind_of(grads)}")
     missing = [f"d{name}" for name, g in zip(names, grads, strict=True) if g is None and given.get(name) is not None]
     if missing:
         raise NotWrittenError(f"your {pair}_backward returns None for {listed(missing)}; has it been written yet?")
@@ -131,12 +139,7 @@ def _array(
     """A result as an array of the model's dtype, or a PairError about its type, its shape or its numbers."""
     if value is None:
         raise PairError(f"your {pair}_{half} returns None for {what}")
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        array = np.asarray(None)
-    if array.dtype.kind not in "fiub":
-        raise PairError(f"{what} of your {pair}_{half} must be an array of numbers, got {_kind(value)}")
+    array = array_of_numbers(f"{what} of your {pair}_{half}", value)
     if array.shape != shape:
         of = f"; {what[1:]} has shape {shape}" if half == "backward" else f" instead of {shape}"
         raise PairError(f"{what} of your {pair}_{half} has shape {array.shape}{of}")
@@ -146,6 +149,17 @@ def _array(
     if pair == "cross_entropy" and half == "forward":
         return value
     return np.asarray(array, dtype=like.dtype)
+
+
+def array_of_numbers(what: str, value: Any) -> np.ndarray:
+    """A result of a user's function as an array, or a PairError."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "fiub":
+        raise PairError(f"{what} must be an array of numbers, got {kind_of(value)}")
+    return array
 
 
 def _finite(x: np.ndarray) -> bool:
@@ -176,19 +190,17 @@ def _short(x: Any) -> str:
     return str(tuple(x.shape)) if hasattr(x, "shape") and np.ndim(x) else repr(x)[:40]
 
 
-def _kind(x: Any) -> str:
+def kind_of(x: Any) -> str:
+    """What a user's function returned, in a message."""
     if isinstance(x, tuple | list):
         return f"{len(x)} values"
     return "None" if x is None else f"a {type(x).__name__}"
 
 
-def error_words(error: BaseException) -> str:
-    """An exception in a message: its type, and what it says if it says anything."""
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-def _line(error: BaseException) -> str:
-    """The place in the user's file where an exception was raised: the innermost frame that is in a file of theirs."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    theirs = [f for f in frames if "site-packages" not in f.filename] or frames
-    return f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "its arguments do not fit"
+def _raised(name: str, error: BaseException) -> str:
+    """What a user's function raised, and where: the innermost line in a file of theirs."""
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the call
+    theirs = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    where = f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "its arguments do not fit"
+    return f"your {name} raises {said} ({where})"
