@@ -80,7 +80,7 @@ class Outcome:
 
 
 class CallbackError(ValueError):
-    """A callback of the user, or a learning rate, has failed; the run was saved before this was raised."""
+    """A function of the user's has failed: a callback, a learning rate or a source. A run of one rank is saved before."""
 
 
 class DivergedError(ValueError):
@@ -304,7 +304,7 @@ class Trainer:
         return lr
 
     def _tell(self, event: str, *args: Any) -> None:
-        """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
+        """Tells all callbacks about an event."""
         if event in self._telling:
             raise ValueError(f"a callback that hears {event} has caused {event} again; do it at another event")
         self._telling.add(event)
@@ -321,14 +321,14 @@ class Trainer:
 
     @contextmanager
     def saved_if_it_fails(self, what: str) -> Iterator[None]:
-        """Saves the run when a function of the user's fails, and raises an error that names it."""
+        """When a function of the user's fails, raises an error that names it; a run of one rank is saved first."""
         try:
             yield
         except CallbackError:  # of another function, which it names; the run is saved
             raise
         except Exception as error:
             saved = ""
-            if self.folder is not None:
+            if self.folder is not None and self.world.size == 1:  # ranks save together, and the others may not be here
                 if self.saved != self.state.step:
                     self.save()
                 saved = f"; the run is saved at step {self.state.step}, in {self.folder}"
