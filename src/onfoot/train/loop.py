@@ -53,7 +53,7 @@ from onfoot.train.parallel import world
 from onfoot.train.privacy import plan
 from onfoot.train.rates import freeze
 from onfoot.train.shard import ShardedAdamW
-from onfoot.train.source_batches import saved_if_it_fails
+from onfoot.train.source_batches import naming_source
 from onfoot.train.trackers import tracker
 from onfoot.train.update import make_update, replicated_state
 
@@ -420,7 +420,7 @@ class Trainer:
         tokenizer, n = self.model.tokenizer, self.options.sample_tokens
         if tokenizer is None or not n or not self.model.config.causal:
             return None
-        with self.averaged_weights(), saved_if_it_fails(self, "prompt"):
+        with self.averaged_weights(), naming_source(self, "prompt"):
             prompt = self.source.prompt()
             if prompt is None:
                 return None
