@@ -20,7 +20,7 @@ from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.models.model import Model
 from onfoot.terminal import Count
-from onfoot.train import progress
+from onfoot.train import options, progress
 from onfoot.train.invariants import _share, invariants
 from onfoot.train.options import FinetuneOptions, TrainOptions
 from onfoot.train.progress import Reporter, Working, duration
@@ -177,10 +177,24 @@ def test_limits_themselves_are_allowed() -> None:
         FinetuneOptions(data=["x.jsonl"], full=True, quantized=True)
 
 
+def test_the_types_of_the_options_are_looked_up_once_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    TrainOptions()
+    monkeypatch.setattr(options, "get_type_hints", lambda cls: pytest.fail(f"{cls.__name__}, again"))
+    TrainOptions(steps=7)
+
+
+def test_two_numbers_may_be_a_list_as_files_have_them() -> None:
+    TrainOptions.check_type("betas", [0.9, 0.95])
+    TrainOptions.check_type("betas", (0.9, 0.95))
+    for wrong in ([0.9], 0.9, "ab"):
+        with pytest.raises(ValueError, match="^betas must be two numbers, got "):
+            TrainOptions.check_type("betas", wrong)
+
+
 def test_options_load_only_for_their_own_command(tmp_path: Path) -> None:
-    options = TrainOptions(texts=["a.txt"], lr=0.25, betas=(0.5, 0.75))
-    (tmp_path / "run.json").write_text(json.dumps({"command": "train", **asdict(options)}))
-    assert TrainOptions.load(tmp_path / "run.json") == options
+    given = TrainOptions(texts=["a.txt"], lr=0.25, betas=(0.5, 0.75))
+    (tmp_path / "run.json").write_text(json.dumps({"command": "train", **asdict(given)}))
+    assert TrainOptions.load(tmp_path / "run.json") == given
     with pytest.raises(ValueError, match="is a run of onfoot train"):
         FinetuneOptions.load(tmp_path / "run.json")
 
