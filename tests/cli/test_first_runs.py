@@ -27,7 +27,8 @@ from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import finetune as finetune_runs
 from onfoot.train import pretrain
 from onfoot.train.options import FinetuneOptions, TrainOptions
-from onfoot.train.progress import Working, fitting
+from onfoot.train.progress import fitting
+from onfoot.train.start import Working
 
 SMALL = [
     "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2",

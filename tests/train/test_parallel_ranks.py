@@ -208,7 +208,9 @@ class Fails:
 
 def do_bad(folder: Path, kind: str) -> None:
     """A run that a source or a callback of the user's ends in step 4, or after it."""
-    model = onfoot.create(onfoot.GPT2Config(vocab_size=257, n_positions=8, n_embd=8, n_layer=1, n_head=2), engine="numpy")
+    model = onfoot.create(
+        onfoot.GPT2Config(vocab_size=257, n_positions=8, n_embd=8, n_layer=1, n_head=2), engine="numpy"
+    )
     few = {"steps": 6, "warmup": 1, "eval_every": 4, "save_every": 3, "sample_tokens": 0, "quiet": True}
     Trainer(model, Bad(kind), onfoot.TrainingOptions(**few), [Fails()] * (kind == "callback"), out=folder / "bad").run()
 

@@ -837,8 +837,9 @@ def test_a_callback_that_causes_its_own_event_is_named_in_a_short_error(
 ) -> None:
     mine = type("Mine", (onfoot.Callback,), {event: lambda self, trainer, _: getattr(trainer, again)()})()
     trainer = onfoot.Trainer(tiny(), text, options(), [mine], out=tmp_path / "run")
-    said = f"{events} would never end; call evaluate() and save() at another event, such as on_step; the run is saved"
-    with pytest.raises(CallbackError, match=f"^Mine.{event} failed after step 3: ValueError: {re.escape(said)}") as raised:
+    way_out = "call evaluate() and save() at another event, such as on_step; the run is saved"
+    said = f"Mine.{event} failed after step 3: ValueError: {events} would never end; {way_out}"
+    with pytest.raises(CallbackError, match=f"^{re.escape(said)}") as raised:
         trainer.run()
     assert len(str(raised.value)) < 400 + len(str(tmp_path))
 

@@ -35,7 +35,7 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "head_dim", "arc
 
 if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
-    from onfoot.train.progress import Working
+    from onfoot.train.start import Working
 
 
 @options_from(TrainOptions, exclude={"texts", "changes"})
@@ -135,7 +135,7 @@ def starting(quiet: bool) -> Iterator[None]:
     if quiet:
         yield
         return
-    from onfoot.train.progress import Working, logger
+    from onfoot.train.start import Working, logger
 
     level = logger.level
     with Working() as working:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from onfoot.data.count import Count
 from onfoot.data.records import ReadLog, check_dataset_dict, decode, fields_of, has_records, is_dataset, records
 from onfoot.formats.files import open_file, read_json, shown
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.formats.write import write_json
-from onfoot.terminal import Count
 
 PIECE = 1 << 20  # bytes of text that are tokenized at a time
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")  # of the files that a folder is searched for

@@ -80,7 +80,7 @@ class Outcome:
 
 
 class CallbackError(ValueError):
-    """A function of the user's has failed: a callback, a learning rate or a source. A run of one rank is saved before."""
+    """A function of the user's has failed: a callback, a learning rate or a source. A single rank saves before."""
 
 
 class DivergedError(ValueError):

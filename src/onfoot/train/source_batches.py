@@ -24,7 +24,7 @@ def is_users_source(source: Any) -> bool:
 
 
 def naming_source(trainer: Trainer, method: str) -> AbstractContextManager[None]:
-    """Where a method of the source is called: if a user's own source fails, the error names it, as a callback's does."""
+    """Where a method of the source is called: if a user's own source fails, the error names it."""
     source = trainer.source
     if not is_users_source(source):
         return nullcontext()
