@@ -131,8 +131,8 @@ class _ShowStart(logging.Handler):
 
 @contextmanager
 def starting(quiet: bool) -> Iterator[None]:
-    """Says what takes long before a run starts or after its end, unless it is quiet."""
-    if quiet:
+    """Says what takes long before a run starts or after its end, on rank 0 and unless it is quiet."""
+    if quiet or launched()[0] != 0:
         yield
         return
     from onfoot.train.start import Working, logger
