@@ -261,7 +261,7 @@ class TrainingOptions:
     @classmethod
     def check_type(cls, name: str, value: Any) -> None:
         """Raises ValueError if a value is not of the type of the field of this name, or a number out of range."""
-        hint = _hints(cls)[name]
+        hint = _hints(cls)[name]  # type: ignore[arg-type]  # classes are hashable
         if value is None and hint in (str | None, float | None):
             return
         items = value if hint in (list[str], tuple[float, float]) else [value]
