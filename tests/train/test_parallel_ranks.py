@@ -211,7 +211,7 @@ def do_bad(folder: Path, kind: str) -> None:
     model = onfoot.create(
         onfoot.GPT2Config(vocab_size=257, n_positions=8, n_embd=8, n_layer=1, n_head=2), engine="numpy"
     )
-    few = {"steps": 6, "warmup": 1, "eval_every": 4, "save_every": 3, "sample_tokens": 0, "quiet": True}
+    few = {"steps": 6, "warmup": 1, "eval_every": 4, "save_every": 2, "sample_tokens": 0, "quiet": True}
     Trainer(model, Bad(kind), onfoot.TrainingOptions(**few), [Fails()] * (kind == "callback"), out=folder / "bad").run()
 
 
@@ -374,7 +374,7 @@ def test_what_a_user_gives_ends_all_ranks_where_it_is_bad_on_one(
     assert result.returncode != 0
     assert re.search(rf"error: rank {rank} on \S+ failed: {re.escape(said)}", result.stderr), result.stderr
     assert "is saved" not in result.stderr
-    last = tmp_path / "bad" / "checkpoints" / "step-0000003"
+    last = tmp_path / "bad" / "checkpoints" / "step-0000002"
     assert f"the last complete checkpoint is {last}" in result.stderr and newest_valid(tmp_path / "bad") == (last, [])
 
 
