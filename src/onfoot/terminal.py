@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import IO
@@ -26,20 +25,6 @@ def printable(text: str) -> str:
 def for_terminal(text: str, stream: IO[str] | None = None) -> str:
     """The text to write to a stream (default: stdout): escaped for a terminal, unchanged for a pipe or a file."""
     return printable(text) if (stream or sys.stdout).isatty() else text
-
-
-@dataclass
-class Count:
-    """How much of some work is done: whoever works adds to it, and whoever shows it reads it."""
-
-    unit: str  # such as "examples"; "bytes" are shown as MB
-    total: int = 0  # 0: not known
-    done: int = 0
-
-    def __str__(self) -> str:
-        scale, unit = (1e6, "MB") if self.unit == "bytes" else (1, self.unit)
-        of = f" of {self.total / scale:,.0f}" if self.total else ""
-        return f"{self.done / scale:,.0f}{of} {unit}"
 
 
 def shell_word(text: str | Path, system: str = os.name) -> str:

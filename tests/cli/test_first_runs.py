@@ -22,12 +22,14 @@ from typer.testing import CliRunner
 import onfoot
 from onfoot.cli import app
 from onfoot.cli.aliases import ALIASES
+from onfoot.cli.train import starting
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.train import finetune as finetune_runs
-from onfoot.train import pretrain
+from onfoot.train import pretrain, runs
 from onfoot.train.options import FinetuneOptions, TrainOptions
-from onfoot.train.progress import Working, fitting
+from onfoot.train.progress import fitting
+from onfoot.train.start import Working, announce
 
 SMALL = [
     "--n-layer", "1", "--n-head", "2", "--n-embd", "16", "--context", "24", "--batch-size", "2",
@@ -266,6 +268,29 @@ def test_what_takes_long_is_shown_with_its_count_unless_quiet(
     assert "computing" not in run("finetune", base, *tuned, "--out", tmp_path / "quiet", "--quiet")
     assert "xz -9, to" not in run("train", text, "--out", tmp_path / "still", *SMALL, "--steps", 1, "--quiet")
     assert counts == []
+
+
+def test_a_resumed_run_is_said_to_be_read_before_its_checkpoints_are(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("train", text, "--out", tmp_path / "run", *SMALL, "--steps", 1)
+    said = list[str]()
+    newest = runs.checkpoint_to_resume
+    monkeypatch.setattr(Working, "begin", lambda self, what, count: said.append(what))
+    monkeypatch.setattr(runs, "checkpoint_to_resume", lambda folder: (said.append("hashing"), newest(folder))[1])  # type: ignore[func-returns-value]
+    run("train", "--resume", tmp_path / "run", "--steps", 2)
+    assert said[:2] == [f"reading {tmp_path / 'run'}", "hashing"]
+
+
+def test_other_ranks_than_the_first_show_nothing_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, said in ((1, ""), (0, "reading a book\n")):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        monkeypatch.setenv("PMI_SIZE", "2")
+        with starting(quiet=False):
+            announce("reading a book")
+        assert capsys.readouterr().out == said
 
 
 def test_the_start_of_a_fine_tune_says_what_it_does(base: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import onfoot
 from onfoot.cli import app
-from onfoot.data.batches import Batch
+from onfoot.data.batches import Batch, Share
 from onfoot.train.engine_check import WrongPairError
 
 TEXT = Path(plain_pairs.__file__).read_text(encoding="utf-8")
@@ -93,6 +93,33 @@ def test_one_wrong_op_stops_the_run_before_the_first_update_and_is_named(change:
     with pytest.raises(WrongPairError, match=f"^step 1: {words} is wrong: relative error"):
         trainer.run()
     assert all(np.array_equal(model.params[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ([], r"it must return a list of batches \(tokens, targets\), got \[\]"),
+        ([([[17]], [[0]])], r"token id 17 is outside 0 \.\.\. 16 .*"),
+        ([([[3, 4, 5]], [[4, 5, 6]])], None),
+    ],
+)
+def test_the_first_batch_of_an_own_source_is_checked_where_pairs_are_compared(returned: Any, said: str | None) -> None:
+    mine = type("Mine", (), {"microbatches": lambda self, step: returned})()
+    model = onfoot.create(GPT2, 0, engine=plain_pairs)
+    trainer = onfoot.Trainer(model, mine, onfoot.TrainingOptions(steps=1, quiet=True))
+    if said is None:
+        assert trainer.run().state.step == 1
+        return
+    with pytest.raises(ValueError, match=f"^Mine.microbatches failed after step 0: ValueError: {said}$"):
+        trainer.run()
+
+
+def test_a_rank_without_rows_compares_nothing() -> None:
+    model = onfoot.create(GPT2, 0, engine=plain_pairs)
+    trainer = onfoot.Trainer(model, np.arange(400) % 17, onfoot.TrainingOptions(steps=1, batch_size=1, quiet=True))
+    trainer.share_args = (Share(1, 2),)
+    trainer.check_engine()
+    assert trainer._engine_check.found is None
 
 
 @pytest.mark.parametrize(("change", "margin"), [(WRONG[0][0], 0.5), (WRONG[2][0], 1.0)])

@@ -21,6 +21,7 @@ import onfoot
 import onfoot.train.dpo as dpo
 from llama_oracle import in_float64, in_transformers, scrambled_llama
 from onfoot.cli import app
+from onfoot.data.count import Count
 from onfoot.data.preference_source import Pair, Pairs, PreferenceSource, fit_pairs
 from onfoot.data.preferences import read_preferences
 from onfoot.data.sft_examples import Example
@@ -28,7 +29,6 @@ from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tensors import TensorFile
 from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.models.model import Model
-from onfoot.terminal import Count
 from onfoot.train import finetune
 from onfoot.train.dpo import SeededPair, pair_gradients, pair_loss, set_reference
 from onfoot.train.options import FinetuneOptions

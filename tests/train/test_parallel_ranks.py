@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -180,6 +181,40 @@ def do_failing(folder: Path) -> None:
     trainer.run()
 
 
+class Bad:
+    """A source of the user's own that is bad from step 4 on, where `kind` says so."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def microbatches(self, step: int, share: Any) -> list[Any]:
+        ids = np.random.default_rng(step).integers(0, 257, (2, 8))
+        if step == 3 and self.kind == "token":
+            ids = ids + 300 * world().rank  # on rank 1 alone
+        return [(ids, np.full_like(ids, -100) if step == 3 and self.kind == "targets" else ids)]
+
+    def validation(self, share: Any) -> list[Any]:
+        ids = np.zeros((2, 8), int)
+        return [(ids + 300 * world().rank if self.kind == "validation" else ids, ids)]
+
+
+class Fails:
+    """A callback that fails on the last rank alone."""
+
+    def on_step(self, trainer: Trainer, step: Any) -> None:
+        if step.step == 4 and world().rank == world().size - 1:
+            raise KeyError("metric")
+
+
+def do_bad(folder: Path, kind: str) -> None:
+    """A run that a source or a callback of the user's ends in step 4, or after it."""
+    model = onfoot.create(
+        onfoot.GPT2Config(vocab_size=257, n_positions=8, n_embd=8, n_layer=1, n_head=2), engine="numpy"
+    )
+    few = {"steps": 6, "warmup": 1, "eval_every": 4, "save_every": 2, "sample_tokens": 0, "quiet": True}
+    Trainer(model, Bad(kind), onfoot.TrainingOptions(**few), [Fails()] * (kind == "callback"), out=folder / "bad").run()
+
+
 def do_small_things(folder: Path) -> None:
     """Communication between ranks, and sums that progress while the main thread does something else."""
     ranks = world()
@@ -219,6 +254,7 @@ def do_small_things(folder: Path) -> None:
 WORK = {
     "all cases": do_all_cases, "interrupted": do_interrupted, "resumed": do_resumed, "whole": do_whole,
     "failing": do_failing, "small things": do_small_things,
+    **{f"bad {kind}": partial(do_bad, kind=kind) for kind in ("targets", "token", "validation", "callback")},
 }  # fmt: skip
 
 
@@ -319,6 +355,27 @@ def test_a_rank_that_fails_ends_all_with_its_name_the_reason_and_the_last_checkp
     assert f"the last complete checkpoint is {last}" in result.stderr
     assert f"mpiexec -n 2 onfoot train --resume {tmp_path / 'failing'}" in result.stderr
     assert " died" not in result.stderr and newest_valid(tmp_path / "failing") == (last, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "said"),
+    [
+        ("targets", 0, "Bad.microbatches failed after step 3: ValueError: step 4: all 32 targets are ignored (-100)"),
+        ("token", 1, "Bad.microbatches failed after step 3: ValueError: token id "),
+        ("validation", 1, "Bad.validation failed after step 4: ValueError: token id 300 is outside 0 ... 256"),
+        ("callback", 1, "Fails.on_step failed after step 4: KeyError: 'metric'"),
+    ],
+)
+@ranks_needed
+def test_what_a_user_gives_ends_all_ranks_where_it_is_bad_on_one(
+    kind: str, rank: int, said: str, tmp_path: Path
+) -> None:
+    result = mpiexec(2, __file__, tmp_path, f"bad {kind}", timeout=60)  # saving would wait for the other rank
+    assert result.returncode != 0
+    assert re.search(rf"error: rank {rank} on \S+ failed: {re.escape(said)}", result.stderr), result.stderr
+    assert "is saved" not in result.stderr
+    last = tmp_path / "bad" / "checkpoints" / "step-0000002"
+    assert f"the last complete checkpoint is {last}" in result.stderr and newest_valid(tmp_path / "bad") == (last, [])
 
 
 LONG = 60  # steps of a run one of whose ranks is to be killed, at the latest in step 40

@@ -13,17 +13,11 @@ import pytest
 from rich.console import Console
 
 import onfoot
-from onfoot.data import corpus
-from onfoot.data.records import ReadLog
-from onfoot.data.sft import load_source
-from onfoot.formats.chat import ChatTemplate
-from onfoot.formats.tokenizer import byte_tokenizer
 from onfoot.models.model import Model
-from onfoot.terminal import Count
-from onfoot.train import progress
+from onfoot.train import options, progress
 from onfoot.train.invariants import _share, invariants
 from onfoot.train.options import FinetuneOptions, TrainOptions
-from onfoot.train.progress import Reporter, Working, duration
+from onfoot.train.progress import Reporter, duration
 from oracles import scrambled
 
 
@@ -51,118 +45,6 @@ def test_plain_lines_come_every_ten_seconds_and_at_the_end_with_the_remaining_ti
         assert line.endswith(f"left {duration(2 * (60 - step))}")  # 2 seconds each since step 10
 
 
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (Count("examples", 0, 12_000), "12,000 examples"),
-        (Count("answers", 40_000, 1_500), "1,500 of 40,000 answers"),
-        (Count("bytes", 79_000_000, 12_400_000), "12 of 79 MB"),
-        (Count("bytes", 0, 3_600_000_000), "3,600 MB"),
-    ],
-)
-def test_a_count_says_how_much_is_done(count: Count, said: str) -> None:
-    assert str(count) == said
-
-
-def working(out: io.StringIO, clock: list[float], terminal: bool) -> Working:
-    """What shows long work, on a terminal or in a pipe, with this clock."""
-    console = Console(file=out, width=40, force_terminal=terminal, force_interactive=terminal, color_system=None)
-    return Working(console, lambda: clock[0])
-
-
-def test_long_work_has_a_line_every_ten_seconds_where_there_is_no_terminal() -> None:
-    out, clock, count = io.StringIO(), [100.0], Count("examples")
-    shown = working(out, clock, terminal=False)
-    shown.begin("reading and tokenizing a-file-with-a-name-beyond-the-width.jsonl", count)
-    for _ in range(50):
-        clock[0] += 0.5
-        count.done += 1_000
-        shown.tick()
-    shown.begin("fitting a bigram model")
-    for _ in range(21):
-        clock[0] += 0.5
-        shown.tick()
-    assert out.getvalue().splitlines() == [
-        "reading and tokenizing a-file-with-a-name-beyond-the-width.jsonl",
-        "  20,000 examples, 0:10 so far",
-        "  40,000 examples, 0:20 so far",
-        "fitting a bigram model",
-        "  0:10 so far",
-    ]
-
-
-def test_on_a_terminal_the_line_below_changes_and_is_gone_when_something_else_begins() -> None:
-    out, clock, count = io.StringIO(), [0.0], Count("bytes", 79_000_000)
-    shown = working(out, clock, terminal=True)
-    shown.begin("tokenizing the text", count)
-    seen = []
-    for seconds in range(1, 4):
-        clock[0], count.done = float(seconds), seconds * 1_000_000
-        before = len(out.getvalue())
-        shown.tick()
-        seen.append(out.getvalue()[before:])
-    for seconds, text in enumerate(seen, start=1):
-        assert f"  {seconds} of 79 MB, 0:0{seconds} so far" in text
-        assert text.count("\n") == 0  # in place
-    before = len(out.getvalue())
-    shown.begin("creating the model")
-    after = out.getvalue()[before:]
-    assert "\x1b[2K" in after and after.index("\x1b[2K") < after.index("creating the model")  # erased first
-    assert after.endswith("creating the model\n")
-
-
-def test_a_thread_ticks_until_the_work_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, ticks = [], []
-    shown = working(io.StringIO(), [0.0], terminal=False)
-
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        return len(waits) > 3
-
-    monkeypatch.setattr(shown._over, "wait", wait)
-    monkeypatch.setattr(shown, "tick", lambda: ticks.append(1))
-    with shown:
-        shown._thread.join()  # ends by itself, as the work is over at the fourth wait
-    assert waits == [progress.WORKING_EVERY] * 4 and len(ticks) == 3 and progress.WORKING_EVERY <= 1
-
-
-def test_output_that_nobody_reads_ends_the_thread_and_not_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = working(io.StringIO(), [0.0], terminal=False)
-
-    ticks = []
-
-    def tick() -> None:
-        ticks.append(1)
-        raise BrokenPipeError
-
-    monkeypatch.setattr(shown._over, "wait", lambda seconds: False)  # the work is never over
-    monkeypatch.setattr(shown, "tick", tick)
-    with shown:
-        shown._thread.join()
-    assert ticks == [1]
-
-
-def test_whoever_reads_counts() -> None:
-    text = corpus.Text("a", text="grüße")
-    log = ReadLog(count=Count("bytes", corpus.n_bytes([text])))
-    assert list(corpus.all_pieces([text], log)) == ["grüße"] and str(log.count.done) == "7" == str(log.count.total)
-
-
-def test_whoever_reads_files_counts_what_is_read(tmp_path: Path) -> None:
-    texts, examples = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    texts.write_text('{"text": "abc"}\n{"text": "de"}\n')
-    examples.write_text('{"prompt": "a", "completion": "b"}\n' * 5)
-    found = corpus.find_texts([texts])
-    assert list(corpus.all_pieces(found, log := ReadLog(count=Count("bytes")))) == ["abc", "de"] and log.count.done == 5
-    assert corpus.n_bytes(found) == 0  # the file's size is not that of its texts
-    (tmp_path / "c.txt").write_text("x" * 99)
-    assert corpus.n_bytes(corpus.find_texts([tmp_path / "c.txt"])) == 99
-    load_source(
-        [examples], byte_tokenizer(), ChatTemplate(), max_length=9, batch_size=1, count=(count := Count("examples"))
-    )
-    assert count.done == 5
-
-
 def test_limits_themselves_are_allowed() -> None:
     TrainOptions(dropout=0.0, vocab_size=257, n_layer=1, context=1)
     for wrong, message in (
@@ -177,10 +59,24 @@ def test_limits_themselves_are_allowed() -> None:
         FinetuneOptions(data=["x.jsonl"], full=True, quantized=True)
 
 
+def test_the_types_of_the_options_are_looked_up_once_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    TrainOptions()
+    monkeypatch.setattr(options, "get_type_hints", lambda cls: pytest.fail(f"{cls.__name__}, again"))
+    TrainOptions(steps=7)
+
+
+def test_two_numbers_may_be_a_list_as_files_have_them() -> None:
+    TrainOptions.check_type("betas", [0.9, 0.95])
+    TrainOptions.check_type("betas", (0.9, 0.95))
+    for wrong in ([0.9], 0.9, "ab"):
+        with pytest.raises(ValueError, match=r"^betas must be two numbers, got "):
+            TrainOptions.check_type("betas", wrong)
+
+
 def test_options_load_only_for_their_own_command(tmp_path: Path) -> None:
-    options = TrainOptions(texts=["a.txt"], lr=0.25, betas=(0.5, 0.75))
-    (tmp_path / "run.json").write_text(json.dumps({"command": "train", **asdict(options)}))
-    assert TrainOptions.load(tmp_path / "run.json") == options
+    given = TrainOptions(texts=["a.txt"], lr=0.25, betas=(0.5, 0.75))
+    (tmp_path / "run.json").write_text(json.dumps({"command": "train", **asdict(given)}))
+    assert TrainOptions.load(tmp_path / "run.json") == given
     with pytest.raises(ValueError, match="is a run of onfoot train"):
         FinetuneOptions.load(tmp_path / "run.json")
 

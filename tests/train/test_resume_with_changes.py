@@ -177,6 +177,7 @@ def test_what_cannot_change_is_refused_and_nothing_is_lost(
             "--lr and --schedule have no effect: all 10 steps of the run are done",
         ),
         (("--watch",), "--watch has no effect: all 10 steps of the run are done; add --steps N to go on"),
+        (("--no-watch", "--keep", 3), "--no-watch and --keep have no effect: all 10 steps"),
         (("--steps", 10, "--lr", 1e-9), "--lr has no effect: all 10 steps"),
     ],
     ids=str,
@@ -185,13 +186,14 @@ def test_a_finished_run_takes_no_options_that_would_act_later(
     tmp_path: Path, text: Path, given: tuple[Any, ...], said: str
 ) -> None:
     run = tmp_path / "run"
-    pretrain.start(run, options(text)).run()
+    pretrain.start(run, options(text, watch="--no-watch" in given)).run()
     before = (run / "run.json").read_bytes()
     code, output = onfoot("train", "--resume", run, *given)
     assert code == 2 and said in " ".join(output.split())
     assert (run / "run.json").read_bytes() == before
     trainer, _ = pretrain.resume(run, steps=12)
-    assert trainer.options.lr == 1e-2 and trainer.options.schedule == "cosine" and not trainer.options.watch
+    assert trainer.options.lr == 1e-2 and trainer.options.schedule == "cosine"
+    assert trainer.options.watch == ("--no-watch" in given)
 
 
 def test_a_finished_fine_tune_takes_no_options_either(tmp_path: Path, text: Path) -> None:
@@ -229,6 +231,23 @@ def test_a_finished_private_run_is_not_told_to_take_more_steps(tmp_path: Path, t
     pretrain.start(run, options(text, dp_clip=1.0, dp_noise=1.0, dp_delta=1e-4, steps=2)).run()
     with pytest.raises(ValueError, match="--lr has no effect: all 2 steps of the run are done; start a new run"):
         pretrain.resume(run, lr=1e-9)
+
+
+def test_a_finished_run_is_shown_without_the_package_of_its_tracker(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    for step in pretrain.start(run, options(text, log="tensorboard")):
+        if step.step == 6:
+            break
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)  # it cannot be imported
+    code, output = onfoot("train", "--resume", run)
+    assert code == 2 and "logging to TensorBoard needs its package" in " ".join(output.split())
+    for more in (("--steps", 6), ()):
+        code, output = onfoot("train", "--resume", run, *more)
+        assert code == 0 and "is complete: all 6 steps are done" in " ".join(output.split())
+    recorded = json.loads((run / "run.json").read_text())
+    assert (recorded["steps"], recorded["log"]) == (6, "tensorboard")
 
 
 def test_a_finished_run_does_not_continue_with_other_versions(

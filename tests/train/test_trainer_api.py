@@ -132,8 +132,10 @@ def test_a_trainer_whose_run_another_one_has_continued_does_not_go_on(tmp_path: 
 
 def test_a_run_is_not_restored_for_fewer_steps_than_it_has(tmp_path: Path, text: Path) -> None:
     done = onfoot.Trainer(tiny(), text, options(), out=tmp_path / "run").run().checkpoint
-    with pytest.raises(ValueError, match=r"^steps=3 is less than the 6 steps of .*step-0000006$"):
-        onfoot.Trainer(tiny(), text, options(steps=3), out=tmp_path / "run").restore(done)
+    trainer = onfoot.Trainer(tiny(), text, options(steps=3), out=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"^steps=3 is less than the 6 steps of .*step-0000006; pass steps=6 or more$"):
+        trainer.restore(done)
+    assert trainer.optimizer.steps == 0 and not any(m.any() for m in trainer.optimizer.m.values())  # as it was
 
 
 def test_a_learning_rate_that_is_no_function_is_named(text: Path) -> None:
@@ -790,15 +792,24 @@ def test_an_own_source_may_return_tensors_and_lists() -> None:
     assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 6
 
 
+STAYS = (
+    "ValueError: evaluation.{0} and evaluation.record['{1}'] must stay as they were measured; choose another name in "
+    "evaluation.record for what you add"
+)
+
+
 @pytest.mark.parametrize(
     ("event", "add", "said"),
     [
         ("on_step", lambda step: step.more.update(loss=1.0), "ValueError: loss is in the log of every step; choose"),
         ("on_step", lambda step: step.more.update(step=1), "ValueError: step is in the log of every step; choose"),
         ("on_evaluation", lambda one: one.record.update({1: 2}), "TypeError: names in the log must be strings, got 1"),
-        ("on_evaluation", lambda one: one.record.update(step=9), "ValueError: step is in the log of every evaluation;"),
-        ("on_evaluation", lambda one: one.record.update(val_loss=0.5), "ValueError: val_loss is in the log of every"),
-        ("on_evaluation", lambda one: one.record.clear(), "ValueError: step is in the log of every evaluation; choose"),
+        ("on_evaluation", lambda one: one.record.update(step=9), STAYS.format("step", "step")),
+        ("on_evaluation", lambda one: one.record.update(val_loss=0.5), STAYS.format("loss", "val_loss")),
+        ("on_evaluation", lambda one: one.record.clear(), STAYS.format("step", "step")),
+        ("on_evaluation", lambda one: setattr(one, "loss", 0.5), STAYS.format("loss", "val_loss")),
+        ("on_evaluation", lambda one: setattr(one, "loss", np.float32(one.loss)), STAYS.format("loss", "val_loss")),
+        ("on_evaluation", lambda one: one.means.update(f1=0.5), STAYS.format("means", "val_f1")),
         ("on_evaluation", lambda one: setattr(one, "loss", "x"), "TypeError: loss must stay a number, got 'x'"),
         ("on_step", lambda one: setattr(one, "loss", "x"), "TypeError: loss must stay a number, got 'x'"),
         ("on_step", lambda one: setattr(one, "lr", None), "TypeError: lr must stay a number, got None"),
@@ -813,13 +824,21 @@ def test_what_the_log_cannot_hold_is_an_error_of_the_callback_and_the_run_is_sav
     assert (tmp_path / "run" / "last" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(("event", "again"), [("on_evaluation", "evaluate"), ("on_checkpoint", "save")])
+@pytest.mark.parametrize(
+    ("event", "again", "events"),
+    [
+        ("on_evaluation", "evaluate", "on_evaluation → on_evaluation"),
+        ("on_checkpoint", "save", "on_checkpoint → on_checkpoint"),
+        ("on_checkpoint", "evaluate", "on_evaluation → on_checkpoint → on_evaluation"),
+    ],
+)
 def test_a_callback_that_causes_its_own_event_is_named_in_a_short_error(
-    event: str, again: str, text: Path, tmp_path: Path
+    event: str, again: str, events: str, text: Path, tmp_path: Path
 ) -> None:
     mine = type("Mine", (onfoot.Callback,), {event: lambda self, trainer, _: getattr(trainer, again)()})()
     trainer = onfoot.Trainer(tiny(), text, options(), [mine], out=tmp_path / "run")
-    said = f"Mine.{event} failed after step 3: ValueError: a callback that hears {event} has caused {event} again; "
+    way_out = "call evaluate() and save() at another event, such as on_step; the run is saved"
+    said = f"Mine.{event} failed after step 3: ValueError: {events} would never end; {way_out}"
     with pytest.raises(CallbackError, match=f"^{re.escape(said)}") as raised:
         trainer.run()
     assert len(str(raised.value)) < 400 + len(str(tmp_path))

@@ -1,11 +1,12 @@
-"""Options of `train` and `finetune` under the names that nanoGPT and transformers give them, and pairs with a comma."""
+"""Options of `train` and `finetune` under the names that nanoGPT and transformers give them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
+
+from onfoot.cli.commas import without_commas
 
 ALIASES = {
     "learning-rate": "lr",
@@ -76,19 +77,6 @@ class WithAliases(TyperCommand):
         ours = [translated(a, known) for a in args[:end]]
         pairs = {name for parameter in self.params if parameter.nargs == 2 for name in parameter.opts}
         return super().parse_args(ctx, [*without_commas(ours, pairs), *args[end:]])
-
-
-def without_commas(arguments: Sequence[str], pairs: Collection[str]) -> list[str]:
-    """`--betas 0.9,0.95`, as the defaults are shown, as `--betas 0.9 0.95`; `pairs` are the options of two values."""
-    out: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in pairs and equals:
-            out.append(name)
-            argument = value
-        parts = [part.strip() for part in argument.split(",") if part.strip()]
-        out += parts if out and out[-1] in pairs and len(parts) in (1, 2) else [argument]
-    return out
 
 
 def translated(argument: str, known: set[str]) -> str:

@@ -104,7 +104,7 @@ def with_config(context: typer.Context, path: Path | None, cls: Any, given: dict
     used = {name: x for name, x in values.items() if name not in explicit}
     with naming(path):
         for name, x in used.items():
-            cls.check_type(name, tuple(x) if name == "betas" and isinstance(x, list) else x)
+            cls.check_type(name, x)
     set_in_file(context, path, [name for name, x in used.items() if x != given.get(name)])
     return given | used
 

@@ -35,7 +35,7 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "n_inner", "head_dim", "arc
 
 if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
-    from onfoot.train.progress import Working
+    from onfoot.train.start import Working
 
 
 @options_from(TrainOptions, exclude={"texts", "changes"})
@@ -131,11 +131,11 @@ class _ShowStart(logging.Handler):
 
 @contextmanager
 def starting(quiet: bool) -> Iterator[None]:
-    """Says what takes long before a run starts or after its end, unless it is quiet."""
-    if quiet:
+    """Says what takes long before a run starts or after its end, on rank 0 and unless it is quiet."""
+    if quiet or launched()[0] != 0:
         yield
         return
-    from onfoot.train.progress import Working, logger
+    from onfoot.train.start import Working, logger
 
     level = logger.level
     with Working() as working:

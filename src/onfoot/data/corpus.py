@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from onfoot.data.count import Count
 from onfoot.data.records import ReadLog, check_dataset_dict, decode, fields_of, has_records, is_dataset, records
 from onfoot.formats.files import open_file, read_json, shown
 from onfoot.formats.tokenizer import Tokenizer
 from onfoot.formats.write import write_json
-from onfoot.terminal import Count
 
 PIECE = 1 << 20  # bytes of text that are tokenized at a time
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")  # of the files that a folder is searched for
@@ -146,24 +146,15 @@ def save_stdin(path: Path) -> Text:
 
 
 def documents(text: Text, log: ReadLog | None = None) -> Iterator[Iterator[str]]:
-    """The documents of a file, each an iterator over pieces: one per text file, or one per record with "text".
-
-    The log counts the bytes of the pieces that are dealt with.
-    """
+    """The documents of a file, each an iterator over pieces: one per text file, or one per record with "text"."""
     log = log or ReadLog()
     if text.text is not None:
-        yield _counted([text.text], log.count)
+        yield iter([text.text])
     elif text.path is not None and has_records(text.path):
         for document in log.read(records(text.path), _text_of):
-            yield _counted([document], log.count)
+            yield iter([document])
     elif text.path is not None:
-        yield _counted(file_pieces(text.path), log.count)
-
-
-def _counted(pieces: Iterable[str], count: Count) -> Iterator[str]:
-    for piece in pieces:
-        yield piece
-        count.done += len(piece.encode())
+        yield file_pieces(text.path)
 
 
 def n_bytes(texts: Sequence[Text]) -> int:
@@ -238,12 +229,21 @@ def _several(texts: Sequence[Text]) -> bool:
 
 def _encoded_documents(text: Text, tokenizer: Tokenizer, several: bool, log: ReadLog) -> Iterator[Iterator[list[int]]]:
     for document in documents(text, log):
-        pieces = (tokenizer.encode(piece) for piece in document)
+        pieces = (tokenizer.encode(piece) for piece in _counted(document, log.count))
         yield chain(pieces, [[tokenizer.eos_id]]) if several and tokenizer.eos_id is not None else pieces
 
 
+def _counted(pieces: Iterable[str], count: Count) -> Iterator[str]:
+    for piece in pieces:
+        yield piece
+        count.done += len(piece.encode())
+
+
 def write_tokens(texts: Sequence[Text], tokenizer: Tokenizer, folder: Path, log: ReadLog | None = None) -> np.ndarray:
-    """Tokenizes into folder/tokens.bin and returns it memory-mapped. The EOS token separates documents."""
+    """Tokenizes into folder/tokens.bin and returns it memory-mapped. The EOS token separates documents.
+
+    The log counts the bytes of the text that is tokenized.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     dtype = np.dtype(DTYPES[tokenizer.size > 1 << 16])
     count, digest, several, log = 0, hashlib.sha256(), _several(texts), log or ReadLog()

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onfoot.data.count import Count
 from onfoot.formats.files import TEXT_BYTES, one_line, open_file, parse_json, plain_name, read_json, shown
-from onfoot.terminal import Count
 
 BOM = BOM_UTF8.decode()  # byte order mark, which some editors put at the start of a file
 BLOCK = 1 << 16  # bytes of a .json file that are read at a time

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onfoot.data.batches import ALL, FIRST, Batch, Place, Share
+from onfoot.data.count import Count
 from onfoot.data.example import Example
 from onfoot.data.example_file import n_templated
 from onfoot.data.packing import Rows
@@ -18,7 +19,6 @@ from onfoot.data.records import ReadLog
 from onfoot.data.sft_examples import fit, read_examples, split_examples
 from onfoot.formats.chat import ChatTemplate
 from onfoot.formats.tokenizer import Tokenizer
-from onfoot.terminal import Count
 
 
 @dataclass(frozen=True)

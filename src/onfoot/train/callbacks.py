@@ -158,8 +158,10 @@ def make_loggable(event: Any) -> None:
     if isinstance(event, Validation):
         changed = [name for name, x in event.measured.items() if event.record.get(name) != x]
         if changed:
+            attribute = {"step": "step", "val_loss": "loss"}.get(changed[0], "means")
             raise ValueError(
-                f"{changed[0]} is in the log of every evaluation; choose another name in evaluation.record"
+                f"evaluation.{attribute} and evaluation.record[{changed[0]!r}] must stay as they were measured; choose "
+                f"another name in evaluation.record for what you add"
             )
         event.record = {name: _loggable(name, value) for name, value in event.record.items()}
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from onfoot.arrays import Array
 from onfoot.data.batches import Batch
+from onfoot.data.count import Count
 from onfoot.data.preference_source import Pair, Pairs, PreferenceSource
 from onfoot.ops.dpo import DpoSaved, dpo_loss_backward, dpo_loss_forward
-from onfoot.terminal import Count
 
 if TYPE_CHECKING:
     from onfoot.models.model import Model

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onfoot.data.batches import Batch
-from onfoot.data.preference_source import Pair
+from onfoot.data.preference_source import PreferenceSource
 from onfoot.models.compare_pairs import Comparison, compare_pairs
 from onfoot.train.callbacks import Callback, Validation
 from onfoot.train.progress import Reporter
+from onfoot.train.source_batches import batches_of_step
 
 if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
@@ -32,6 +33,8 @@ class EngineCheck(Callback):
         if self.found is not None or trainer.state.step >= trainer.options.steps:
             return self.found
         batch, seed = first_batch(trainer), trainer.dropout_seed(0)
+        if batch is None:
+            return None
         found = compare_pairs(trainer.model, batch.tokens, batch.targets, segments=batch.segments, dropout_seed=seed)
         if not found.right and not trainer.options.engine_unchecked:
             runs = found.first is not None and not found.first.problem
@@ -62,10 +65,16 @@ class EngineCheck(Callback):
             evaluation.lines.append(f"  {found}")
 
 
-def first_batch(trainer: Trainer) -> Batch:
-    """The first sequences of the next step; of pairs of answers, the better ones."""
-    one = trainer.source.microbatches(trainer.state.step, *trainer.share_args)[0]
-    batch = one.chosen if isinstance(one, Pair) else Batch(*one)
+def first_batch(trainer: Trainer) -> Batch | None:
+    """The first sequences of the next step; of pairs of answers, the better ones. None on a rank without rows."""
+    if isinstance(trainer.source, PreferenceSource):
+        pairs = trainer.source.microbatches(trainer.state.step, *trainer.share_args)
+        batches = [pair.chosen for pair in pairs]
+    else:
+        batches = batches_of_step(trainer)
+    if not batches:
+        return None
+    batch = batches[0]
     rows = max(1, MOST // max(1, batch.tokens.shape[1]))
     segments = None if batch.segments is None else batch.segments[:rows]
     return Batch(batch.tokens[:rows], batch.targets[:rows], segments)

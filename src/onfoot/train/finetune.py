@@ -10,6 +10,7 @@ import numpy as np
 
 from onfoot.data import corpus
 from onfoot.data.batches import Place, place
+from onfoot.data.count import Count
 from onfoot.data.example_file import StoredPairs
 from onfoot.data.preference_source import PreferenceSource, fit_pairs, split_pairs
 from onfoot.data.preferences import read_preferences
@@ -22,16 +23,15 @@ from onfoot.formats.write import write_json
 from onfoot.generate.chat import template_of
 from onfoot.models.load import load
 from onfoot.models.model import Model
-from onfoot.terminal import Count
 from onfoot.train import automatic, runs
 from onfoot.train.dpo import set_reference
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import FinetuneOptions
 from onfoot.train.parallel import world
-from onfoot.train.progress import announce
 from onfoot.train.rates import freeze
 from onfoot.train.sources import preference_source, row_length
+from onfoot.train.start import announce
 
 REFERENCE = "reference.json"  # the reference log-probabilities of preference pairs
 

@@ -53,7 +53,7 @@ from onfoot.train.parallel import world
 from onfoot.train.privacy import plan
 from onfoot.train.rates import freeze
 from onfoot.train.shard import ShardedAdamW
-from onfoot.train.source_batches import saved_if_it_fails
+from onfoot.train.source_batches import naming_source
 from onfoot.train.trackers import tracker
 from onfoot.train.update import make_update, replicated_state
 
@@ -80,7 +80,7 @@ class Outcome:
 
 
 class CallbackError(ValueError):
-    """A callback of the user, or a learning rate, has failed; the run was saved before this was raised."""
+    """A function of the user's has failed: a callback, a learning rate or a source. A single rank saves before."""
 
 
 class DivergedError(ValueError):
@@ -141,7 +141,7 @@ class Trainer:
         self.callbacks = as_callbacks(callbacks)
         self._engine_check = EngineCheck()
         self._own = self._own_callbacks()
-        self._telling = set[str]()  # the events that callbacks are hearing
+        self._telling = list[str]()  # the events that callbacks are hearing, the last caused by the one before
         self.stopped = ""  # why the run was stopped by `stop`
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -186,15 +186,18 @@ class Trainer:
                 f"{checkpoint} does not have the weights before preference tuning, which are its reference; resume a "
                 f"run on all weights with onfoot finetune --dpo --full, or train LoRA layers"
             )
+        saved = read_state(checkpoint)
+        if saved["step"] > self.options.steps:
+            raise ValueError(
+                f"steps={self.options.steps} is less than the {saved['step']:,} steps of {checkpoint}; pass "
+                f"steps={saved['step']} or more"
+            )
         if self.folder is not None:
             self._continues = self.folder.resolve() in checkpoint.resolve().parents
             self._check_folder()
         restore_optimizer(checkpoint, self.optimizer)
         if self.average is not None:
             restore_average(checkpoint, self.average)
-        saved = read_state(checkpoint)
-        if saved["step"] > self.options.steps:
-            raise ValueError(f"steps={self.options.steps:,} is less than the {saved['step']:,} steps of {checkpoint}")
         self.state = State(**{name: saved[name] for name in vars(State()) if name in saved})
         self.saved = self.state.step
         if self.log is not None:
@@ -304,10 +307,11 @@ class Trainer:
         return lr
 
     def _tell(self, event: str, *args: Any) -> None:
-        """Tells all callbacks about an event. If one of the user's fails, the run is saved first."""
+        """Tells all callbacks about an event."""
         if event in self._telling:
-            raise ValueError(f"a callback that hears {event} has caused {event} again; do it at another event")
-        self._telling.add(event)
+            circle = " → ".join([*self._telling[self._telling.index(event) :], event])
+            raise ValueError(f"{circle} would never end; call evaluate() and save() at another event, such as on_step")
+        self._telling.append(event)
         try:
             for callback in (one for one in self.callbacks if callable(getattr(one, event, None))):
                 with self.saved_if_it_fails(f"{type(callback).__name__}.{event}"):
@@ -317,18 +321,18 @@ class Trainer:
             for callback in self._own:
                 getattr(callback, event)(self, *args)
         finally:
-            self._telling.remove(event)
+            self._telling.pop()
 
     @contextmanager
     def saved_if_it_fails(self, what: str) -> Iterator[None]:
-        """Saves the run when a function of the user's fails, and raises an error that names it."""
+        """When a function of the user's fails, raises an error that names it; a run of one rank is saved first."""
         try:
             yield
         except CallbackError:  # of another function, which it names; the run is saved
             raise
         except Exception as error:
             saved = ""
-            if self.folder is not None:
+            if self.folder is not None and self.world.size == 1:  # ranks save together, and the others may not be here
                 if self.saved != self.state.step:
                     self.save()
                 saved = f"; the run is saved at step {self.state.step}, in {self.folder}"
@@ -416,7 +420,7 @@ class Trainer:
         tokenizer, n = self.model.tokenizer, self.options.sample_tokens
         if tokenizer is None or not n or not self.model.config.causal:
             return None
-        with self.averaged_weights(), saved_if_it_fails(self, "prompt"):
+        with self.averaged_weights(), naming_source(self, "prompt"):
             prompt = self.source.prompt()
             if prompt is None:
                 return None

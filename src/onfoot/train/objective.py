@@ -19,7 +19,7 @@ from onfoot.train.private_step import Settings, private_step
 from onfoot.train.source_batches import (
     batches_of_examples,
     batches_of_step,
-    saved_if_it_fails,
+    naming_source,
     validation_batches,
 )
 from onfoot.train.step import Microbatch, accumulated_step, fused_step
@@ -56,7 +56,7 @@ class CrossEntropy:
         divisor, n_tokens = trainer.world.sum(n_targets, sum(b.tokens.size for b in batches))  # over all ranks
         if divisor == 0:
             where = f"step {trainer.state.step + 1}"
-            with saved_if_it_fails(trainer, "microbatches"):
+            with naming_source(trainer, "microbatches"):
                 raise trainer.world.agreed(ValueError(f"{where}: all {n_tokens:.0f} targets are ignored ({IGNORE})"))
         microbatches = seeded_microbatches(trainer, batches)
         model, optimizer, on_gradients = trainer.model, trainer.optimizer, trainer.gradient_listener()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, get_type_hints
 
@@ -36,6 +36,12 @@ def option(default: Any, text: str) -> Any:
 def default_warmup(steps: int) -> int:
     """The warmup steps of a run of so many steps."""
     return max(1, round(WARMUP * steps))
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    return get_type_hints(cls)
 
 
 @dataclass(frozen=True)
@@ -255,11 +261,11 @@ class TrainingOptions:
     @classmethod
     def check_type(cls, name: str, value: Any) -> None:
         """Raises ValueError if a value is not of the type of the field of this name, or a number out of range."""
-        hint = get_type_hints(cls)[name]
+        hint = _hints(cls)[name]  # type: ignore[arg-type]  # classes are hashable
         if value is None and hint in (str | None, float | None):
             return
         items = value if hint in (list[str], tuple[float, float]) else [value]
-        if hint == tuple[float, float] and (not isinstance(value, tuple) or len(value) != 2):
+        if hint == tuple[float, float] and (not isinstance(value, list | tuple) or len(value) != 2):
             raise ValueError(f"{name} must be two numbers, got {shown(value)}")
         if hint == list[str] and not isinstance(value, list):
             raise ValueError(f"{name} must be a list of strings, got {shown(value)}")

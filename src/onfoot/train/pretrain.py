@@ -15,6 +15,7 @@ from onfoot.data import corpus
 from onfoot.data.batches import place
 from onfoot.data.bigram import bigram_loss
 from onfoot.data.compression import BEFORE, as_bytes, xz_loss
+from onfoot.data.count import Count
 from onfoot.data.records import ReadLog
 from onfoot.data.windows import Windows, split
 from onfoot.formats.files import read_json
@@ -23,14 +24,13 @@ from onfoot.formats.tokenizer import Tokenizer, bpe_tokenizer, byte_tokenizer, c
 from onfoot.formats.write import flush, write_json
 from onfoot.models.load import create, load
 from onfoot.models.model import Model
-from onfoot.terminal import Count
 from onfoot.train import runs
 from onfoot.train.fingerprint import fingerprint, record_or_verify
 from onfoot.train.loop import Trainer, set_dropout
 from onfoot.train.options import TrainOptions
 from onfoot.train.parallel import World, world
-from onfoot.train.progress import announce
 from onfoot.train.sources import TextSource
+from onfoot.train.start import announce
 
 STDIN_FILE = "stdin.txt"
 SHORT = 100_000  # characters: with fewer, BPE finds few words that repeat

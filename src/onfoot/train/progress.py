@@ -1,99 +1,22 @@
-"""Progress of a run and of its start: live on a terminal or in a notebook, plain lines elsewhere."""
+"""Progress of a run: live on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import logging
 import sys
-import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from html import escape
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
-from onfoot.terminal import Count, for_terminal
+from onfoot.terminal import for_terminal
 
 PLAIN_EVERY = 10.0  # seconds between plain lines
-WORKING_EVERY = 0.5  # seconds between updates of the line that says how far the start of a run is
 NOTEBOOK_EVERY = 0.2  # seconds between updates of a notebook's bar, each of which is a message to the browser
 DISPENSABLE = ("norm", "lr", "waiting", "clipped")  # left out, in this order, where the terminal is too narrow
 SHORTEST_BAR = 8  # characters
-
-# What takes long before the first step and after the last; the command line shows it. A record may have a `count`.
-logger = logging.getLogger("onfoot.start")
-logger.addHandler(logging.NullHandler())
-
-
-def announce(what: str, count: Count | None = None) -> None:
-    """Says what begins now, and which count tells how much of it is done."""
-    logger.info("%s", what, extra={"count": count})
-
-
-class Working:
-    """Shows what takes long: a line when it begins, and below it how much is done and for how long already.
-
-    On a terminal that line keeps changing; elsewhere there is one every 10 seconds. A thread writes it, so the
-    work itself only counts.
-    """
-
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console = console or Console(highlight=False)
-        self._clock, self._lock, self._over = clock, threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._count: Count | None = None
-        self._begin = self._last_line = clock()
-        self._live: Live | None = None  # the line that changes, while it is shown
-
-    def __enter__(self) -> Working:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._hide()
-
-    def begin(self, what: str, count: Count | None = None) -> None:
-        """Prints what begins now."""
-        with self._lock:
-            self._hide()
-            self._print(what)
-            self._count = count
-            self._begin = self._last_line = self._clock()
-
-    def tick(self) -> None:
-        """Shows how much is done."""
-        with self._lock:
-            now = self._clock()
-            counted = f"{self._count}, " if self._count is not None and self._count.done else ""
-            text = f"  {counted}{duration(now - self._begin)} so far"
-            if self.console.is_interactive:
-                if self._live is None:
-                    self._live = Live(console=self.console, auto_refresh=False, transient=True)
-                    self._live.start()
-                self._live.update(Text(text, "dim", no_wrap=True, overflow="ellipsis"), refresh=True)
-            elif now - self._last_line >= PLAIN_EVERY:
-                self._last_line = now
-                self._print(text)
-
-    def _watch(self) -> None:
-        with suppress(OSError, ValueError):  # nobody reads the output any more
-            while not self._over.wait(WORKING_EVERY):
-                self.tick()
-
-    def _print(self, text: str) -> None:
-        self.console.print(Text(for_terminal(text, self.console.file), "dim"), soft_wrap=True)
-
-    def _hide(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
 
 class Reporter:

@@ -25,6 +25,7 @@ from onfoot.train.lock import LOCK, take_lock
 from onfoot.train.loop import Trainer
 from onfoot.train.options import CHANGEABLE, TrainingOptions
 from onfoot.train.parallel import world
+from onfoot.train.start import announce
 from onfoot.train.trackers import check_tracker
 
 Options = TypeVar("Options", bound=TrainingOptions)
@@ -127,6 +128,7 @@ def resume(
         try:
             options, versions_before = ranks.run_all_or_raise(lambda: read_options(run, kind))
             options, changes = ranks.run_all_or_raise(lambda: with_named_engine(options, changes or {}))
+            announce(f"reading {run}")
             found = ranks.run_all_or_raise(
                 lambda: _newest(run) if ranks.writes else None
             )  # only rank 0 reads and hashes the checkpoints
@@ -137,14 +139,16 @@ def resume(
             if changes:
                 options = ranks.run_all_or_raise(lambda: change(options, step, changes))
             is_done = 0 < options.steps <= step
-            ranks.run_all_or_raise(lambda: check_tracker(options.log) if ranks.writes and not is_done else None)
-            trainer = ranks.run_all_or_raise(lambda: build(run, options, checkpoint))
+            to_build = replace(options, log="none") if is_done else options  # no step is left to log
+            ranks.run_all_or_raise(lambda: check_tracker(to_build.log) if ranks.writes else None)
+            trainer = ranks.run_all_or_raise(lambda: build(run, to_build, checkpoint))
             trainer.lock = lock
             versions_now = made_with(run, trainer.model)
             keeps = was_done and is_done  # what is given for this call only, as --quiet, is not recorded
             if (checkpoint is None or changes) and not keeps and ranks.writes:
                 left = {CHOSEN: [n for n in chosen_in({"made_with": versions_before}) if n not in (changes or {})]}
-                _record(run, trainer.options, (versions_now if checkpoint is None else versions_before) | left)
+                versions = (versions_now if checkpoint is None else versions_before) | left
+                _record(run, replace(trainer.options, log=options.log), versions)
         except BaseException:
             if lock is not None:
                 lock.release(force=True)
@@ -169,16 +173,16 @@ def with_named_engine(options: Options, values: Mapping[str, Any]) -> tuple[Opti
     return replace(options, engine=named), {name: x for name, x in values.items() if name != "engine"}
 
 
-def flag(name: str) -> str:
-    """The option of the command line for a field."""
-    return f"--{name.replace('_', '-')}"
+def flag(name: str, value: Any = None) -> str:
+    """The option of the command line for a field, as it is typed for this value."""
+    return f"--{'no-' * (value is False)}{name.replace('_', '-')}"
 
 
 def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
     """The options of a run that continues at this step with other values; a ValueError for fixed ones."""
     fixed = sorted(set(values) - set(CHANGEABLE))
     if fixed:
-        what = {"texts": "the text", "model": "the model"}.get(fixed[0], flag(fixed[0]))
+        what = {"texts": "the text", "model": "the model"}.get(fixed[0], flag(fixed[0], values[fixed[0]]))
         raise ValueError(f"{what} cannot change when a run is resumed; what can: {', '.join(map(flag, CHANGEABLE))}")
     if options.dp_clip is not None and {"steps", "batch_size", "accumulate"} & set(values):
         raise ValueError("a private run's number of steps and of examples per step cannot change: ε depends on them")
@@ -193,9 +197,10 @@ def change(options: Options, step: int, values: Mapping[str, Any]) -> Options:
     ineffective = [n for n, x in values.items() if n not in ("steps", "quiet") and x != getattr(options, n)]
     if 0 < steps == step and ineffective:
         go_on = "start a new run" if options.dp_clip is not None else "add --steps N to go on"
+        named = listed([flag(n, values[n]) for n in ineffective])
         raise ValueError(
-            f"{listed([flag(n) for n in ineffective])} {'has' if len(ineffective) == 1 else 'have'} no effect: all "
-            f"{step:,} steps of the run are done; {go_on}"
+            f"{named} {'has' if len(ineffective) == 1 else 'have'} no effect: all {step:,} steps of the run are done; "
+            f"{go_on}"
         )
     return options.changed(step, **values)
 

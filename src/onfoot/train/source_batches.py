@@ -18,40 +18,40 @@ if TYPE_CHECKING:
     from onfoot.train.loop import Trainer
 
 
-def is_own(source: Any) -> bool:
-    """Whether a source is the user's."""
+def is_users_source(source: Any) -> bool:
+    """Whether a source is the user's, and not one of ours."""
     return isinstance(source, OwnSource) or not type(source).__module__.startswith("onfoot.")
 
 
-def saved_if_it_fails(trainer: Trainer, method: str) -> AbstractContextManager[None]:
-    """Where a method of the source is called: if a user's own fails, the run is saved, and the error names it."""
+def naming_source(trainer: Trainer, method: str) -> AbstractContextManager[None]:
+    """Where a method of the source is called: if a user's own source fails, the error names it."""
     source = trainer.source
-    if not is_own(source):
+    if not is_users_source(source):
         return nullcontext()
     return trainer.saved_if_it_fails(f"{type(getattr(source, 'own', source)).__name__}.{method}")
 
 
 def batches_of_step(trainer: Trainer) -> list[Batch]:
     """The batches of the next step."""
-    with saved_if_it_fails(trainer, "microbatches"):
+    with naming_source(trainer, "microbatches"):
         return _batches(trainer, trainer.source.microbatches(trainer.state.step, *trainer.share_args))
 
 
 def batches_of_examples(trainer: Trainer, examples: np.ndarray) -> list[Batch]:
     """The batches of the examples of these numbers."""
-    with saved_if_it_fails(trainer, "batches_of"):
+    with naming_source(trainer, "batches_of"):
         return _batches(trainer, trainer.source.batches_of(examples), least=0)
 
 
 def validation_batches(trainer: Trainer) -> Iterator[Batch]:
     """The validation batches, one at a time."""
-    with saved_if_it_fails(trainer, "validation"):
+    with naming_source(trainer, "validation"):
         for one in trainer.source.validation(*trainer.share_args):
-            yield as_batch(one, trainer.model) if is_own(trainer.source) else Batch(*one)
+            yield as_batch(one, trainer.model) if is_users_source(trainer.source) else Batch(*one)
 
 
 def _batches(trainer: Trainer, found: Any, least: int = 1) -> list[Batch]:
-    if not is_own(trainer.source):
+    if not is_users_source(trainer.source):
         return [Batch(*batch) for batch in found]
     if not isinstance(found, list | tuple) or len(found) < least:
         raise ValueError(f"it must return a list of batches (tokens, targets), got {shown(found)}")
