@@ -376,6 +376,7 @@ def test_what_a_user_gives_ends_all_ranks_where_it_is_bad_on_one(
     assert "is saved" not in result.stderr
     last = tmp_path / "bad" / "checkpoints" / "step-0000002"
     assert f"the last complete checkpoint is {last}" in result.stderr and newest_valid(tmp_path / "bad") == (last, [])
+    assert "resume with: your script, where trainer.restore(checkpoint)" in result.stderr
 
 
 LONG = 60  # steps of a run one of whose ranks is to be killed, at the latest in step 40

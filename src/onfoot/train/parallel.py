@@ -189,7 +189,7 @@ class World:
             yield
             return
         if self.monitor is not None:
-            self.monitor.send(run=str(run), resume=f"mpiexec -n {self.size} onfoot {command} --resume {run}")
+            self.monitor.send(run=str(run), resume=self.how_to_resume(run, command))
         try:
             yield
         except SystemExit:
@@ -199,14 +199,19 @@ class World:
                 raise
             self.fail(error, run, command)
 
+    def how_to_resume(self, run: Path, command: str) -> str:
+        """The command that resumes a run; one that a user's script trains has none."""
+        if not command:
+            return "your script, where trainer.restore(checkpoint) continues from a checkpoint"
+        return f"mpiexec -n {self.size} onfoot {command} --resume {run}"
+
     def fail(self, error: BaseException, run: Path, command: str) -> NoReturn:
         """Prints which rank failed and why, and how to resume the run; aborts all ranks."""
         if not self.writes:
             time.sleep(RANK0_HEAD_START)
         if not isinstance(error, ValueError | OSError | KeyboardInterrupt) or os.environ.get("ONFOOT_DEBUG"):
             traceback.print_exception(error)
-        resume = f"mpiexec -n {self.size} onfoot {command} --resume {run}"
-        hint = rank_monitor.resume_hint(str(run), resume)
+        hint = rank_monitor.resume_hint(str(run), self.how_to_resume(run, command))
         sys.stderr.write(f"error: {self.name} failed: {_describe(error)}\n{hint}\n")
         sys.stderr.flush()
         if self.monitor is not None:
