@@ -344,6 +344,8 @@ BAD = {
     "check abc": "there is no exercise 'abc'; give a number from 1 to 19, or one of linear, activation,",
     "chek": "there is no command 'chek'; did you mean: onfoot learn check?",
     "3": "there is no command '3'; did you mean: onfoot learn check 3?",
+    "--folder course": "the folder to make stands without an option: onfoot learn course",
+    "--folder=my course": "the folder to make stands without an option: onfoot learn",
     "grade . --exercises 5-3": '--exercises must be numbers such as 1,3,5-7, the smaller first, got "5-3"',
     "grade . --total inf": "--total must be > 0 and at most 86400 seconds, got inf",
     "grade . --timeout -1": "--timeout must be > 0 and at most 86400 seconds, got -1",

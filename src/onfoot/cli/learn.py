@@ -34,6 +34,10 @@ class _Learn(TyperGroup):
         known = (*self.commands, *ctx.help_option_names)
         if not args or args[0] in known:
             return super().parse_args(ctx, args or [MAKE])
+        option, _, value = args[0].partition("=")
+        if option == "--folder":
+            name = value or next(iter(args[1:]), "FOLDER")
+            raise ValueError(f"the folder to make stands without an option: onfoot learn {shell_word(name)}")
         if args[0].isdecimal() and not Path(args[0]).exists():
             raise ValueError(
                 f"there is no command {args[0]!r}; did you mean: onfoot learn check {args[0]}? "
