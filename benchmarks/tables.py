@@ -245,6 +245,16 @@ def recipe_longer() -> str:
     return recipes("recipe_longer")
 
 
+def more_text() -> str:
+    found = figures("more_text")
+    rows = [
+        ["xz -9 after the rest of the reference", "", f"{found['xz -9 after the reference']:.3f}"],
+        ["xz -9 after the same text", "", f"{found['xz -9 after the same text']:.3f}"],
+        *([f"{x['steps']:,} steps", f"{x['seconds']:.0f} s", f"{x['nats per byte']:.3f}"] for x in found["curve"]),
+    ]
+    return table(["", "after", "nats per byte"], "lrr", rows)
+
+
 def gain() -> str:
     """How much sooner the goal of the time to a loss is reached than by the faster of the peers."""
     seconds = figures("time_to_loss")["seconds"]
@@ -360,6 +370,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "time-to-loss": time_to_loss,
     "recipe": recipe,
     "recipe-longer": recipe_longer,
+    "more-text": more_text,
     "blame": blame,
     "private": private,
     "serving": serving,
