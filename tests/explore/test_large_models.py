@@ -180,9 +180,14 @@ def test_an_adapter_opens_merged_into_its_base(tmp_path: Path, monkeypatch: pyte
     model.save_adapter(tmp_path / "adapter")
     expected = model.loss(TOKENS)
     assert abs(expected - base.loss(TOKENS)) > 1e-3
+    model.merge_adapter()
     for limit in (10**9, 0):
         monkeypatch.setattr(loading, "LARGE", limit)
-        assert Study(load_model(tmp_path / "adapter"), TOKENS).loss == pytest.approx(expected, rel=1e-5)
+        shown = load_model(tmp_path / "adapter")
+        assert shown.active_adapter is None and shown.dtype == "float64"
+        for name, merged in model.params.items():
+            np.testing.assert_allclose(np.asarray(shown.params[name]), merged, rtol=1e-5, atol=1e-7, err_msg=name)
+        assert Study(shown, TOKENS).loss == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
