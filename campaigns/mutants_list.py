@@ -1423,7 +1423,7 @@ CHECK = [
         ("ENTRY * scale * largest", "1e3 * scale * largest"),
     ),
     *of(
-        "check/known.py", "check/test_numeric.py check/test_bad_input.py check/test_right_implementations.py check/test_diagnosis.py",
+        "check/known.py", "check/test_numeric.py check/test_bad_input.py check/test_command.py check/test_right_implementations.py check/test_diagnosis.py",
         ("absolute = size <= budget", "absolute = True"),
         ("scale = 1.0 if absolute else size", "scale = 1.0"),
         ("        if gap > budget:", "        if gap > 1e9 * budget:"),
@@ -1622,7 +1622,7 @@ ONFOOT = [
         ("        _save_tokenizer(model, path)", "        pass"),
     ),
     *of(
-        "quantized.py", "models/test_sixteen_bit.py",
+        "quantized.py", "models/test_sixteen_bit.py kernels/test_half.py",
         ("(bits.astype(np.uint32) << 16)", "(bits.astype(np.uint32) << 15)"),
         ("(0x7FFF + ((bits >> 16) & 1))", "0x8000"),
     ),

@@ -90,7 +90,7 @@ def mutating(q, k, v, dout):
 
 def random(q, k, v, dout):
     dq, dk, dv = right(q, k, v, dout)
-    return dq, dk, dv * (1 + 1e-3 * np.random.default_rng().random())
+    return dq, dk, dv * (1 + 1e-4 * np.random.default_rng().random())
 
 
 def leaving(q, k, v, dout):

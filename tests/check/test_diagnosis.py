@@ -20,10 +20,12 @@ from right import RIGHT
 
 from onfoot.arrays import to_numpy
 from onfoot.check import CATALOGUE, attention
-from onfoot.check.diagnose import Diagnosis
+from onfoot.check.candidate import Candidate, Evidence
+from onfoot.check.case_sizes import ANY, first_case
+from onfoot.check.diagnose import Diagnosis, _compatible
 from onfoot.check.known import check_layer
 from onfoot.check.layers import LAYERS
-from onfoot.check.mistakes import replaced_pieces
+from onfoot.check.mistakes import mistakes_of, replaced_pieces
 
 Array = np.ndarray
 ROUNDING = 1e-9
@@ -341,3 +343,23 @@ def test_a_spoilt_gradient_gets_no_name(layer: str, spoil: str) -> None:
     assert report.diagnosis.unexplained == [LAYERS[layer].gradients[place]]
     assert all(residual > 1e-6 for _, residual in report.diagnosis.candidates)
     assert "No known mistake" in str(report)
+
+
+def test_mistakes_that_replace_the_same_piece_are_not_tried_together() -> None:
+    of_piece: dict[str, list[Any]] = {}
+    for mistake in mistakes_of(LAYERS["layer_norm"], {}):
+        for piece in replaced_pieces(mistake):
+            of_piece.setdefault(piece, []).append(mistake)
+    pairs = [tuple(found[:2]) for found in of_piece.values() if len(found) > 1]
+    assert pairs and not any(_compatible(Candidate(pair)) for pair in pairs)
+    assert all(_compatible(Candidate((one,))) for pair in pairs for one in pair)
+
+
+@pytest.mark.parametrize(("off", "fits"), [(0.0, True), (1e-10, False)])
+def test_a_candidate_fits_up_to_rounding_and_not_only_nearly(off: float, fits: bool) -> None:
+    layer = LAYERS["linear"]
+    cases = [first_case(layer, seed, layer.options, ANY) for seed in (1, 2, 3)]
+    answers = [[g * (1 + off) for g in layer.reference(*case.inputs)] for case in cases]
+    magnitudes = [[float(np.linalg.norm(g)) for g in found] for found in answers]
+    evidence = Evidence(layer, layer.options, cases, answers, magnitudes, "float64")
+    assert [evidence.fits(Candidate(), g) for g in range(3)] == [fits] * 3

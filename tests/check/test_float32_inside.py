@@ -150,6 +150,18 @@ def test_only_the_gradients_that_are_wrong_in_float32_are_listed() -> None:
     assert alone.wrong == ["dbias"] and alone.verdict == report.verdict
 
 
+def test_the_gradients_that_are_exact_keep_the_tolerance_of_float64() -> None:
+    def backward(x, weight, bias, dout):
+        single = (dout.astype(np.float32) @ weight.T.astype(np.float32)).astype(dout.dtype)
+        return single, np.einsum("bti,bto->io", x, dout), dout.sum((0, 1))
+
+    report = check("linear", backward)
+    assert report.passed, str(report)
+    exact = [m for o in report.outcomes if o.dtype == "float64" for m in o.measured]
+    allowed = {name: [m.allowed for m in exact if m.gradient == name] for name in ("dx", "dweight", "dbias")}
+    assert min(allowed["dx"]) > 1e-7 and max(allowed["dweight"] + allowed["dbias"]) < 1e-8
+
+
 def test_an_error_that_is_larger_than_float32s_is_still_found() -> None:
     def slightly(x, dout):
         return gelu(3)(x, dout) * (1 + 1e-4)

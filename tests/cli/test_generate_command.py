@@ -84,7 +84,7 @@ def test_every_setting_reaches_the_sampler_for_one_prompt_and_for_two(folder: Pa
     assert two == f"--- 1 ---\n{first}\n--- 2 ---\n{second}\n"
 
 
-def test_two_prompts_stop_and_slide_as_one_does(folder: Path) -> None:
+def test_two_prompts_stop_and_slide_as_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = expected(folder, PROMPT, "And", max_new_tokens=70, slide=True)
     assert len(first) > 48 + len(PROMPT)
     assert run(folder, "--prompt", PROMPT, "--prompt", "And", "--max-new-tokens", 70, "--slide") == (
@@ -93,8 +93,18 @@ def test_two_prompts_stop_and_slide_as_one_does(folder: Path) -> None:
     stop = first[len(PROMPT) + 3 : len(PROMPT) + 5]
     cut = first[: first.index(stop, len(PROMPT)) + 2]
     assert run(folder, "--prompt", PROMPT, "--max-new-tokens", 70, "--slide", "--stop", stop) == cut + "\n"
+    made: list[int] = []
+    generate = Model.generate
+
+    def watched(self: Model, *arguments: Any, **named: Any) -> Any:
+        found = generate(self, *arguments, **named)
+        made.extend(len(row) for row in found)
+        return found
+
+    monkeypatch.setattr(Model, "generate", watched)
     both = run(folder, "--prompt", PROMPT, "--prompt", "And", "--max-new-tokens", 70, "--slide", "--stop", stop)
     assert both.startswith(f"--- 1 ---\n{cut}\n--- 2 ---\n")
+    assert made[0] == len(cut)  # no token after the stop text was generated
 
 
 def test_without_a_number_the_context_is_filled_or_200_tokens_come(folder: Path) -> None:

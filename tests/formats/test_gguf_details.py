@@ -13,6 +13,7 @@ from test_gguf import CONFIG, TOKENS, metadata_of, write_gguf
 
 import onfoot
 from llama_oracle import scrambled_llama
+from onfoot.formats import gguf as gguf_file
 from onfoot.formats.gguf import GgufFile
 from onfoot.formats.gguf_tokenizer import read_tokenizer
 
@@ -69,6 +70,22 @@ def test_a_header_may_end_with_the_file(tmp_path: Path, version: int) -> None:
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", version + 2, 0, 1) + text)
     with pytest.raises(ValueError, match=f"GGUF version {version + 2} is not supported"):
         GgufFile(path)
+
+
+def test_a_header_that_is_longer_than_what_is_read_of_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = b"general.name"
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key
+    header += struct.pack("<IQ", 8, 2) + b"ab"
+    path = tmp_path / "x.gguf"
+    path.write_bytes(header + bytes(64))
+    for limit in (len(header) - 1, len(header) - 2):
+        monkeypatch.setattr(gguf_file, "HEADER_BYTES", limit)
+        with pytest.raises(ValueError, match=f"its header exceeds {limit} bytes"):
+            GgufFile(path)
+    monkeypatch.setattr(gguf_file, "HEADER_BYTES", len(header))
+    assert GgufFile(path).metadata == {"general.name": "ab"}
 
 
 def test_every_kind_of_metadata_is_read(tmp_path: Path) -> None:

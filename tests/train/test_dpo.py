@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import onfoot
 import onfoot.train.dpo as dpo
+import onfoot.train.objective as objective
 from llama_oracle import in_float64, in_transformers, scrambled_llama
 from onfoot.cli import app
 from onfoot.data.count import Count
@@ -379,6 +380,21 @@ def test_a_step_is_the_update_by_the_gradient_of_its_pairs(tmp_path: Path, base:
     for name in seen:
         assert_close(seen[name], total[name], 1e-12, name)
     assert loss > 0 and set(more) == {"margin", "accuracy"}
+
+
+def test_every_pass_of_every_pair_has_its_own_dropout_seed(
+    tmp_path: Path, base: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = finetune.start(tmp_path / "run", options(base, data, warmup=0, dropout=0.1))
+    seen: list[int | None] = []
+
+    def watched(model: Any, pair: SeededPair, *rest: Any) -> Any:
+        seen.extend(pair.seeds)
+        return pair_gradients(model, pair, *rest)
+
+    monkeypatch.setattr(objective, "pair_gradients", watched)
+    trainer.step(1e-3)
+    assert len(seen) == len(set(seen)) == 12 and None not in seen
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])

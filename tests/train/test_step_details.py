@@ -117,6 +117,40 @@ def test_a_step_over_microbatches_is_one_step_of_the_clipped_mean_gradient(tmp_p
         assert_close(one.model.params[name], leaf.detach().numpy(), 1e-9, name)
 
 
+def test_a_step_that_updates_at_once_is_the_step_that_keeps_all_gradients(tmp_path: Path, text: Path) -> None:
+    """Without clipping, the optimizer is fused into the backward pass; a limit never reached changes nothing."""
+    fused, kept = (trainer(tmp_path / str(clip), text, accumulate=1, clip=clip) for clip in (0.0, 1e9))
+    found, expected = fused.step(1e-2), kept.step(1e-2)
+    assert found[0] == pytest.approx(expected[0], rel=1e-12) and found[2] == expected[2]
+    assert found[1] == pytest.approx(expected[1], rel=1e-12) and found[1] > 0.05
+    for name, value in kept.model.params.items():
+        assert_close(fused.model.params[name], value, 1e-12, name)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_loss_that_is_not_finite_ends_the_step_before_any_update(tmp_path: Path, text: Path, clip: float) -> None:
+    one = trainer(tmp_path / "nan", text, accumulate=1, clip=clip)
+    before = {name: value.copy() for name, value in one.model.params.items()}
+    one.model.params["model.norm.weight"][:] = np.nan
+    with pytest.raises(ValueError, match=r"the loss is nan"):
+        one.step(1e-2)
+    for name in set(before) - {"model.norm.weight"}:
+        np.testing.assert_array_equal(one.model.params[name], before[name])
+
+
+def test_the_validation_loss_is_the_mean_over_the_targets_that_count(tmp_path: Path, text: Path) -> None:
+    one = trainer(tmp_path / "masked", text, eval_windows=3)
+    batches = list(one.source.validation())
+    for batch in batches:
+        batch.targets[:, :5] = -100
+    one.source = SimpleNamespace(validation=lambda *_: batches)  # type: ignore[assignment]
+    losses = [one.model.loss(b.tokens, b.targets, divisor=1.0) for b in batches]
+    n = sum(int((b.targets != -100).sum()) for b in batches)
+    validation = one.evaluate()
+    assert validation is not None and n < sum(b.targets.size for b in batches)
+    assert validation.loss == pytest.approx(sum(losses) / n, rel=1e-12)
+
+
 def test_clipping_reaches_the_parameters_that_are_updated_before_the_last() -> None:
     """Updates of more than 2²⁰ elements are applied at once; each must be scaled all the same."""
     config = onfoot.GPT2Config(vocab_size=9000, n_positions=16, n_embd=128, n_layer=2, n_head=2)
