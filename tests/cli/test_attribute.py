@@ -38,6 +38,8 @@ def test_a_contribution_is_the_derivative_of_the_loss_as_the_tokens_embedding_gr
 
 
 def test_a_swaps_score_is_the_derivative_of_the_loss_towards_the_new_embedding(model: Model) -> None:
+    with pytest.raises(ValueError, match=r"n_swaps must be >= 0, got -1"):
+        attribute(model, TEXT, n_swaps=-1)
     swaps = attribute(model, TEXT, n_swaps=5).swaps
     table = model.params[TOKEN_TABLE].copy()
     for swap in swaps:

@@ -122,8 +122,14 @@ def test_memory_is_shown_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
         }  # fmt: skip
         for name, size in numbers.items():
             assert row(output, name) == f"{size / 1e6:,.0f}", (typed, name)
-    assert CliRunner().invoke(app, ["info", "gpt2", "--memory", "--tokens", "1025"]).exit_code == 2
-    assert CliRunner().invoke(app, ["info", "gpt2", "--memory", "--batch-size", "0"]).exit_code == 2
+    for options, said in (
+        (("--batch-size", 0), "--batch-size and --tokens must be >= 1, --lora and --clip >= 0"),
+        (("--batch-size", 1, "--tokens", 0), "--batch-size and --tokens must be >= 1"),
+        (("--batch-size", 1, "--lora", -1), "--lora and --clip >= 0"),
+        (("--batch-size", 1, "--tokens", 1025), "--tokens 1025 exceeds n_positions=1024"),
+    ):
+        refused = CliRunner().invoke(app, ["info", "gpt2", "--memory", *map(str, options)])
+        assert refused.exit_code == 2 and said in refused.stderr
 
 
 def test_what_does_not_fit_is_reported_with_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:

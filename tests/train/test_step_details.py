@@ -20,6 +20,7 @@ from onfoot.data.sft_examples import split_examples
 from onfoot.models.model import Model
 from onfoot.train import pretrain
 from onfoot.train.buckets import GradientAccumulator
+from onfoot.train.callbacks import Checkpoints
 from onfoot.train.log import Log
 from onfoot.train.loop import Trainer
 from onfoot.train.optimizer import UPDATE_ELEMENTS, AdamW, clip_scale, global_norm
@@ -335,3 +336,17 @@ def test_a_sample_is_drawn_with_the_runs_seed(tmp_path: Path, text: Path) -> Non
         assert one.sample() == one.model.tokenizer.decode(out.tolist())
         samples.add(one.sample())
     assert len(samples) == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "improved", "saves"), [(4, 0, 0, 1), (5, 0, 0, 0), (5, 1, 0, 1), (5, 0, 1, 1)]
+)
+def test_an_evaluation_saves_if_a_checkpoint_is_due_or_it_is_the_best_or_the_last(
+    step: int, last: int, improved: int, saves: int
+) -> None:
+    saved: list[int] = []
+    options, state = SimpleNamespace(save_every=2, keep_trajectory=0), SimpleNamespace(step=step)
+    one: Any = SimpleNamespace(options=options, state=state, save=lambda: saved.append(step))
+    evaluation: Any = SimpleNamespace(last=bool(last), improved=bool(improved))
+    Checkpoints().on_evaluation(one, evaluation)
+    assert len(saved) == saves
