@@ -630,7 +630,7 @@ FORMATS = [
         ("if HEAD in layers and config.tie_word_embeddings:", "if False:"),
     ),
     *of(
-        "formats/tensors.py", "formats/test_file_details.py formats/test_huggingface.py",
+        "formats/tensors.py", "formats/test_file_details.py formats/test_untrusted_files.py formats/test_huggingface.py",
         [("if size < end:", "if size < end - 1:"), ('if size < offset:', 'if size < offset - 1:')],
         ("length > size - 8:", "length > size:"),
         ('return widened(raw, "BF16")', 'return widened(raw, "F16")'),

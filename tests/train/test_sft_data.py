@@ -617,6 +617,7 @@ def test_a_source_counts_its_rows_targets_and_steps(tmp_path: Path) -> None:
     assert source.rows == len(source.train.plan) < 36
     assert source.steps_for(1) == -(-source.rows // 4) and source.steps_for(4) == source.rows
     assert source.steps_for(1e-6) == 1
+    assert [source.steps_for(rows / source.rows) for rows in (12, 13, 16)] == [3, 4, 4]  # 4 rows per step
     with pytest.raises(ValueError, match="epochs must be > 0, got 0"):
         source.steps_for(0)
     format_, first, second = source.report().splitlines()
